@@ -1,0 +1,48 @@
+# Needs only python3 (3.11 or newer), node with npm, git and make; everything else is installed below this folder.
+PYTHON ?= python3
+BIN := .venv/bin
+# More arguments for the command underneath: make test ARGS='-k cancel', make pin ARGS=--upgrade
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check fix gen pin clean
+
+help: ## say what there is
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+run: .venv/.installed node_modules/.installed ## start OpenCode and the service in front of it
+	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS)
+
+test: check node_modules/.installed ## everything CI runs
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/.installed ## lint, formatting, types
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: .venv/.installed ## format, and mend what can be mended automatically
+	$(BIN)/ruff check --fix --exit-zero . && $(BIN)/ruff format .
+
+gen: .venv/.installed ## write the generated files again (they are committed)
+	$(BIN)/python scripts/gen.py $(ARGS)
+
+pin: export UV_CUSTOM_COMPILE_COMMAND = make pin
+pin: .venv/.installed ## compile requirements/*.txt again from pyproject.toml
+	$(PIN) -o requirements/run.txt pyproject.toml
+	$(PIN) -o requirements/dev.txt -c requirements/run.txt --group dev pyproject.toml
+PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(ARGS)
+
+clean: ## remove everything that was installed or built here
+	rm -rf .venv node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.installed: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=…" if sys.version_info < (3, 11) else 0)'
+	@echo "Installing Python packages into .venv (the first time takes about a minute) …"
+	@$(PYTHON) -m venv .venv && $(PIP) --require-hashes -r requirements/dev.txt
+	@$(PIP) --no-deps --no-build-isolation -e . && touch $@
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+node_modules/.installed: package.json package-lock.json
+	@echo "Installing OpenCode and the JavaScript A2A clients into node_modules (some hundred MB) …"
+	@npm ci --loglevel=error && touch $@
