@@ -1,0 +1,1 @@
+"""What happens, decided by pure code: standard library only, no await, no I/O."""

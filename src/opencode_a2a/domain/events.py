@@ -1,0 +1,221 @@
+"""What an agent session reports while it works, in this service's own words.
+
+Adapters translate upstream traffic into these; nothing here knows about HTTP,
+JSON, OpenCode or A2A. Every event names the session it happened in, because a
+turn follows the sub-agent sessions of its own session too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+
+from .values import Interrupt, Problem, Usage
+
+
+class Speaker(StrEnum):
+    USER = "user"
+    AGENT = "agent"
+    HOUSEKEEPING = "housekeeping"  # compaction summaries: the agent's pen, not its answer
+
+
+class BlockKind(StrEnum):
+    TEXT = "text"
+    REASONING = "reasoning"
+    TOOL_CALL = "tool_call"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    call_id: str
+    tool: str
+    status: Literal["pending", "running", "completed", "error"]
+    title: str | None = None
+    subtitle: str | None = None
+    input: dict[str, Any] | None = None
+    output: str | None = None
+    error: str | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("completed", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSeen:
+    """A message exists, or has changed. The stored message is the truth about how a run ended."""
+
+    session: str
+    message_id: str
+    speaker: Speaker
+    created: int
+    parent_id: str | None = None
+    completed: bool = False
+    finish: str | None = None
+    problem: Problem | None = None
+    aborted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextSnapshot:
+    session: str
+    message_id: str
+    part_id: str
+    kind: BlockKind
+    text: str
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    session: str
+    message_id: str
+    part_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSnapshot:
+    session: str
+    message_id: str
+    part_id: str
+    call: ToolCall
+    child: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    session: str
+    message_id: str
+    part_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    session: str
+    message_id: str
+    part_id: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class FilesChanged:
+    session: str
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartRemoved:
+    session: str
+    message_id: str
+    part_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStarted:
+    session: str
+    parent: str
+
+
+@dataclass(frozen=True, slots=True)
+class TitleChanged:
+    session: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptAsked:
+    session: str
+    interrupt: Interrupt
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptClosed:
+    session: str
+    request_id: str
+    resolution: Literal["once", "always", "reject", "answered", "rejected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    content: str
+    status: str
+    priority: str
+
+
+@dataclass(frozen=True, slots=True)
+class TodosChanged:
+    session: str
+    todos: tuple[Todo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compacting:
+    session: str
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retrying:
+    session: str
+    attempt: int
+    message: str
+    next_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionErred:
+    """Something went wrong. Not an end: OpenCode may well go on afterwards."""
+
+    session: str
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Events were lost. What is open cannot be continued from later deltas."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """Everything the session has stored was just replayed, and these requests are open."""
+
+    session: str
+    open_requests: frozenset[str] = frozenset()
+
+
+AgentEvent: TypeAlias = (
+    MessageSeen
+    | TextSnapshot
+    | TextDelta
+    | ToolSnapshot
+    | StepStarted
+    | StepFinished
+    | FilesChanged
+    | PartRemoved
+    | ChildStarted
+    | TitleChanged
+    | InterruptAsked
+    | InterruptClosed
+    | TodosChanged
+    | Compacting
+    | Busy
+    | Retrying
+    | Idle
+    | SessionErred
+    | Gap
+    | CaughtUp
+)

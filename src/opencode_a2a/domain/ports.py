@@ -1,0 +1,154 @@
+"""What the service needs from the outside, stated by the side that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from .events import AgentEvent
+from .task import Task, TaskHead
+from .updates import LogEntry, Update
+from .values import FileChange, Prompt, SessionRef, TaskQuery, TaskState
+
+
+class AgentSession(Protocol):
+    """One conversation with the agent, sub-agents included."""
+
+    @property
+    def ref(self) -> SessionRef: ...
+
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Sequence[AgentEvent]]]:
+        """Subscribe; on entry the subscription is live, so nothing sent later is missed.
+
+        Yields what has arrived since the last look, in order. A `Gap` among the
+        events says that some were lost: `read` brings the session up to date.
+        """
+        ...
+
+    async def prompt(self, prompt: Prompt) -> None:
+        """Start the agent working; output arrives through `events`."""
+        ...
+
+    async def read(self, since: str) -> Sequence[AgentEvent]:
+        """What is stored from message `since` on, told as events and closed by `CaughtUp`."""
+        ...
+
+    async def abort(self) -> None:
+        """Stop the run and its sub-agents."""
+        ...
+
+    async def reject_pending(self, family: Collection[str]) -> None:
+        """Refuse whatever these sessions wait for, so that nothing can be approved later."""
+        ...
+
+    async def changes(self, message_id: str) -> tuple[FileChange, ...]:
+        """The files changed in answer to a message."""
+        ...
+
+
+class Agent(Protocol):
+    """The agent itself: where conversations come from."""
+
+    async def available(self) -> None:
+        """Return once the agent can be talked to, or raise what is wrong with it."""
+        ...
+
+    def new_message_id(self) -> str:
+        """An id for a prompt: the agent knows it by this, so it can never be sent twice."""
+        ...
+
+    async def create(self, title: str, context_id: str) -> SessionRef: ...
+
+    def session(self, ref: SessionRef) -> AgentSession: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task without its log: what a list shows."""
+
+    head: TaskHead
+    state: TaskState
+    status_at: int
+    message: str | None = None
+    session: SessionRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPage:
+    rows: tuple[TaskRow, ...]
+    total: int
+    next: tuple[int, str] | None
+
+
+class Cursor(Protocol):
+    """A place in a task's log. A reader that is slow, or leaves, costs nobody anything."""
+
+    async def read(self) -> Sequence[LogEntry]:
+        """The next entries, waiting for some; none when the log has ended. Safe to cancel."""
+        ...
+
+
+class TaskLog(Protocol):
+    """The truth about tasks. What it acknowledges is committed, and only that is shown."""
+
+    async def create(self, head: TaskHead, updates: Sequence[Update]) -> Task:
+        """Begin a task; the task as it was committed, or an error and no task."""
+        ...
+
+    async def write(self, task_id: str, updates: Sequence[Update]) -> None:
+        """Say more about a running task; returns once that is committed, or it was not said."""
+        ...
+
+    def append(self, task_id: str, updates: Sequence[Update]) -> None:
+        """Say more without waiting. Committed in order, and retried until it is."""
+        ...
+
+    async def flushed(self, task_id: str) -> None:
+        """Wait until everything appended so far is committed."""
+        ...
+
+    async def get(self, owner: str, task_id: str) -> Task:
+        """The task as its owner may see it; another's does not exist."""
+        ...
+
+    async def list(self, query: TaskQuery) -> TaskPage: ...
+
+    def follow(self, task_id: str, after: int) -> Cursor:
+        """Every entry after a number, as it is committed, to the last there will be."""
+        ...
+
+    async def unfinished(self) -> Sequence[TaskHead]:
+        """The tasks that have not ended."""
+        ...
+
+    async def adopt(self, head: TaskHead) -> Task:
+        """Take up the writing of a task that an earlier process began."""
+        ...
+
+
+class Bindings(Protocol):
+    """Which session serves which context of which caller."""
+
+    async def session_of(self, owner: str, context_id: str) -> SessionRef | None: ...
+
+    async def bind(self, owner: str, context_id: str, session: SessionRef) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    content: bytes
+    media_type: str
+
+
+class Refused(Exception):
+    """A file named by URL that we will not, or cannot, get; the text says why."""
+
+
+class Files(Protocol):
+    """Where files named by URL come from, under the deployment's policy."""
+
+    async def fetch(self, url: str, limit: int) -> Fetched:
+        """The file, or `Refused`."""
+        ...

@@ -1,0 +1,171 @@
+"""A task is the fold of its log: feed it the entries in order and ask it anything.
+
+The fold keeps what a client may ask for (state, blocks, history, usage), in the
+order it appeared. Text stays in pieces until somebody reads it, so applying an
+entry costs the same at any length. First terminal state wins: entries after it
+change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from .events import BlockKind, ToolCall
+from .updates import (
+    BlockText,
+    BlockTool,
+    ChangesMade,
+    Ended,
+    InterruptOpened,
+    InterruptResolved,
+    LogEntry,
+    MessageAdded,
+    Progress,
+    Started,
+    state_after,
+)
+from .values import FileChange, Interrupt, Message, OutputModes, SessionRef, TaskState, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHead:
+    """What a task is from the first moment on, whatever becomes of it."""
+
+    id: str
+    context_id: str
+    owner: str
+    created_at: int
+    modes: OutputModes = OutputModes()
+
+
+@dataclass(slots=True)
+class Block:
+    """One piece of output: answer text, reasoning, or a tool call."""
+
+    id: str
+    message_id: str
+    kind: BlockKind
+    seq: int
+    pieces: list[str] = field(default_factory=list)
+    part_id: str = ""
+    call: ToolCall | None = None
+    last: bool = False
+
+    @property
+    def text(self) -> str:
+        if len(self.pieces) > 1:
+            self.pieces = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
+
+
+@dataclass(slots=True)
+class Task:
+    head: TaskHead
+    state: TaskState = TaskState.SUBMITTED
+    status_at: int = 0
+    last_seq: int = 0
+    history: list[LogEntry] = field(default_factory=list)
+    blocks: dict[str, Block] = field(default_factory=dict)
+    interrupts: dict[str, LogEntry] = field(default_factory=dict)
+    changes: tuple[FileChange, ...] = ()
+    changes_seq: int = 0
+    session: SessionRef | None = None
+    usage: Usage | None = None
+    ended: Ended | None = None
+
+    @classmethod
+    def of(cls, head: TaskHead, entries: Iterable[LogEntry]) -> Task:
+        task = cls(head, status_at=head.created_at)
+        for entry in entries:
+            task.apply(entry)
+        return task
+
+    @property
+    def messages(self) -> list[Message]:
+        return [e.update.message for e in self.history if isinstance(e.update, MessageAdded)]
+
+    @property
+    def open_interrupts(self) -> list[Interrupt]:
+        opened = (entry.update for entry in self.interrupts.values())
+        return [update.interrupt for update in opened if isinstance(update, InterruptOpened)]
+
+    def apply(self, entry: LogEntry) -> None:
+        if self.ended is not None:
+            return
+        self.last_seq = entry.seq
+        update = entry.update
+        state = state_after(update)
+        if state is not None:
+            self.state, self.status_at = state, entry.at
+        match update:
+            case BlockText():
+                block = self.blocks.get(update.block_id)
+                if block is None:
+                    block = Block(update.block_id, update.message_id, update.kind, entry.seq)
+                    self.blocks[update.block_id] = block
+                if not update.append:
+                    block.pieces.clear()
+                block.pieces.append(update.text)
+                block.part_id, block.last, block.seq = update.part_id, update.last, entry.seq
+            case BlockTool():
+                block = self.blocks.get(update.block_id)
+                if block is None:
+                    block = Block(
+                        update.block_id, update.message_id, BlockKind.TOOL_CALL, entry.seq
+                    )
+                    self.blocks[update.block_id] = block
+                block.call, block.last, block.seq = update.call, update.call.over, entry.seq
+            case MessageAdded():
+                self.history.append(entry)
+            case Started(session=session, title=title):
+                self.session = SessionRef(session, title)
+            case InterruptOpened(interrupt=interrupt):
+                self.interrupts[interrupt.request_id] = entry
+            case InterruptResolved(interrupt=interrupt):
+                self.interrupts.pop(interrupt.request_id, None)
+            case Progress(usage=usage):
+                if usage is not None:
+                    self.usage = (self.usage or Usage()) + usage
+            case ChangesMade(files=files):
+                self.changes, self.changes_seq = files, entry.seq
+            case Ended():
+                self.ended = update
+                self.usage = update.usage or self.usage
+                self.interrupts.clear()
+                if update.session:
+                    self.session = SessionRef(update.session, update.title)
+            case _:
+                assert_never(update)
+
+    def visible_blocks(self) -> list[Block]:
+        """The blocks with something in them: an emptied block was void."""
+        return [b for b in self.blocks.values() if b.call is not None or b.text]
+
+    def compacted(self) -> list[LogEntry]:
+        """The shortest log that folds to this task: whole blocks instead of deltas."""
+        entries = list(self.history)
+        if self.session is not None:
+            started = Started(self.session.id, self.session.title)
+            entries.append(LogEntry(1, self.head.created_at, started))
+        for block in self.visible_blocks():
+            update: BlockText | BlockTool
+            if block.call is not None:
+                update = BlockTool(block.id, block.message_id, block.call)
+            else:
+                update = BlockText(
+                    block.id,
+                    block.message_id,
+                    block.part_id,
+                    block.kind,
+                    block.text,
+                    append=False,
+                    last=block.last,
+                )
+            entries.append(LogEntry(block.seq, self.status_at, update))
+        if self.changes:
+            entries.append(LogEntry(self.changes_seq, self.status_at, ChangesMade(self.changes)))
+        if self.ended is not None:
+            entries.append(LogEntry(self.last_seq, self.status_at, self.ended))
+        return entries

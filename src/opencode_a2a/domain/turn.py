@@ -1,0 +1,419 @@
+"""One prompt and everything the agent does about it, as a pure state machine.
+
+`Turn.feed` takes one `AgentEvent` and returns the updates a client should see;
+`Turn.outcome` appears once the run is really over. It performs no I/O and never
+awaits, so each rule is testable with a list of events:
+
+Whose text
+* only assistant messages that answer this turn's prompt produce output; a user's
+  parts, attachments, synthetic prompts and compaction summaries never do;
+* after a compaction the run goes on under new user messages: those younger than
+  our prompt belong to the turn, older ones do not;
+* sub-agent sessions contribute usage and the questions they ask, not text.
+
+What a block says
+* deltas extend a block; its closing snapshot adds what is missing or, where what
+  was shown is not its beginning, replaces the block;
+* after a gap, deltas of a block that was open cannot be trusted and are dropped:
+  its closing snapshot brings the rest;
+* a part the provider's retry left behind is void: the retried part takes over its
+  block, and a block nobody takes over is emptied.
+
+When it is over
+* the session is idle and the newest assistant message is completed. Idle comes
+  early on errors, and an error event is not an end, so neither decides alone;
+* the outcome is read from that newest message;
+* after a gap nothing ends until the stored messages have been replayed; a session
+  found idle twice with an unfinished message has lost the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from .events import (
+    AgentEvent,
+    BlockKind,
+    Busy,
+    CaughtUp,
+    ChildStarted,
+    Compacting,
+    FilesChanged,
+    Gap,
+    Idle,
+    InterruptAsked,
+    InterruptClosed,
+    MessageSeen,
+    PartRemoved,
+    Retrying,
+    SessionErred,
+    Speaker,
+    StepFinished,
+    StepStarted,
+    TextDelta,
+    TextSnapshot,
+    TitleChanged,
+    TodosChanged,
+    ToolCall,
+    ToolSnapshot,
+)
+from .updates import (
+    BlockText,
+    BlockTool,
+    InterruptOpened,
+    InterruptResolved,
+    Progress,
+    Update,
+)
+from .values import Failure, Interrupt, Problem, TaskState, Usage
+
+LOST = Problem(
+    Failure.UPSTREAM_INTERRUPTED,
+    "OpenCode stopped before it finished this task, and will not finish it. "
+    "The conversation is intact: send the request again in the same context.",
+)
+STOPPED = "The run stopped because a request of the agent was refused."
+ABORTED = "The run was aborted."
+CUT = Problem(
+    Failure.OUTPUT_LIMIT,
+    "The model stopped at its output limit, so the answer is incomplete. "
+    "Ask it to continue in the same context.",
+)
+FILTERED = Problem(Failure.PROVIDER_ERROR, "The provider's content filter blocked the answer.")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    state: TaskState
+    message: str | None = None
+    problem: Problem | None = None
+
+
+@dataclass(slots=True)
+class _Block:
+    id: str
+    kind: BlockKind
+    message_id: str
+    chunks: list[str] = field(default_factory=list)
+    started: bool = False
+    ended: bool = False
+    behind: bool = False
+    call: ToolCall | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.call is None and not self.ended
+
+    def shown(self) -> str:
+        """What a client has of this block. Called when a snapshot arrives, never per delta."""
+        if len(self.chunks) > 1:
+            self.chunks = ["".join(self.chunks)]
+        return self.chunks[0] if self.chunks else ""
+
+
+class Turn:
+    def __init__(self, session: str, message_id: str) -> None:
+        self.session = session
+        self.message_id = message_id
+        self.outcome: Outcome | None = None
+        self.interrupts: dict[str, Interrupt] = {}
+        self.family: set[str] = {session}
+        self.files_changed = False
+        self.title = ""
+        self._asked_at: int | None = None
+        self._asks: set[str] = set()
+        self._answers: dict[str, MessageSeen] = {}
+        self._blocks: dict[str, _Block] = {}
+        self._void: list[_Block] = []
+        self._early: dict[str, dict[str, TextSnapshot | ToolSnapshot]] = {}
+        self._counted: dict[str, Usage] = {}
+        self._error: Problem | None = None
+        self._refused = False
+        self._idle = False
+        self._stale = False
+        self._idle_reads = 0
+
+    @property
+    def usage(self) -> Usage:
+        return sum(self._counted.values(), Usage())
+
+    @property
+    def stale(self) -> bool:
+        """Events were lost and nothing has made up for them yet."""
+        return self._stale
+
+    @property
+    def doubtful(self) -> bool:
+        """Something says the run may be over and nothing proves it: look again soon."""
+        return self.outcome is None and (self._stale or self._idle or self._error is not None)
+
+    def feed(self, event: AgentEvent) -> list[Update]:
+        if self.outcome is not None:
+            return []
+        match event:
+            case TextDelta():
+                return self._on_delta(event)
+            case MessageSeen():
+                return self._on_message(event)
+            case TextSnapshot():
+                return self._on_text(event)
+            case ToolSnapshot():
+                return self._on_tool(event)
+            case StepStarted():
+                if event.session == self.session and self._is_ours(event.message_id):
+                    return [Progress("step-start", "started", part_id=event.part_id)]
+                return []
+            case StepFinished():
+                return self._on_step_finished(event)
+            case FilesChanged():
+                self.files_changed |= self._is_ours(event.message_id)
+                return []
+            case PartRemoved():
+                block = self._blocks.pop(event.part_id, None)
+                return [self._emptied(block)] if block and block.open and block.started else []
+            case ChildStarted(session=child, parent=parent):
+                if parent in self.family:
+                    self.family.add(child)
+                return []
+            case TitleChanged():
+                if event.session == self.session:
+                    self.title = event.title
+                return []
+            case InterruptAsked():
+                return self._on_asked(event)
+            case InterruptClosed(request_id=request_id, resolution=resolution):
+                self._refused |= resolution in ("reject", "rejected")
+                return self._resolve(request_id, resolution)
+            case TodosChanged():
+                if event.session != self.session:
+                    return []
+                return [Progress("todo", "updated", todos=event.todos)]
+            case Compacting():
+                if event.session != self.session or self._asked_at is None:
+                    return []
+                return [Progress("compaction", "completed" if event.done else "started")]
+            case Busy():
+                if event.session == self.session:
+                    self._idle, self._idle_reads = False, 0
+                return []
+            case Retrying():
+                return self._on_retry(event)
+            case Idle():
+                if event.session == self.session:
+                    self._idle = True
+                    return self._settle()
+                return []
+            case SessionErred():
+                if event.session == self.session:
+                    self._error = event.problem
+                return []
+            case Gap():
+                self._stale = True
+                for block in self._blocks.values():
+                    block.behind |= block.open
+                return []
+            case CaughtUp():
+                return self._on_caught_up(event)
+            case _:
+                assert_never(event)
+
+    # -- whose message is it
+
+    def _on_message(self, event: MessageSeen) -> list[Update]:
+        if event.session != self.session:
+            return []
+        if event.speaker is Speaker.USER:
+            if event.message_id == self.message_id:
+                self._asked_at = event.created
+            if self._asked_at is not None and event.created >= self._asked_at:
+                self._asks.add(event.message_id)
+            self._early.pop(event.message_id, None)
+            return []
+        if event.parent_id not in self._asks:
+            self._early.pop(event.message_id, None)
+            return []
+        known = event.message_id in self._answers
+        self._answers[event.message_id] = event
+        updates: list[Update] = []
+        if not known:
+            self._idle = False  # a new answer has begun, so an idle seen before was another's
+            for early in self._early.pop(event.message_id, {}).values():
+                updates += self._on_text(early) if isinstance(early, TextSnapshot) else []
+                updates += self._on_tool(early) if isinstance(early, ToolSnapshot) else []
+        if event.completed and not self._stale:
+            updates += self._void_leftovers(event.message_id)
+        return updates + self._settle()
+
+    def _is_ours(self, message_id: str) -> bool:
+        return message_id in self._answers
+
+    def _speaks(self, event: TextSnapshot | ToolSnapshot) -> bool:
+        if event.session != self.session:
+            return False
+        answer = self._answers.get(event.message_id)
+        if answer is None:
+            if event.message_id not in self._asks:
+                self._early.setdefault(event.message_id, {})[event.part_id] = event
+            return False
+        return answer.speaker is Speaker.AGENT
+
+    # -- blocks
+
+    def _on_delta(self, event: TextDelta) -> list[Update]:
+        block = self._blocks.get(event.part_id)
+        if block is None or block.behind or block.ended or not event.text:
+            return []
+        return [self._append(block, event.part_id, event.text)]
+
+    def _on_text(self, event: TextSnapshot) -> list[Update]:
+        if not self._speaks(event):
+            return []
+        block = self._blocks.get(event.part_id)
+        if block is None:
+            block = self._blocks[event.part_id] = self._new_block(event)
+            block.behind = self._stale and not event.ended
+        shown = block.shown()
+        if not event.ended and len(event.text) <= len(shown):
+            return []  # opened, or an older state than the deltas have brought
+        if event.text == shown and block.ended:
+            return []
+        block.ended = event.ended
+        if not event.text.startswith(shown):
+            block.chunks, block.started = [], False
+            shown = ""
+        suffix = event.text[len(shown) :]
+        if not suffix and not block.started:
+            return []  # never shown, and nothing to show
+        return [self._append(block, event.part_id, suffix, last=event.ended)]
+
+    def _new_block(self, event: TextSnapshot) -> _Block:
+        for block in self._void:
+            if block.message_id == event.message_id and block.kind is event.kind:
+                self._void.remove(block)
+                return _Block(block.id, event.kind, event.message_id)
+        return _Block(event.part_id, event.kind, event.message_id)
+
+    def _append(self, block: _Block, part_id: str, text: str, last: bool = False) -> BlockText:
+        append, block.started = block.started, True
+        block.chunks.append(text)
+        return BlockText(block.id, block.message_id, part_id, block.kind, text, append, last)
+
+    def _on_tool(self, event: ToolSnapshot) -> list[Update]:
+        if event.child is not None and event.session in self.family:
+            self.family.add(event.child)
+        if not self._speaks(event):
+            return []
+        block = self._blocks.get(event.part_id)
+        if block is None:
+            block = _Block(event.part_id, BlockKind.TOOL_CALL, event.message_id)
+            self._blocks[event.part_id] = block
+        if block.call == event.call:
+            return []
+        block.call = event.call
+        return [BlockTool(block.id, block.message_id, event.call)]
+
+    def _void_leftovers(self, message_id: str) -> list[Update]:
+        """A completed message keeps only what it closed."""
+        updates: list[Update] = []
+        for part_id, block in list(self._blocks.items()):
+            if block.message_id == message_id and block.open:
+                del self._blocks[part_id]
+                self._void.append(block)
+        for block in [b for b in self._void if b.message_id == message_id]:
+            self._void.remove(block)
+            if block.started:
+                updates.append(self._emptied(block))
+        return updates
+
+    def _emptied(self, block: _Block) -> BlockText:
+        return BlockText(
+            block.id, block.message_id, block.id, block.kind, "", append=False, last=True
+        )
+
+    # -- signs of life
+
+    def _on_step_finished(self, event: StepFinished) -> list[Update]:
+        if event.session not in self.family or event.part_id in self._counted:
+            return []
+        if event.session == self.session and not self._is_ours(event.message_id):
+            return []
+        self._counted[event.part_id] = event.usage
+        return [Progress("step-finish", "completed", part_id=event.part_id, usage=event.usage)]
+
+    def _on_retry(self, event: Retrying) -> list[Update]:
+        if event.session not in self.family:
+            return []
+        if event.session == self.session:
+            self._idle, self._idle_reads = False, 0
+            for part_id, block in list(self._blocks.items()):
+                if block.open:
+                    del self._blocks[part_id]
+                    self._void.append(block)
+        return [
+            Progress(
+                "retry",
+                "waiting",
+                attempt=event.attempt,
+                next_at=event.next_at,
+                message=event.message,
+            )
+        ]
+
+    def _on_asked(self, event: InterruptAsked) -> list[Update]:
+        request_id = event.interrupt.request_id
+        if event.session not in self.family or request_id in self.interrupts:
+            return []
+        self.interrupts[request_id] = event.interrupt
+        return [InterruptOpened(event.interrupt)]
+
+    def _resolve(self, request_id: str, resolution: str) -> list[Update]:
+        closed = self.interrupts.pop(request_id, None)
+        if closed is None:
+            return []
+        return [InterruptResolved(closed, resolution, still_open=len(self.interrupts))]
+
+    # -- the end
+
+    def _on_caught_up(self, event: CaughtUp) -> list[Update]:
+        self._stale = False
+        updates: list[Update] = []
+        for request_id in [r for r in self.interrupts if r not in event.open_requests]:
+            updates += self._resolve(request_id, "elsewhere")
+        for answer in self._answers.values():
+            if answer.completed:
+                updates += self._void_leftovers(answer.message_id)
+        updates += self._settle()
+        if self.outcome is None and self._idle:
+            self._idle_reads += 1
+            if self._idle_reads >= 2:
+                problem = self._error or LOST
+                self.outcome = Outcome(TaskState.FAILED, problem.message, problem)
+        return updates
+
+    def _settle(self) -> list[Update]:
+        """Look whether the run is over; the only updates are the requests its end closes."""
+        newest = next(reversed(self._answers.values()), None)
+        if self._stale or not self._idle or newest is None or not newest.completed:
+            return []
+        self.outcome = self._judge(newest)
+        return [
+            u for request_id in list(self.interrupts) for u in self._resolve(request_id, "ended")
+        ]
+
+    def _judge(self, newest: MessageSeen) -> Outcome:
+        if newest.aborted:
+            return Outcome(TaskState.CANCELED, ABORTED)
+        if newest.problem is not None:
+            return Outcome(TaskState.FAILED, newest.problem.message, newest.problem)
+        match newest.finish:
+            case "length":
+                return Outcome(TaskState.FAILED, CUT.message, CUT)
+            case "content-filter":
+                return Outcome(TaskState.FAILED, FILTERED.message, FILTERED)
+            case "tool-calls" if self._refused:
+                return Outcome(TaskState.CANCELED, STOPPED)
+            case None if newest.speaker is Speaker.AGENT:
+                return Outcome(TaskState.CANCELED, ABORTED)
+            case _:
+                return Outcome(TaskState.COMPLETED)

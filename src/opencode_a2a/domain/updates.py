@@ -1,0 +1,174 @@
+"""What a client should see: the closed set of things a task's log can say.
+
+An update becomes a `LogEntry` when the log commits it under its number. Entries
+carry upstream message and part ids, so that a running turn can be rebuilt from
+its log alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, assert_never
+
+from .events import BlockKind, Todo, ToolCall
+from .values import FileChange, Interrupt, Message, Problem, TaskState, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAdded:
+    """The user's message, with the id under which it goes (or went) to the agent."""
+
+    message: Message
+    upstream_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The agent works on the task, in this session."""
+
+    session: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockText:
+    """Text for one block; `append` is false when it begins or replaces the block."""
+
+    block_id: str
+    message_id: str
+    part_id: str
+    kind: BlockKind
+    text: str
+    append: bool
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTool:
+    """The whole of a tool call as it stands now."""
+
+    block_id: str
+    message_id: str
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sign of life that is not output."""
+
+    type: Literal["step-start", "step-finish", "retry", "todo", "compaction"]
+    status: str
+    part_id: str | None = None
+    usage: Usage | None = None
+    attempt: int | None = None
+    next_at: int | None = None
+    message: str | None = None
+    todos: tuple[Todo, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptOpened:
+    interrupt: Interrupt
+    expires_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptResolved:
+    interrupt: Interrupt
+    resolution: str
+    still_open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesMade:
+    """The files this turn changed."""
+
+    files: tuple[FileChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    state: TaskState
+    message: str | None = None
+    problem: Problem | None = None
+    usage: Usage | None = None
+    session: str | None = None
+    title: str = ""
+
+
+Update: TypeAlias = (
+    MessageAdded
+    | Started
+    | BlockText
+    | BlockTool
+    | Progress
+    | InterruptOpened
+    | InterruptResolved
+    | ChangesMade
+    | Ended
+)
+
+
+def state_after(update: Update) -> TaskState | None:
+    """The task state an update leads to, or None when it leaves the state alone."""
+    match update:
+        case Started():
+            return TaskState.WORKING
+        case InterruptOpened():
+            return TaskState.INPUT_REQUIRED
+        case InterruptResolved(still_open=still_open):
+            return TaskState.INPUT_REQUIRED if still_open else TaskState.WORKING
+        case Ended(state=state):
+            return state
+        case MessageAdded() | BlockText() | BlockTool() | Progress() | ChangesMade():
+            return None
+        case _:
+            assert_never(update)
+
+
+@dataclass(slots=True)
+class LogEntry:
+    """A committed update. `encoded` keeps its wire bytes, one form per dialect."""
+
+    seq: int
+    at: int
+    update: Update
+    encoded: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+
+
+def coalesce(waiting: list[Update]) -> list[Update]:
+    """The same story in fewer words: neighbours about one block become one update.
+
+    Only for updates nobody has seen yet. Linear in what it is given.
+    """
+    told: list[Update] = []
+    run: list[BlockText] = []
+
+    def flush() -> None:
+        if len(run) == 1:
+            told.append(run[0])
+        elif run:
+            first, last = run[0], run[-1]
+            text = "".join(update.text for update in run)
+            told.append(replace(last, text=text, append=first.append))
+        run.clear()
+
+    for update in waiting:
+        match update:
+            case BlockText():
+                if run and run[-1].block_id != update.block_id:
+                    flush()
+                elif not update.append:
+                    run.clear()  # what waited here is replaced before anyone saw it
+                run.append(update)
+            case BlockTool():
+                flush()
+                before = told[-1] if told else None
+                if isinstance(before, BlockTool) and before.block_id == update.block_id:
+                    told.pop()
+                told.append(update)
+            case _:
+                flush()
+                told.append(update)
+    flush()
+    return told

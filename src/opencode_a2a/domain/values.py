@@ -1,0 +1,244 @@
+"""The values that travel through the service: frozen, and valid once built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is asking. Everything a caller makes belongs to its principal."""
+
+    principal: str
+    scopes: frozenset[str] = frozenset()
+
+
+class TaskState(StrEnum):
+    SUBMITTED = "submitted"
+    WORKING = "working"
+    INPUT_REQUIRED = "input-required"
+    COMPLETED = "completed"
+    CANCELED = "canceled"
+    FAILED = "failed"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+
+TERMINAL = frozenset({TaskState.COMPLETED, TaskState.CANCELED, TaskState.FAILED})
+
+
+class Role(StrEnum):
+    USER = "user"
+    AGENT = "agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+    media_type: str | None = None
+    filename: str | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Any JSON value; only an object can be told to a 0.3 client as it is."""
+
+    value: Any
+    media_type: str | None = None
+    filename: str | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileBytes:
+    """A file carried inline. `content` stays base64, the form it has on both sides of us."""
+
+    content: str
+    media_type: str | None = None
+    filename: str | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileUrl:
+    url: str
+    media_type: str | None = None
+    filename: str | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+Part: TypeAlias = Text | Data | FileBytes | FileUrl
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, as its author sent it."""
+
+    message_id: str
+    role: Role
+    parts: tuple[Part, ...]
+    metadata: Mapping[str, Any] | None = None
+    extensions: tuple[str, ...] = ()
+    reference_task_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file in the only form that is safe to hand to the agent: its bytes, labelled."""
+
+    content: str
+    media_type: str
+    filename: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the agent is asked: text and attachments in the caller's order."""
+
+    message_id: str
+    parts: tuple[str | Attachment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputModes:
+    """The media types a caller accepts; none named means all."""
+
+    accepted: tuple[str, ...] = ()
+
+    def allows(self, media_type: str) -> bool:
+        if not self.accepted:
+            return True
+        kind = media_type.partition("/")[0]
+        return any(mode in (media_type, f"{kind}/*", "*/*", "*") for mode in self.accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    cost: float = 0.0
+
+    @property
+    def total_tokens(self) -> int:
+        return (
+            self.input_tokens
+            + self.output_tokens
+            + self.reasoning_tokens
+            + self.cache_read_tokens
+            + self.cache_write_tokens
+        )
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.cost + other.cost,
+        )
+
+
+class Failure(StrEnum):
+    """Why a task failed, as a stable word for machines."""
+
+    UPSTREAM_UNREACHABLE = "UPSTREAM_UNREACHABLE"
+    UPSTREAM_TIMEOUT = "UPSTREAM_TIMEOUT"
+    UPSTREAM_HTTP_ERROR = "UPSTREAM_HTTP_ERROR"
+    UPSTREAM_PAYLOAD_ERROR = "UPSTREAM_PAYLOAD_ERROR"
+    UPSTREAM_INTERRUPTED = "UPSTREAM_INTERRUPTED"
+    PROVIDER_AUTH = "PROVIDER_AUTH"
+    PROVIDER_QUOTA = "PROVIDER_QUOTA"
+    PROVIDER_ERROR = "PROVIDER_ERROR"
+    CONTEXT_OVERFLOW = "CONTEXT_OVERFLOW"
+    OUTPUT_LIMIT = "OUTPUT_LIMIT"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    INTERNAL = "INTERNAL"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why something failed: a stable word for machines, a sentence for people."""
+
+    type: Failure
+    message: str
+    upstream_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionAsk:
+    """The agent may not do something unless somebody allows it."""
+
+    request_id: str
+    session: str
+    permission: str
+    patterns: tuple[str, ...] = ()
+    command: str | None = None
+    filepath: str | None = None
+    diff: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    label: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    header: str
+    question: str
+    options: tuple[Choice, ...] = ()
+    multiple: bool = False
+    custom: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAsk:
+    """The agent cannot go on unless somebody answers."""
+
+    request_id: str
+    session: str
+    questions: tuple[Question, ...]
+
+
+Interrupt: TypeAlias = PermissionAsk | QuestionAsk
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    file: str
+    additions: int
+    deletions: int
+    status: str
+    patch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRef:
+    """The OpenCode conversation that serves a context."""
+
+    id: str
+    title: str = ""
+    directory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskQuery:
+    """Which of a caller's tasks to list, and from where."""
+
+    owner: str
+    context_id: str | None = None
+    state: TaskState | None = None
+    since: int | None = None
+    limit: int = 50
+    after: tuple[int, str] | None = None

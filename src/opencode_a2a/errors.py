@@ -1,0 +1,134 @@
+"""Everything that can go wrong, once: its code, its HTTP status, and its stable name.
+
+    ServiceError
+    ├── protocol        ParseError, InvalidRequest, MethodNotFound, InvalidParams, Internal
+    ├── A2A's own       TaskNotFound … VersionNotSupported          (-32001 … -32009)
+    └── ours            Unauthenticated, Forbidden, Upstream…, StoreUnavailable … (-32050 …)
+
+A2A's codes mean only what A2A says. An error carries facts, never another
+library's exception text; the edge renders it in the client's dialect.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class ServiceError(Exception):
+    """Raise the situation; the border turns it into an answer."""
+
+    type: ClassVar[str] = "INTERNAL_ERROR"
+    rpc_code: ClassVar[int] = -32603
+    http_status: ClassVar[int] = 500
+    protocol: ClassVar[bool] = False  # defined by JSON-RPC or A2A rather than by us
+
+    def __init__(self, message: str, *, retry_after: int | None = None, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+        self.facts = facts
+
+
+class ParseError(ServiceError):
+    type, rpc_code, http_status, protocol = "PARSE_ERROR", -32700, 400, True
+
+
+class InvalidRequest(ServiceError):
+    type, rpc_code, http_status, protocol = "INVALID_REQUEST", -32600, 400, True
+
+
+class MethodNotFound(ServiceError):
+    type, rpc_code, http_status, protocol = "METHOD_NOT_SUPPORTED", -32601, 404, True
+
+
+class InvalidParams(ServiceError):
+    """Some field is wrong. `fields` maps each path to what is wrong with it."""
+
+    type, rpc_code, http_status, protocol = "INVALID_PARAMS", -32602, 400, True
+
+    def __init__(self, message: str, *, fields: dict[str, str] | None = None, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.fields = fields or {}
+
+    @classmethod
+    def at(cls, field: str, problem: str) -> InvalidParams:
+        return cls(f"{field}: {problem}", fields={field: problem})
+
+
+class Internal(ServiceError):
+    type, rpc_code, http_status, protocol = "INTERNAL_ERROR", -32603, 500, True
+
+
+class TaskNotFound(ServiceError):
+    type, rpc_code, http_status, protocol = "TASK_NOT_FOUND", -32001, 404, True
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__("There is no such task.", task_id=task_id)
+
+
+class TaskNotCancelable(ServiceError):
+    type, rpc_code, http_status, protocol = "TASK_NOT_CANCELABLE", -32002, 400, True
+
+
+class PushNotificationNotSupported(ServiceError):
+    type, rpc_code, http_status, protocol = "PUSH_NOTIFICATION_NOT_SUPPORTED", -32003, 400, True
+
+
+class UnsupportedOperation(ServiceError):
+    type, rpc_code, http_status, protocol = "UNSUPPORTED_OPERATION", -32004, 400, True
+
+
+class ContentTypeNotSupported(ServiceError):
+    type, rpc_code, http_status, protocol = "CONTENT_TYPE_NOT_SUPPORTED", -32005, 400, True
+
+
+class ExtendedCardNotConfigured(ServiceError):
+    type, rpc_code, http_status, protocol = "EXTENDED_AGENT_CARD_NOT_CONFIGURED", -32007, 400, True
+
+
+class VersionNotSupported(ServiceError):
+    type, rpc_code, http_status, protocol = "VERSION_NOT_SUPPORTED", -32009, 400, True
+
+
+class AuthorizationForbidden(ServiceError):
+    type, rpc_code, http_status = "AUTHORIZATION_FORBIDDEN", -32056, 403
+
+
+class Unauthenticated(ServiceError):
+    type, rpc_code, http_status = "UNAUTHENTICATED", -32057, 401
+
+
+class UpstreamError(ServiceError):
+    """OpenCode did not do what it was asked."""
+
+
+class UpstreamUnreachable(UpstreamError):
+    type, rpc_code, http_status = "UPSTREAM_UNREACHABLE", -32060, 503
+
+
+class UpstreamTimeout(UpstreamError):
+    type, rpc_code, http_status = "UPSTREAM_TIMEOUT", -32061, 504
+
+
+class UpstreamHttpError(UpstreamError):
+    type, rpc_code, http_status = "UPSTREAM_HTTP_ERROR", -32062, 502
+
+
+class UpstreamPayloadError(UpstreamError):
+    type, rpc_code, http_status = "UPSTREAM_PAYLOAD_ERROR", -32063, 502
+
+
+class UpstreamBusy(ServiceError):
+    type, rpc_code, http_status = "UPSTREAM_BUSY", -32064, 429
+
+
+class RateLimited(ServiceError):
+    type, rpc_code, http_status = "RATE_LIMITED", -32071, 429
+
+
+class StoreUnavailable(ServiceError):
+    type, rpc_code, http_status = "STORE_UNAVAILABLE", -32072, 503
+
+
+class PayloadTooLarge(ServiceError):
+    type, rpc_code, http_status = "PAYLOAD_TOO_LARGE", -32073, 413
