@@ -1,0 +1,1 @@
+"""The task log and its tables, on SQLAlchemy Core: one implementation for every database."""

@@ -1,0 +1,71 @@
+"""The tables. Times are milliseconds since 1970; ids are whatever their makers chose."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData()
+
+OPEN_STATES = ("submitted", "working", "input-required")
+_is_open = text("state IN ('submitted', 'working', 'input-required')")
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("owner", String(255), nullable=False),
+    Column("context_id", String(255), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("status_at", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("modes", Text, nullable=False),
+    Column("message", Text),
+    Column("session_id", String(64)),
+    Column("title", Text),
+    Column("cleared", BigInteger, nullable=False, server_default="0"),  # entries were deleted
+    Column("folded", LargeBinary),  # last, so that a row is read without it
+    Index("ix_tasks_owner", "owner", "status_at", "id"),
+    Index("ix_tasks_context", "owner", "context_id", "status_at", "id"),
+    Index("ix_tasks_open", "state", sqlite_where=_is_open, postgresql_where=_is_open),
+    Index("ix_tasks_cleared", "cleared", "status_at"),
+)
+
+entries = Table(
+    "entries",
+    metadata,
+    Column("task_id", String(64), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", BigInteger, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+contexts = Table(
+    "contexts",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("context_id", String(255), primary_key=True),
+    Column("session_id", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session_id", String(64), primary_key=True),
+    Column("owner", String(255), nullable=False),
+    Column("title", Text, nullable=False),
+    Column("directory", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
