@@ -1,0 +1,1 @@
+"""What a first run needs when nothing else is there yet: a model that costs nothing."""

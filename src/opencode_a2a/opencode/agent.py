@@ -1,0 +1,247 @@
+"""OpenCode as an agent: implements the ports `Agent` and `AgentSession`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from ..domain import events as ev
+from ..domain.values import Attachment, FileChange, Prompt, SessionRef
+from ..errors import UpstreamHttpError, UpstreamPayloadError
+from . import wire
+from .feed import Feed, Subscription
+from .http import Endpoint, Http
+from .ids import new_id, part_id
+
+PAGE = 50  # messages read at once when catching up
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What goes with every prompt of this deployment."""
+
+    directory: str
+    agent: str | None = None
+    system: str | None = None
+    variant: str | None = None
+
+
+class StoredMessage(BaseModel):
+    info: wire.MessageInfo
+    parts: list[wire.PartInfo] = []
+
+
+_MESSAGES = TypeAdapter(list[StoredMessage])
+_SESSION = TypeAdapter(wire.SessionInfo)
+_SESSIONS = TypeAdapter(list[wire.SessionInfo])
+_STATUS = TypeAdapter(dict[str, wire.Status])
+_PERMISSIONS = TypeAdapter(list[wire.PermissionInfo])
+_QUESTIONS = TypeAdapter(list[wire.QuestionInfo])
+_DIFFS = TypeAdapter(list[wire.DiffInfo])
+
+
+def _read(shape: TypeAdapter[T], answer: Any) -> T:
+    try:
+        return shape.validate_python(answer)
+    except ValidationError as exc:
+        raise UpstreamPayloadError(
+            "OpenCode sent an answer in a shape this version does not know.",
+            fields=[".".join(map(str, error["loc"])) for error in exc.errors()[:5]],
+        ) from exc
+
+
+class OpenCode:
+    def __init__(self, http: Http, feed: Feed, defaults: Defaults) -> None:
+        self._http = http
+        self._feed = feed
+        self._defaults = defaults
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, endpoint: Endpoint, defaults: Defaults, timeout: float = 30.0, concurrency: int = 0
+    ) -> AsyncIterator[OpenCode]:
+        async with Http.open(endpoint, timeout, concurrency) as http, Feed.open(http) as feed:
+            yield cls(http, feed, defaults)
+
+    @property
+    def connected(self) -> bool:
+        return self._feed.connected
+
+    async def available(self) -> None:
+        await self._feed.ready()
+
+    def new_message_id(self) -> str:
+        return new_id("msg")
+
+    async def create(self, title: str, context_id: str) -> SessionRef:
+        directory = self._defaults.directory
+        answer = await self._http.call(
+            "POST",
+            "session",
+            query={"directory": directory},
+            # A title of ours saves the model call that OpenCode would spend on one.
+            body={"title": title, "metadata": {"a2a": {"contextId": context_id}}},
+        )
+        created = _read(_SESSION, answer)
+        return SessionRef(created.id, created.title, created.directory or directory)
+
+    def session(self, ref: SessionRef) -> OpenCodeSession:
+        return OpenCodeSession(ref, self._http, self._feed, self._defaults)
+
+
+class OpenCodeSession:
+    def __init__(self, ref: SessionRef, http: Http, feed: Feed, defaults: Defaults) -> None:
+        self.ref = ref
+        self._http = http
+        self._feed = feed
+        self._defaults = defaults
+        self._subscription: Subscription | None = None
+        self._here = {"directory": ref.directory or defaults.directory}
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[Sequence[ev.AgentEvent]]]:
+        async with self._feed.subscribe(self.ref.id) as self._subscription:
+            yield self._subscription
+
+    async def prompt(self, prompt: Prompt) -> None:
+        body: dict[str, Any] = {
+            "messageID": prompt.message_id,
+            "parts": [
+                {"id": part_id(prompt.message_id, i), **_part(part)}
+                for i, part in enumerate(prompt.parts)
+            ],
+        }
+        defaults = self._defaults
+        extras = {"agent": defaults.agent, "system": defaults.system, "variant": defaults.variant}
+        body |= {name: value for name, value in extras.items() if value}
+        await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
+
+    async def read(self, since: str) -> Sequence[ev.AgentEvent]:
+        # The status first: a message that completes in between is then seen completed and idle
+        # comes with the next look, whereas the other order would show idle and unfinished.
+        statuses = _read(
+            _STATUS, await self._http.call("GET", "session", "status", query=self._here)
+        )
+        messages = await self._messages_since(since)
+        children = await self._children(messages[0].info.time.created if messages else 0)
+        permissions, questions = await self._pending({self.ref.id, *children})
+        events: list[ev.AgentEvent] = []
+        for child, parent in children.items():
+            events.append(ev.ChildStarted(child, parent))
+            if self._subscription is not None:
+                self._feed.include(child, self._subscription)
+        for message in messages:
+            events += _told(message)
+        for child in children:
+            events += [
+                event
+                for message in await self._messages(child)
+                for part in message.parts
+                for event in wire.part_events(part)
+                if isinstance(event, ev.StepFinished)
+            ]
+        status = statuses.get(self.ref.id, wire.Status(type="idle"))
+        events.append(wire.status_event(self.ref.id, status))
+        asked = [
+            *(ev.InterruptAsked(p.session, wire.permission(p)) for p in permissions),
+            *(ev.InterruptAsked(q.session, wire.question(q)) for q in questions),
+        ]
+        open_requests = frozenset(a.interrupt.request_id for a in asked)
+        return [*events, *asked, ev.CaughtUp(self.ref.id, open_requests)]
+
+    async def abort(self) -> None:
+        await self._http.call("POST", "session", self.ref.id, "abort")
+
+    async def reject_pending(self, family: Collection[str]) -> None:
+        permissions, questions = await self._pending({self.ref.id, *family})
+        await asyncio.gather(
+            *(self._refuse("permission", p.id, "reply", {"reply": "reject"}) for p in permissions),
+            *(self._refuse("question", q.id, "reject", None) for q in questions),
+        )
+
+    async def changes(self, message_id: str) -> tuple[FileChange, ...]:
+        answer = await self._http.call(
+            "GET", "session", self.ref.id, "diff", query={"messageID": message_id}
+        )
+        return tuple(wire.file_change(diff) for diff in _read(_DIFFS, answer))
+
+    async def _refuse(self, kind: str, request: str, verb: str, body: Any) -> None:
+        try:
+            await self._http.call("POST", kind, request, verb, query=self._here, body=body)
+        except UpstreamHttpError as exc:
+            if exc.facts.get("upstream_status") != 404:  # somebody was faster
+                raise
+
+    async def _pending(
+        self, family: Collection[str]
+    ) -> tuple[list[wire.PermissionInfo], list[wire.QuestionInfo]]:
+        permissions, questions = await asyncio.gather(
+            self._http.call("GET", "permission", query=self._here),
+            self._http.call("GET", "question", query=self._here),
+        )
+        return (
+            [p for p in _read(_PERMISSIONS, permissions) if p.session in family],
+            [q for q in _read(_QUESTIONS, questions) if q.session in family],
+        )
+
+    async def _children(self, since: int) -> dict[str, str]:
+        """Sub-agent sessions started since then, at any depth, each with its parent."""
+        found: dict[str, str] = {}
+        parents = [self.ref.id]
+        while parents:
+            parent = parents.pop()
+            answer = await self._http.call("GET", "session", parent, "children")
+            for child in _read(_SESSIONS, answer):
+                if child.time.created >= since and child.id not in found:
+                    found[child.id] = parent
+                    parents.append(child.id)
+        return found
+
+    async def _messages(self, session: str) -> list[StoredMessage]:
+        return _read(_MESSAGES, await self._http.call("GET", "session", session, "message"))
+
+    async def _messages_since(self, since: str) -> list[StoredMessage]:
+        """The messages from `since` on, oldest first; none when OpenCode never got it."""
+        messages: list[StoredMessage] = []
+        query: Mapping[str, str] = {"limit": str(PAGE)}
+        while True:
+            answer, headers = await self._http.exchange(
+                "GET", "session", self.ref.id, "message", query=query
+            )
+            messages = [*_read(_MESSAGES, answer), *messages]
+            for index, message in enumerate(messages):
+                if message.info.id == since:
+                    return messages[index:]
+            cursor = headers.get("X-Next-Cursor")
+            if cursor is None:
+                return []
+            query = {"limit": str(PAGE), "before": cursor}
+
+
+def _told(message: StoredMessage) -> list[ev.AgentEvent]:
+    """A stored message as the events that would have led to it: begun, parts, as it stands."""
+    info = message.info
+    begun = info.model_copy(
+        update={"time": wire.Time(created=info.time.created), "finish": None, "error": None}
+    )
+    parts = [event for part in message.parts for event in wire.part_events(part)]
+    return [*wire.message_events(begun), *parts, *wire.message_events(info)]
+
+
+def _part(part: str | Attachment) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    file = {
+        "type": "file",
+        "mime": part.media_type,
+        "url": f"data:{part.media_type};base64,{part.content}",
+    }
+    return file | ({"filename": part.filename} if part.filename else {})

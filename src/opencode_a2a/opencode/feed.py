@@ -1,0 +1,190 @@
+"""The one event stream of the process, shared by every turn.
+
+OpenCode sends every event to every subscriber, so there is one connection for
+all sessions; events are routed by session id, those of a sub-agent session to
+the turn of its root. When the connection breaks or falls silent it is made
+again, and every subscriber is told of the gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import orjson
+import structlog
+
+from ..domain.events import AgentEvent, Gap, ToolSnapshot
+from ..errors import UpstreamError, UpstreamPayloadError, UpstreamUnreachable
+from .http import Http
+from .wire import parent_of, session_of, translate
+
+logger = structlog.get_logger()
+
+SILENCE = 25.0  # seconds; OpenCode sends a heartbeat every ten
+BACKOFF = (0.1, 0.3, 1.0, 2.0, 5.0)
+MAX_LINE = 256 << 20  # an event echoes whole attachments, but nobody sends this
+
+
+class Subscription:
+    """What has happened in a session and its sub-agents since the last look."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self._events: deque[AgentEvent] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, events: Sequence[AgentEvent]) -> None:
+        self._events.extend(events)
+        self._arrived.set()
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Sequence[AgentEvent]:
+        await self._arrived.wait()
+        self._arrived.clear()
+        arrived = tuple(self._events)
+        self._events.clear()
+        return arrived
+
+
+class Feed:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+        self._routes: dict[str, Subscription] = {}
+        self._connected = asyncio.Event()
+        self._trouble: UpstreamError | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, http: Http) -> AsyncIterator[Feed]:
+        self = cls(http)
+        reading = asyncio.create_task(self._read_forever())
+        try:
+            yield self
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
+
+    @property
+    def connected(self) -> bool:
+        return self._connected.is_set()
+
+    async def ready(self, within: float = 5.0) -> None:
+        """Return once events arrive; raise what keeps them from arriving."""
+        try:
+            async with asyncio.timeout(within):
+                await self._connected.wait()
+        except TimeoutError:
+            raise self._trouble or UpstreamUnreachable(
+                "OpenCode does not send events.", retry_after=5
+            ) from None
+
+    @asynccontextmanager
+    async def subscribe(self, session: str) -> AsyncIterator[Subscription]:
+        """Events of a session and of those it starts; live on entry."""
+        await self.ready()
+        subscription = self._routes[session] = Subscription(session)
+        try:
+            yield subscription
+        finally:
+            for routed in [s for s, to in self._routes.items() if to is subscription]:
+                del self._routes[routed]
+
+    def include(self, child: str, subscription: Subscription) -> None:
+        """Route a sub-agent session, found by other means than its creation event."""
+        self._routes.setdefault(child, subscription)
+
+    async def _read_forever(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                async with self._http.stream("global", "event", silence=SILENCE) as chunks:
+                    lines = _Lines()
+                    async for chunk in chunks:
+                        for line in lines.feed(chunk):
+                            if not self._connected.is_set():
+                                attempt = 0
+                                self._up()
+                            self._route(line)
+                raise UpstreamUnreachable("OpenCode closed the event stream.", retry_after=5)
+            except UpstreamError as exc:
+                self._down(exc)
+            wait = BACKOFF[min(attempt, len(BACKOFF) - 1)]
+            attempt += 1
+            await asyncio.sleep(wait * random.uniform(0.7, 1.3))
+
+    def _up(self) -> None:
+        """The first event is sent only after the subscription is active."""
+        if self._trouble is not None:
+            logger.info("opencode.feed.connected")
+        self._trouble = None
+        self._connected.set()
+        self._tell_all()
+
+    def _down(self, exc: UpstreamError) -> None:
+        if self._connected.is_set() or self._trouble is None:
+            logger.warning("opencode.feed.lost", type=exc.type, reason=exc.message)
+        self._trouble = exc
+        if self._connected.is_set():
+            self._connected.clear()
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        for subscription in set(self._routes.values()):
+            subscription.put([Gap(subscription.session)])
+
+    def _route(self, line: bytes) -> None:
+        try:
+            raw: Mapping[str, Any] = orjson.loads(line)["payload"]
+            if raw["type"] == "sync":
+                return
+            session = session_of(raw)
+            if session is None:
+                return
+            subscription = self._routes.get(session)
+            if subscription is None:
+                if raw["type"] != "session.created":
+                    return
+                parent = parent_of(raw)
+                subscription = self._routes.get(parent) if parent else None
+                if subscription is None:
+                    return
+                self._routes[session] = subscription
+            events = translate(raw)
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            # A broken event is a change of contract: seen in the log, survived by the turns.
+            logger.error("opencode.feed.unreadable", error=type(exc).__name__)
+            return
+        for event in events:
+            if isinstance(event, ToolSnapshot) and event.child is not None:
+                self.include(event.child, subscription)
+        if events:
+            subscription.put(events)
+
+
+class _Lines:
+    """Cuts an event stream into its `data:` lines; a line may span any number of chunks."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        head, newline, rest = chunk.partition(b"\n")
+        self._pieces.append(head)
+        self._size += len(head)
+        if not newline:
+            if self._size > MAX_LINE:
+                raise UpstreamPayloadError("OpenCode sent an event that is far too large.")
+            return []
+        *whole, last = rest.split(b"\n")
+        lines = [b"".join(self._pieces), *whole]
+        self._pieces, self._size = [last], len(last)
+        return [line[6:] for line in lines if line.startswith(b"data: ")]

@@ -1,0 +1,181 @@
+"""HTTP to OpenCode: the only module that knows the HTTP library.
+
+Every path segment is encoded, every answer's content type is checked (an unknown
+route answers 200 with a web page), and every failure is translated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from ..errors import (
+    UpstreamHttpError,
+    UpstreamPayloadError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an OpenCode server listens, and how to log in."""
+
+    base_url: str
+    username: str = "opencode"
+    password: str | None = field(default=None, repr=False)
+
+
+class Http:
+    def __init__(
+        self, session: aiohttp.ClientSession, base_url: str, timeout: float, concurrency: int
+    ) -> None:
+        self._session = session
+        self._base = base_url.rstrip("/")
+        self._timeout = timeout
+        self._slots = asyncio.Semaphore(concurrency) if concurrency else None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, endpoint: Endpoint, timeout: float = 30.0, concurrency: int = 0
+    ) -> AsyncIterator[Http]:
+        auth = None
+        if endpoint.password is not None:
+            auth = aiohttp.BasicAuth(endpoint.username, endpoint.password)
+        async with aiohttp.ClientSession(
+            auth=auth,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            read_bufsize=1 << 20,  # one event is one line, and may hold a whole attachment
+        ) as session:
+            yield cls(session, endpoint.base_url, timeout, concurrency)
+
+    async def call(
+        self,
+        method: str,
+        *segments: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """One request and its JSON answer; None where the answer has no body."""
+        answer, _ = await self.exchange(method, *segments, query=query, body=body, timeout=timeout)
+        return answer
+
+    async def exchange(
+        self,
+        method: str,
+        *segments: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout: float | None = None,
+    ) -> tuple[Any, Mapping[str, str]]:
+        """Like `call`, with the answer's headers."""
+        if self._slots is None:
+            return await self._exchange(method, segments, query, body, timeout)
+        async with self._slots:
+            return await self._exchange(method, segments, query, body, timeout)
+
+    async def _exchange(
+        self,
+        method: str,
+        segments: tuple[str, ...],
+        query: Mapping[str, str] | None,
+        body: Any,
+        timeout: float | None,
+    ) -> tuple[Any, Mapping[str, str]]:
+        headers = {"content-type": "application/json"} if body is not None else {}
+        data = orjson.dumps(body) if body is not None else None
+        with _translated():
+            async with (
+                asyncio.timeout(timeout or self._timeout),
+                self._session.request(
+                    method, self._url(segments, query), data=data, headers=headers
+                ) as response,
+            ):
+                raw = await response.read()
+        return _checked(response, raw), response.headers
+
+    @asynccontextmanager
+    async def stream(self, *segments: str, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """An endless answer in chunks; ends with an error when silent for too long."""
+        with _translated():
+            async with self._session.get(
+                self._url(segments, None),
+                timeout=aiohttp.ClientTimeout(total=None, connect=5, sock_read=silence),
+            ) as response:
+                if response.status != 200:
+                    _checked(response, await response.read())
+                if response.content_type != "text/event-stream":
+                    raise _not_opencode(response)
+                yield response.content.iter_any()
+
+    def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> URL:
+        path = "/".join(quote(segment, safe="") for segment in segments)
+        search = f"?{urlencode(query, quote_via=quote)}" if query else ""
+        return URL(f"{self._base}/{path}{search}", encoded=True)
+
+
+def _checked(response: aiohttp.ClientResponse, raw: bytes) -> Any:
+    is_json = response.content_type == "application/json"
+    if response.status >= 400:
+        raise UpstreamHttpError(
+            _refusal(response.status), upstream_status=response.status, name=_name(raw, is_json)
+        )
+    if not raw:
+        return None
+    if not is_json:
+        raise _not_opencode(response)
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as exc:
+        raise UpstreamPayloadError("OpenCode sent an answer that is not valid JSON.") from exc
+
+
+def _refusal(status: int) -> str:
+    if status == 401:
+        return (
+            "OpenCode refused our credentials. "
+            "Check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD."
+        )
+    return f"OpenCode answered with HTTP {status}."
+
+
+def _name(raw: bytes, is_json: bool) -> str | None:
+    """The error's own name. Nothing else of the body is safe to pass on."""
+    try:
+        body = orjson.loads(raw) if is_json else None
+    except orjson.JSONDecodeError:
+        return None
+    name = (body.get("name") or body.get("_tag")) if isinstance(body, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _not_opencode(response: aiohttp.ClientResponse) -> UpstreamPayloadError:
+    return UpstreamPayloadError(
+        f"The server at OPENCODE_BASE_URL answered {response.content_type} where OpenCode's API "
+        "answers JSON. Check that it is `opencode serve`, of a supported version.",
+        upstream_status=response.status,
+    )
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as exc:  # aiohttp's own timeouts are among these
+        raise UpstreamTimeout("OpenCode did not answer in time.") from exc
+    except (aiohttp.ClientError, OSError) as exc:
+        raise UpstreamUnreachable(
+            "OpenCode cannot be reached. Check that it runs and that OPENCODE_BASE_URL names it.",
+            retry_after=5,
+        ) from exc

@@ -1,0 +1,255 @@
+"""The `opencode serve` behind `opencode-a2a up`: started, kept alive, and taken down with us."""
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import sys
+from base64 import b64encode
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Self, cast
+
+import aiohttp
+import structlog
+
+from .http import Endpoint
+
+HOST, USERNAME, PORT_ATTEMPTS = "127.0.0.1", "opencode", 5
+MAX_RESTARTS, RESTART_WINDOW, FIRST_DELAY = 5, 60.0, 0.1  # doubled with every recent restart
+TERM_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 1.0, 20, 2_000
+OURS = re.compile(
+    "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME)"
+)
+# When we are killed, the kernel ends OpenCode: PR_SET_PDEATHSIG (1) survives exec. To ask for it in
+# preexec_fn could meet a lock that a thread of ours held at the fork, so a fresh interpreter asks,
+# restores the signals Python ignores and becomes OpenCode. "Parent" means the event loop's thread.
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]): sys.exit("The parent is gone.")
+for number in signal.SIGPIPE, signal.SIGXFSZ: signal.signal(number, signal.SIG_DFL)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+log = structlog.get_logger()
+
+
+class ManagedProcessFailed(RuntimeError):
+    """OpenCode cannot be had; the message tells the operator why and, where known, what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    command: str
+    directory: Path
+    environment: Mapping[str, str] = field(repr=False)  # holds provider keys
+    config: Mapping[str, Any] | None = field(default=None, repr=False)
+    log: Path | None = None
+    ready_timeout: float = 30
+
+
+def child_environment(
+    base: Mapping[str, str], password: str, config: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """The user's environment without our settings and secrets, locked with `password`."""
+    child = {name: value for name, value in base.items() if not OURS.fullmatch(name)}
+    if config is not None:
+        try:
+            merged = merge(json.loads(base.get("OPENCODE_CONFIG_CONTENT") or "{}"), config)
+        except ValueError as exc:
+            raise ManagedProcessFailed("OPENCODE_CONFIG_CONTENT must be plain JSON.") from exc
+        child["OPENCODE_CONFIG_CONTENT"] = json.dumps(merged)
+    child["OPENCODE_SERVER_PASSWORD"] = password
+    return child | {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_EMBEDDED_WEB_UI": "1"}
+
+
+def merge(base: Any, over: Any) -> Any:
+    """`over` wins, object by object; lists and plain values are replaced whole."""
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
+
+
+class ManagedOpenCode:
+    """A server on one endpoint for the length of an `async with`, whatever befalls its process."""
+
+    def __init__(self, launch: Launch, sink: BinaryIO) -> None:
+        self.restarts = 0
+        self.pid: int | None = None  # while it is ready
+        self._launch, self._sink, self._executable = launch, sink, find_executable(launch)
+        self._port, self._password = free_port(), secrets.token_urlsafe(32)
+        self._environment = child_environment(launch.environment, self._password, launch.config)
+        self._settled = asyncio.Event()  # it was ready once, or never will be
+        self._supervisor = asyncio.create_task(self._supervise())
+        self._supervisor.add_done_callback(lambda _: self._settled.set())
+
+    @classmethod
+    @asynccontextmanager
+    async def start(cls, launch: Launch) -> AsyncIterator[Self]:
+        with (launch.log or Path(os.devnull)).open("ab", buffering=0) as sink:
+            managed = cls(launch, sink)
+            try:
+                await managed._settled.wait()
+                if managed._supervisor.done():
+                    raise await managed.failed()
+                yield managed
+            finally:
+                managed._supervisor.cancel()
+                await asyncio.wait({managed._supervisor})
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(f"http://{HOST}:{self._port}", USERNAME, self._password)
+
+    async def failed(self) -> ManagedProcessFailed:
+        """Why it was given up, once it has been."""
+        return await asyncio.shield(self._supervisor)
+
+    async def _supervise(self) -> ManagedProcessFailed:
+        clock = asyncio.get_running_loop().time
+        restarted: list[float] = []
+        spare_ports = [free_port() for _ in range(PORT_ATTEMPTS - 1)]
+        while True:
+            death = await self._run()
+            if not self._settled.is_set():
+                if not spare_ports or "ServeError" not in str(death):  # its word for a taken port
+                    return death
+                self._port = spare_ports.pop()
+                continue
+            restarted = [then for then in restarted if clock() - then < RESTART_WINDOW]
+            if len(restarted) == MAX_RESTARTS:
+                return ManagedProcessFailed(f"{death}\n{MAX_RESTARTS} restarts did not help.")
+            delay = FIRST_DELAY * 2 ** len(restarted)
+            log.warning("opencode.died", reason=str(death).splitlines()[0], restart_in=delay)
+            await asyncio.sleep(delay)
+            restarted.append(clock())
+            self.restarts += 1
+
+    async def _run(self) -> ManagedProcessFailed:
+        """One process, until nothing it started is left; says how it ended."""
+        python = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
+        serve = [self._executable, "serve", "--hostname", HOST, "--port", str(self._port)]
+        try:
+            transport, child = await asyncio.get_running_loop().subprocess_exec(
+                lambda: Child(f"listening on http://{HOST}:{self._port}", self._sink),
+                *(python if sys.platform == "linux" else []),
+                *serve,
+                cwd=self._launch.directory,
+                env=self._environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is ours to handle, and its group ends as a whole
+            )
+        except OSError as exc:
+            return ManagedProcessFailed(f"OpenCode: {exc.strerror}: {self._launch.directory}")
+        with closing(transport):
+            try:
+                end = await self._until_death(child)
+            finally:
+                await self._end(child)
+        return ManagedProcessFailed("\n".join([f"OpenCode {end}. Its last lines:", *child.tail]))
+
+    async def _until_death(self, child: "Child") -> str:
+        await asyncio.wait({child.ready}, timeout=self._launch.ready_timeout)
+        if not child.ready.done():
+            return f"was not ready within {self._launch.ready_timeout:g} s"
+        if child.ready.result():
+            self.pid = child.pid
+            log.info("opencode.started", pid=child.pid, port=self._port)
+            self._settled.set()
+        return f"exited with code {await asyncio.shield(child.exited)}"
+
+    async def _end(self, child: "Child") -> None:
+        self.pid = None
+        try:
+            self._signal(child.pid, signal.SIGTERM)
+            await asyncio.wait({child.exited}, timeout=TERM_GRACE)
+        finally:  # also when a second Ctrl-C cuts the patience short
+            self._signal(child.pid, signal.SIGKILL)
+        log.info("opencode.stopped", pid=child.pid, code=await asyncio.shield(child.exited))
+        await asyncio.wait({child.silent}, timeout=OUTPUT_GRACE)
+
+    def _signal(self, group: int, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+        # Tool commands run in sessions of their own and outlive OpenCode, but they inherit its
+        # environment and with it a password that nobody else has.
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if self._password.encode() in entry.read_bytes():
+                    os.kill(int(entry.parent.name), number)
+
+
+class Child(asyncio.SubprocessProtocol):
+    """A process and what it prints. Its exit is news at once, even while an heir holds its pipe."""
+
+    def __init__(self, ready_line: str, sink: BinaryIO) -> None:
+        # Only the line says ready: a request sent between listen and the line is never answered.
+        self.ready = asyncio.Future[bool]()  # False: it ended instead
+        self.exited = asyncio.Future[int | None]()
+        self.silent = asyncio.Future[None]()
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._ready_line, self._sink, self._rest = ready_line, sink, ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)  # uvloop's is no subclass
+        self.pid = self._transport.get_pid()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        with suppress(OSError):  # a full disk is no reason to stop listening
+            self._sink.write(data)
+        *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
+        self._rest = rest[:LINE_LENGTH]
+        self.tail.extend(line[:LINE_LENGTH] for line in lines)
+        if any(line.endswith(self._ready_line) for line in lines) and not self.ready.done():
+            self.ready.set_result(True)
+
+    def process_exited(self) -> None:
+        self.exited.set_result(self._transport.get_returncode())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.silent.set_result(None)
+        if not self.ready.done():
+            self.ready.set_result(False)
+
+
+def find_executable(launch: Launch) -> str:
+    if found := shutil.which(launch.command, path=launch.environment.get("PATH")):
+        return str(Path(found).absolute())  # it will start in another directory
+    advice = "Install it with `npm install -g opencode-ai`, or set OPENCODE_COMMAND to its path."
+    raise ManagedProcessFailed(f"OpenCode was not found: {launch.command}. {advice}")
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+async def has_provider(endpoint: Endpoint, directory: Path) -> bool:
+    """Whether somebody decided which provider answers here; raises when OpenCode cannot tell."""
+    # OpenCode always lists its own gateway, even offline: key "public", a few free models. Nobody
+    # chose that, so it counts only with a key of the user's or if the configured model names it.
+    # Others have a key or a config entry, and a model. (`/provider` adds a catalogue of 6 MB.)
+    credentials = b64encode(f"{endpoint.username}:{endpoint.password}".encode()).decode()
+    auth = {"Authorization": f"Basic {credentials}"}
+    timeout = aiohttp.ClientTimeout(total=15)  # the first request loads the directory: 2 to 5 s
+    answer: dict[str, Any] = {}
+    try:
+        async with aiohttp.ClientSession(endpoint.base_url, headers=auth, timeout=timeout) as http:
+            for path in ("/config", "/config/providers"):
+                async with http.get(path, params={"directory": str(directory)}) as response:
+                    answer |= await response.json()  # refuses every other content type
+    except (aiohttp.ClientError, TimeoutError) as exc:
+        raise ManagedProcessFailed("OpenCode did not answer about its configuration.") from exc
+    if "providers" not in answer:  # the message may quote a config file, keys and all: not repeated
+        where = answer.get("data", {}).get("path", "its log")
+        raise ManagedProcessFailed(f"OpenCode answered {answer.get('name')}: look at {where}.")
+    found = {(p["id"], p.get("options", {}).get("apiKey")) for p in answer["providers"]}
+    return bool(found - {("opencode", "public")}) or answer.get("model", "").startswith("opencode/")

@@ -1,0 +1,384 @@
+"""The slice of OpenCode's wire format this service reads, and its translation.
+
+Models ignore fields we do not use. An event of an unknown `type` is normal
+(OpenCode has dozens, and new ones every month) and translates to nothing; an
+event of a known `type` with a broken body raises, because that is a contract
+change we want to see. Text deltas, nine tenths of all traffic, take a short way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from ..domain import events as ev
+from ..domain.values import (
+    Choice,
+    Failure,
+    FileChange,
+    Interrupt,
+    PermissionAsk,
+    Problem,
+    Question,
+    QuestionAsk,
+    Usage,
+)
+
+RUNNING_OUTPUT = 4_096  # characters shown of a tool that still runs: its latest
+
+
+class Time(BaseModel):
+    created: int = 0
+    completed: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+class Tokens(BaseModel):
+    class Cache(BaseModel):
+        read: int = 0
+        write: int = 0
+
+    input: int = 0
+    output: int = 0
+    reasoning: int = 0
+    cache: Cache = Cache()
+
+
+class ErrorInfo(BaseModel):
+    class Data(BaseModel):
+        message: str = ""
+        status: int | None = Field(default=None, alias="statusCode")
+
+    name: str = "UnknownError"
+    data: Data = Data()
+
+
+class MessageInfo(BaseModel):
+    id: str
+    session: str = Field(alias="sessionID")
+    role: Literal["user", "assistant"]
+    parent: str | None = Field(default=None, alias="parentID")
+    time: Time = Time()
+    finish: str | None = None
+    error: ErrorInfo | None = None
+    summary: Any = None
+
+
+class ToolState(BaseModel):
+    status: Literal["pending", "running", "completed", "error"]
+    title: str | None = None
+    input: dict[str, Any] | None = None
+    output: str | None = None
+    error: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class PartInfo(BaseModel):
+    """Every part we read, in one model: which fields are set follows from `type`."""
+
+    id: str
+    type: str
+    session: str = Field(alias="sessionID")
+    message: str = Field(alias="messageID")
+    text: str = ""
+    synthetic: bool = False
+    ignored: bool = False
+    time: Time | None = None
+    call_id: str = Field(default="", alias="callID")
+    tool: str = ""
+    state: ToolState | None = None
+    tokens: Tokens = Tokens()
+    cost: float = 0.0
+
+
+class SessionInfo(BaseModel):
+    id: str
+    parent: str | None = Field(default=None, alias="parentID")
+    title: str = ""
+    directory: str = ""
+    time: Time = Time()
+
+
+class Status(BaseModel):
+    type: Literal["idle", "busy", "retry"]
+    attempt: int = 0
+    message: str = ""
+    next: int = 0
+
+
+class PermissionInfo(BaseModel):
+    id: str
+    session: str = Field(alias="sessionID")
+    permission: str
+    patterns: list[str] = []
+    metadata: dict[str, Any] = {}
+
+
+class QuestionInfo(BaseModel):
+    class Item(BaseModel):
+        class Option(BaseModel):
+            label: str
+            description: str = ""
+
+        question: str = ""
+        header: str = ""
+        options: list[Option] = []
+        multiple: bool = False
+        custom: bool = True
+
+    id: str
+    session: str = Field(alias="sessionID")
+    questions: list[Item] = []
+
+
+class TodoInfo(BaseModel):
+    content: str = ""
+    status: str = ""
+    priority: str = ""
+
+
+class DiffInfo(BaseModel):
+    file: str
+    patch: str = ""
+    additions: int = 0
+    deletions: int = 0
+    status: str = "modified"
+
+
+def session_of(raw: Mapping[str, Any]) -> str | None:
+    """The session an event belongs to, or None for process-wide events."""
+    session = raw["properties"].get("sessionID")
+    return session if isinstance(session, str) else None
+
+
+def parent_of(raw: Mapping[str, Any]) -> str | None:
+    """The parent of the session that an event says was created."""
+    parent = raw["properties"].get("info", {}).get("parentID")
+    return parent if isinstance(parent, str) else None
+
+
+def translate(raw: Mapping[str, Any]) -> Sequence[ev.AgentEvent]:
+    reader = _READERS.get(raw["type"])
+    return reader(raw["properties"]) if reader is not None else ()
+
+
+def message_events(info: MessageInfo) -> list[ev.AgentEvent]:
+    speaker = ev.Speaker.USER
+    if info.role == "assistant":
+        speaker = ev.Speaker.HOUSEKEEPING if info.summary is True else ev.Speaker.AGENT
+    aborted = info.error is not None and info.error.name == "MessageAbortedError"
+    return [
+        ev.MessageSeen(
+            info.session,
+            info.id,
+            speaker,
+            info.time.created,
+            info.parent,
+            completed=info.time.completed is not None,
+            finish=info.finish,
+            problem=problem(info.error) if info.error is not None and not aborted else None,
+            aborted=aborted,
+        )
+    ]
+
+
+def part_events(part: PartInfo) -> list[ev.AgentEvent]:
+    where = (part.session, part.message, part.id)
+    match part.type:
+        case "text" | "reasoning":
+            if part.synthetic or part.ignored:
+                return []
+            ended = part.time is not None and part.time.end is not None
+            return [ev.TextSnapshot(*where, ev.BlockKind(part.type), part.text, ended)]
+        case "tool" if part.state is not None:
+            child = (part.state.metadata or {}).get("sessionId")
+            return [ev.ToolSnapshot(*where, _tool_call(part, part.state), child)]
+        case "step-start":
+            return [ev.StepStarted(*where)]
+        case "step-finish":
+            t = part.tokens
+            usage = Usage(t.input, t.output, t.reasoning, t.cache.read, t.cache.write, part.cost)
+            return [ev.StepFinished(*where, usage)]
+        case "patch":
+            return [ev.FilesChanged(part.session, part.message)]
+        case "compaction":
+            return [ev.Compacting(part.session, done=False)]
+        case _:
+            return []
+
+
+def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
+    output = state.output
+    if output is None and state.metadata and isinstance(state.metadata.get("output"), str):
+        output = state.metadata["output"][-RUNNING_OUTPUT:]
+    subtitle = (state.input or {}).get("description")
+    return ev.ToolCall(
+        part.call_id,
+        part.tool,
+        state.status,
+        state.title or None,
+        subtitle if isinstance(subtitle, str) else None,
+        state.input or None,
+        output,
+        state.error,
+    )
+
+
+def status_event(session: str, status: Status) -> ev.AgentEvent:
+    match status.type:
+        case "busy":
+            return ev.Busy(session)
+        case "idle":
+            return ev.Idle(session)
+        case "retry":
+            return ev.Retrying(session, status.attempt, scrub(status.message), status.next)
+
+
+def permission(info: PermissionInfo) -> Interrupt:
+    def text(key: str) -> str | None:
+        value = info.metadata.get(key)
+        return value if isinstance(value, str) and value else None
+
+    return PermissionAsk(
+        info.id,
+        info.session,
+        info.permission,
+        tuple(info.patterns),
+        text("command"),
+        text("filepath"),
+        text("diff"),
+    )
+
+
+def question(info: QuestionInfo) -> Interrupt:
+    return QuestionAsk(
+        info.id,
+        info.session,
+        tuple(
+            Question(
+                item.header,
+                item.question,
+                tuple(Choice(o.label, o.description) for o in item.options),
+                item.multiple,
+                item.custom,
+            )
+            for item in info.questions
+        ),
+    )
+
+
+def file_change(info: DiffInfo) -> FileChange:
+    return FileChange(info.file, info.additions, info.deletions, info.status, info.patch)
+
+
+def problem(error: ErrorInfo) -> Problem:
+    """What failed, in our words. Headers, bodies and addresses of the provider stay behind."""
+    said = scrub(error.data.message)
+    status = error.data.status
+    match error.name:
+        case "APIError" if status in (401, 403):
+            kind = Failure.PROVIDER_AUTH
+            sentence = (
+                "The model provider refused OpenCode's credentials. Log in on the OpenCode host "
+                "with `opencode auth login`, or correct the provider's key."
+            )
+        case "ProviderAuthError":
+            kind = Failure.PROVIDER_AUTH
+            sentence = (
+                "OpenCode has no valid login for the model provider. "
+                "Run `opencode auth login` on the OpenCode host."
+            )
+        case "APIError" if status in (402, 429):
+            kind = Failure.PROVIDER_QUOTA
+            sentence = "The model provider refused the request for quota or rate reasons."
+        case "ContextOverflowError":
+            kind = Failure.CONTEXT_OVERFLOW
+            sentence = (
+                "The conversation no longer fits the model's context. "
+                "Start a new context, or send less."
+            )
+        case "MessageOutputLengthError":
+            kind = Failure.OUTPUT_LIMIT
+            sentence = "The model reached its output limit before it finished."
+        case "ContentFilterError":
+            kind = Failure.PROVIDER_ERROR
+            sentence = "The provider's content filter blocked the answer."
+        case _:
+            kind = Failure.PROVIDER_ERROR
+            sentence = "The model could not answer."
+    return Problem(kind, f"{sentence} It said: {said}" if said else sentence, status)
+
+
+_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+|(?<!\w)/(?:[\w.-]+/)+[\w.-]*", re.IGNORECASE)
+_SECRET = re.compile(r"\b(?:sk|pk|key|ghp|xox\w)[-_]\S+|[A-Za-z0-9_\-+/=*]{24,}", re.IGNORECASE)
+
+
+def scrub(message: str) -> str:
+    """The first line of a stranger's message without addresses, paths or anything like a key."""
+    line = message.strip().partition("\n")[0]
+    return _SECRET.sub("[…]", _ADDRESS.sub("[…]", line))[:300]
+
+
+def _delta(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
+    if p["field"] != "text":
+        return ()
+    return (ev.TextDelta(p["sessionID"], p["messageID"], p["partID"], p["delta"]),)
+
+
+def _session_created(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
+    info = SessionInfo.model_validate(p["info"])
+    return [ev.ChildStarted(info.id, info.parent)] if info.parent else []
+
+
+def _session_updated(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
+    info = SessionInfo.model_validate(p["info"])
+    return [ev.TitleChanged(info.id, info.title)]
+
+
+def _permission_asked(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
+    info = PermissionInfo.model_validate(p)
+    return [ev.InterruptAsked(info.session, permission(info))]
+
+
+def _question_asked(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
+    info = QuestionInfo.model_validate(p)
+    return [ev.InterruptAsked(info.session, question(info))]
+
+
+def _todos(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
+    todos = (TodoInfo.model_validate(todo) for todo in p["todos"])
+    listed = tuple(ev.Todo(t.content, t.status, t.priority) for t in todos)
+    return [ev.TodosChanged(p["sessionID"], listed)]
+
+
+def _erred(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
+    if "sessionID" not in p:
+        return ()
+    error = ErrorInfo.model_validate(p.get("error") or {})
+    return [ev.SessionErred(p["sessionID"], problem(error))]
+
+
+_READERS: Mapping[str, Callable[[dict[str, Any]], Sequence[ev.AgentEvent]]] = {
+    "message.part.delta": _delta,
+    "message.updated": lambda p: message_events(MessageInfo.model_validate(p["info"])),
+    "message.part.updated": lambda p: part_events(PartInfo.model_validate(p["part"])),
+    "message.part.removed": lambda p: [ev.PartRemoved(p["sessionID"], p["messageID"], p["partID"])],
+    "session.created": _session_created,
+    "session.updated": _session_updated,
+    "session.status": lambda p: [status_event(p["sessionID"], Status.model_validate(p["status"]))],
+    "session.idle": lambda p: [ev.Idle(p["sessionID"])],
+    "session.error": _erred,
+    "session.compacted": lambda p: [ev.Compacting(p["sessionID"], done=True)],
+    "permission.asked": _permission_asked,
+    "question.asked": _question_asked,
+    "permission.replied": lambda p: [
+        ev.InterruptClosed(p["sessionID"], p["requestID"], p["reply"])
+    ],
+    "question.replied": lambda p: [ev.InterruptClosed(p["sessionID"], p["requestID"], "answered")],
+    "question.rejected": lambda p: [ev.InterruptClosed(p["sessionID"], p["requestID"], "rejected")],
+    "todo.updated": _todos,
+}
