@@ -1,0 +1,132 @@
+"""The composition root: settings in, ASGI application out.
+
+The only module that sees every layer, and the only one that knows which adapter
+fills which port. Read top to bottom it is the object graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from . import __version__
+from .config import Server, Settings
+from .domain.values import Caller
+from .errors import StoreUnavailable
+from .inbound.card import Card, CardFacts
+from .inbound.failures import failure
+from .inbound.health import Health
+from .inbound.operations import SCOPES, Operations
+from .inbound.routes import add_routes
+from .opencode.agent import Defaults, OpenCode
+from .opencode.http import Endpoint
+from .outbound.fetch import Egress, Fetcher
+from .service.inputs import INPUT_MODES, Inputs
+from .service.recovery import close_orphans
+from .service.sessions import Sessions
+from .service.tasks import Tasks
+from .service.turns import TurnLimits, Turns
+from .store.bindings import SqlBindings
+from .store.database import Database
+from .store.log import SqlTaskLog, now_ms
+from .web.auth import Authenticate, Credential, Credentials
+from .web.trace import Trace
+
+PUBLIC = frozenset({"/health", "/ready", "/.well-known/agent-card.json", "/.well-known/agent.json"})
+
+
+@asynccontextmanager
+async def build(settings: Settings, endpoint: Endpoint, url: str) -> AsyncIterator[ASGIApp]:
+    """The service, talking to the OpenCode at `endpoint`, known to clients as `url`."""
+    upstream, server = settings.upstream, settings.server
+    root = upstream.workspace_root
+    defaults = Defaults(str(root), upstream.agent, upstream.system, upstream.variant)
+    limits = TurnLimits(
+        upstream.timeout_stream,
+        upstream.max_concurrent_streams,
+        server.max_queued_tasks,
+        server.cancel_abort_timeout_seconds,
+    )
+    egress = Egress(
+        frozenset(host.lower() for host in settings.outbound.allowed_hosts),
+        settings.outbound.allow_private_hosts,
+    )
+    async with (
+        Database.open(settings.state.url) as database,
+        SqlTaskLog.open(database, settings.state.replay_seconds) as log,
+        OpenCode.connect(
+            endpoint, defaults, upstream.timeout, upstream.max_concurrent_requests
+        ) as opencode,
+        Fetcher.open(egress, root) as files,
+        Turns.open(log, Sessions(opencode, SqlBindings(database)), limits) as turns,
+    ):
+        await close_orphans(log)
+        inputs = Inputs(files, server.max_part_bytes)
+        tasks = Tasks(opencode, log, turns, inputs, now_ms)
+
+        async def store_works() -> bool:
+            try:
+                await log.unfinished()
+            except StoreUnavailable:
+                return False
+            return True
+
+        async def opencode_works() -> bool:
+            return opencode.connected
+
+        credentials = credentials_of(server)
+        card = Card(
+            CardFacts(
+                url,
+                server.title,
+                server.description,
+                __version__,
+                tuple(credentials.schemes),
+                INPUT_MODES,
+            )
+        )
+        app = FastAPI(title=server.title, version=__version__, redoc_url=None)
+        health = Health({"store": store_works, "opencode": opencode_works})
+        operations = Operations(tasks, server.strict_version)
+        add_routes(app, operations, card, health, server.max_request_body_bytes)
+        yield Trace(Authenticate(cast(ASGIApp, app), credentials, PUBLIC, failure), failure)
+
+
+def credentials_of(server: Server) -> Credentials:
+    known = []
+    if server.bearer_token is not None:
+        caller = Caller("default", SCOPES)
+        known.append(Credential.bearer(server.bearer_token.get_secret_value(), caller))
+    for entry in server.static_auth_credentials:
+        caller = Caller(entry.principal, frozenset(entry.scopes))
+        if entry.token is not None:
+            known.append(Credential.bearer(entry.token.get_secret_value(), caller))
+        elif entry.username is not None and entry.password is not None:
+            password = entry.password.get_secret_value()
+            known.append(Credential.basic(entry.username, password, caller))
+    return Credentials(known)
+
+
+def endpoint_of(settings: Settings) -> Endpoint | None:
+    """The OpenCode server that the settings name, if they do."""
+    upstream = settings.upstream
+    if upstream.base_url is None:
+        return None
+    password = upstream.auth_password
+    return Endpoint(
+        upstream.base_url,
+        upstream.auth_username,
+        password.get_secret_value() if password is not None else None,
+    )
+
+
+def public_url(server: Server, port: int) -> str:
+    """What the card says. A wildcard address is no place to connect to."""
+    if server.public_url is not None:
+        return server.public_url
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
+    return f"http://{host}:{port}"

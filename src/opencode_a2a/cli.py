@@ -1,0 +1,269 @@
+"""The command line: parses arguments, calls the rest, says what happened.
+
+Exit codes: 0 fine, 1 something failed, 2 wrong usage or settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import structlog
+import uvicorn
+import uvloop
+from pydantic import SecretStr
+
+from . import __version__
+from .app import build, endpoint_of, public_url
+from .config import ConfigError, Settings, load
+from .demo import model as demo
+from .opencode.http import Endpoint
+from .opencode.process import Launch, ManagedOpenCode, ManagedProcessFailed, has_provider
+from .store.migrate import SchemaTooNew
+
+HELP = """\
+Serve OpenCode, the coding agent, to any A2A client.
+
+  opencode-a2a up       start OpenCode and the service together (the quick way)
+  opencode-a2a serve    serve an OpenCode that runs already (OPENCODE_BASE_URL)
+"""
+
+EPILOG = """\
+Settings come from the environment, from files in a secrets directory, and from a
+TOML file, in this order; see docs/settings.md. The most useful ones:
+
+  A2A_BEARER_TOKEN        the token clients must present
+  A2A_HOST, A2A_PORT      where to listen (127.0.0.1, 8000)
+  OPENCODE_BASE_URL       the OpenCode server to use with `serve`
+  OPENCODE_WORKSPACE_ROOT the directory the agent works in (the current one)
+"""
+
+
+class Failed(Exception):
+    """Said to the person at the terminal; the exit code goes with it."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    _run(_parser().parse_args(argv))
+
+
+def server_main(argv: Sequence[str] | None = None) -> None:
+    """The same program under its older name: without a command it serves."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if not given or (given[0].startswith("-") and not {"-h", "--help", "--version"} & set(given)):
+        given.insert(0, "serve")
+    main(given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "opencode-a2a",
+        description=HELP,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"opencode-a2a {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in (
+        ("up", "start OpenCode and the service together, with a demo model if there is no other"),
+        ("serve", "serve the OpenCode at OPENCODE_BASE_URL"),
+    ):
+        command = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+        command.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
+        command.add_argument(
+            "--secrets", type=Path, metavar="DIR", help="directory with one file per secret"
+        )
+        command.add_argument("--host", help="address to listen on (A2A_HOST)")
+        command.add_argument("--port", type=int, help="port to listen on (A2A_PORT)")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    try:
+        settings = _settings(arguments)
+        _configure_log(settings.server.log_level)
+        work = _up(settings) if arguments.command == "up" else _serve(settings)
+        uvloop.run(work)
+    except ConfigError as exc:
+        _exit("\n".join(f"opencode-a2a: {problem}" for problem in exc.problems), 2)
+    except Failed as exc:
+        _exit(f"opencode-a2a: {exc}", exc.code)
+    except (ManagedProcessFailed, SchemaTooNew) as exc:
+        _exit(f"opencode-a2a: {exc}", 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _exit(message: str, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    for name in ("host", "port"):  # a flag is a setting said louder
+        if getattr(arguments, name) is not None:
+            os.environ[f"A2A_{name.upper()}"] = str(getattr(arguments, name))
+    secrets_dir = arguments.secrets
+    if secrets_dir is None and "CREDENTIALS_DIRECTORY" in os.environ:  # systemd's
+        secrets_dir = Path(os.environ["CREDENTIALS_DIRECTORY"])
+    return load(arguments.config, secrets_dir)
+
+
+def _configure_log(level: str) -> None:
+    colours = sys.stderr.isatty()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=True)
+            if colours
+            else structlog.processors.LogfmtRenderer(
+                key_order=["timestamp", "level", "event"], bool_as_flag=False
+            ),
+        ],
+    )
+
+
+async def _serve(settings: Settings) -> None:
+    endpoint = endpoint_of(settings)
+    if endpoint is None:
+        raise Failed(
+            "OPENCODE_BASE_URL is not set. Name the OpenCode server, or use `opencode-a2a up` to "
+            "start one.",
+            2,
+        )
+    if settings.server.bearer_token is None and not settings.server.static_auth_credentials:
+        raise Failed(
+            "no credential is configured, and the service would be open to everyone. Set "
+            "A2A_BEARER_TOKEN or A2A_STATIC_AUTH_CREDENTIALS.",
+            2,
+        )
+    with _listening(settings) as listener:
+        await _listen(settings, endpoint, listener)
+
+
+async def _up(settings: Settings) -> None:
+    generated = None
+    if settings.server.bearer_token is None and not settings.server.static_auth_credentials:
+        generated = secrets.token_urlsafe(24)
+        settings.server.bearer_token = SecretStr(generated)
+    with _listening(settings) as listener:
+        print("Starting OpenCode …", file=sys.stderr)
+        async with _managed(settings) as (managed, is_demo):
+            url = public_url(settings.server, listener.getsockname()[1])
+            serving = asyncio.create_task(_listen(settings, managed.endpoint, listener))
+            failing = asyncio.create_task(managed.failed())
+            print(_welcome(settings, url, generated, is_demo), file=sys.stderr)
+            try:
+                await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
+                if failing.done():
+                    raise failing.result()
+                await serving
+            finally:
+                for task in (serving, failing):
+                    task.cancel()
+                await asyncio.gather(serving, failing, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _managed(settings: Settings) -> AsyncIterator[tuple[ManagedOpenCode, bool]]:
+    """OpenCode with the user's own configuration or, where that names no model, the demo's."""
+    upstream = settings.upstream
+    launch = Launch(upstream.command, upstream.workspace_root, os.environ)
+    async with AsyncExitStack() as stack:
+        attempt = await stack.enter_async_context(AsyncExitStack())
+        managed = await attempt.enter_async_context(ManagedOpenCode.start(launch))
+        is_demo = not await has_provider(managed.endpoint, upstream.workspace_root)
+        if is_demo:
+            await attempt.aclose()
+            base_url = await stack.enter_async_context(demo.serve())
+            launch = Launch(
+                upstream.command,
+                upstream.workspace_root,
+                os.environ,
+                config=demo.opencode_config(base_url),
+            )
+            managed = await stack.enter_async_context(ManagedOpenCode.start(launch))
+        yield managed, is_demo
+
+
+def _listening(settings: Settings) -> socket.socket:
+    server = settings.server
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+    except OSError as exc:
+        listener.close()
+        raise Failed(
+            f"cannot listen on {server.host} port {server.port}: {exc.strerror}. "
+            "Choose another with A2A_HOST and A2A_PORT."
+        ) from None
+    return listener
+
+
+async def _listen(settings: Settings, endpoint: Endpoint, listener: socket.socket) -> None:
+    url = public_url(settings.server, listener.getsockname()[1])
+    async with build(settings, endpoint, url) as app:
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=1024,
+            timeout_graceful_shutdown=3,
+        )
+        structlog.get_logger().info("serving", url=url)
+        await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _welcome(settings: Settings, url: str, generated: str | None, is_demo: bool) -> str:
+    token = generated or "$A2A_BEARER_TOKEN"
+    lines = [
+        "",
+        f"OpenCode answers A2A at {url}",
+        f"It works in {settings.upstream.workspace_root}",
+    ]
+    if is_demo:
+        lines += [
+            "",
+            "No model provider is configured, so a built-in demo model answers: it repeats what",
+            "you say. For a real one run `opencode auth login`, or set a provider's key such as",
+            "ANTHROPIC_API_KEY, and start again.",
+        ]
+    if generated:
+        lines += ["", f"Token (made for this run; set A2A_BEARER_TOKEN to keep one): {generated}"]
+    lines += [
+        "",
+        "Try it:",
+        "",
+        f"  curl -s {url}/message:send \\",
+        f'    -H "Authorization: Bearer {token}" \\',
+        "    -H 'Content-Type: application/json' -H 'A2A-Version: 1.0' \\",
+        '    -d \'{"message": {"messageId": "m1", "role": "ROLE_USER",'
+        ' "parts": [{"text": "Hello!"}]}}\'',
+        "",
+        "Stop with Ctrl-C.",
+        "",
+    ]
+    return "\n".join(lines)

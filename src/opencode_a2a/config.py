@@ -1,0 +1,303 @@
+"""Settings in small groups: environment, then secret files, then a TOML file.
+
+`A2A_PORT` in the environment is `port` under `[a2a]` in the file; `OPENCODE_…`
+likewise under `[opencode]`. A file in the secrets directory has the name of its
+setting, in any case. Nothing is ever read from the workspace: what is in there
+may be a stranger's.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+
+class ConfigError(Exception):
+    """The settings are wrong: one line for each problem."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def _web_address(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http or https URL")
+    return value.rstrip("/")
+
+
+def _directory(value: Path) -> Path:
+    if not value.is_dir():
+        raise ValueError("must be an existing directory")
+    return value.resolve()
+
+
+WebAddress = Annotated[str, AfterValidator(_web_address)]
+Directory = Annotated[Path, AfterValidator(_directory)]
+
+
+class Group(BaseSettings):
+    model_config = SettingsConfigDict(extra="forbid", env_ignore_empty=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, file_secret_settings, init_settings  # init is the TOML file
+
+
+class Upstream(Group):
+    """The OpenCode server, and what goes with every prompt."""
+
+    model_config = SettingsConfigDict(env_prefix="OPENCODE_")
+
+    base_url: WebAddress | None = Field(
+        default=None, description="The OpenCode server. `serve` needs it, `up` starts its own."
+    )
+    command: str = Field(default="opencode", description="The executable that `up` starts.")
+    workspace_root: Directory = Field(
+        default_factory=Path.cwd,
+        validate_default=True,
+        description="Where the agent works; also the limit of `file://` attachments.",
+    )
+    auth_username: str = Field(default="opencode", description="For OpenCode's HTTP login.")
+    auth_password: SecretStr | None = Field(default=None, description="For OpenCode's HTTP login.")
+    agent: str | None = Field(default=None, description="OpenCode agent to use instead of `build`.")
+    system: str | None = Field(default=None, description="Text added to every system prompt.")
+    variant: str | None = Field(default=None, description="Model variant, such as `high`.")
+    timeout: float = Field(default=30.0, gt=0, description="Seconds OpenCode may take to answer.")
+    timeout_stream: float = Field(
+        default=1800.0, gt=0, description="Seconds of work a task may take before it is stopped."
+    )
+    max_concurrent_requests: int = Field(
+        default=0, ge=0, description="Requests to OpenCode at a time; 0 means no limit."
+    )
+    max_concurrent_streams: int = Field(
+        default=32, ge=0, description="Tasks worked on at a time; 0 means no limit."
+    )
+
+
+class CredentialSetting(BaseModel):
+    """One entry of A2A_STATIC_AUTH_CREDENTIALS."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    scheme: Literal["bearer", "basic"]
+    principal: str = Field(min_length=1, max_length=255)
+    token: SecretStr | None = None
+    username: str | None = None
+    password: SecretStr | None = None
+    scopes: list[Literal["tasks:read", "tasks:write"]] = ["tasks:read", "tasks:write"]
+
+    @model_validator(mode="after")
+    def _complete(self) -> CredentialSetting:
+        if self.scheme == "bearer" and not (self.token and self.token.get_secret_value()):
+            raise ValueError("a bearer credential needs a token")
+        if self.scheme == "basic" and not (self.username and self.password):
+            raise ValueError("a basic credential needs a username and a password")
+        return self
+
+
+class Server(Group):
+    """How clients reach this service, and who they are."""
+
+    model_config = SettingsConfigDict(env_prefix="A2A_")
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes a free one.")
+    public_url: WebAddress | None = Field(
+        default=None, description="Address in the Agent Card, when clients come through a proxy."
+    )
+    title: str = Field(default="OpenCode", description="The agent's name in its card.")
+    description: str = Field(
+        default="A coding agent that works in its own workspace.",
+        description="The agent's description in its card.",
+    )
+    bearer_token: SecretStr | None = Field(
+        default=None, description="One token for one caller, the simple way."
+    )
+    static_auth_credentials: list[CredentialSetting] = Field(
+        default=[],
+        description='Several callers, as JSON: [{"scheme": "bearer", "token": …, "principal": …, '
+        '"scopes": […]}, {"scheme": "basic", "username": …, "password": …, "principal": …}].',
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="What is written to the log."
+    )
+    strict_version: bool = Field(
+        default=False, description="Refuse 1.0 requests that do not say A2A-Version: 1.0."
+    )
+    max_request_body_bytes: int = Field(
+        default=1_048_576, ge=1024, description="Larger requests get 413."
+    )
+    max_part_bytes: int = Field(
+        default=8_388_608, ge=1, description="Larger message parts, or files by URL, are refused."
+    )
+    max_queued_tasks: int = Field(
+        default=256, ge=0, description="Tasks that may wait for OpenCode; more get 429."
+    )
+    cancel_abort_timeout_seconds: float = Field(
+        default=10.0, gt=0, description="How long a cancel waits for OpenCode to stop."
+    )
+
+    @model_validator(mode="after")
+    def _each_secret_once(self) -> Server:
+        tokens = [c.token.get_secret_value() for c in self.static_auth_credentials if c.token]
+        if self.bearer_token is not None:
+            tokens.append(self.bearer_token.get_secret_value())
+        if len(tokens) != len(set(tokens)):
+            raise ValueError("static_auth_credentials: the same token stands for two callers")
+        return self
+
+
+class State(Group):
+    """Where tasks are kept."""
+
+    model_config = SettingsConfigDict(env_prefix="A2A_TASK_STORE_")
+
+    backend: Literal["database", "memory"] = Field(
+        default="database", description="`memory` forgets everything when the service stops."
+    )
+    database_url: str | None = Field(
+        default=None, description="SQLAlchemy URL; a SQLite file in the user's state directory."
+    )
+    replay_seconds: float = Field(
+        default=900.0, ge=0, description="How long the single events of an ended task are kept."
+    )
+
+    @property
+    def url(self) -> str:
+        if self.backend == "memory":
+            return "sqlite://"
+        if self.database_url is not None:
+            return self.database_url
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        directory = Path(base) / "opencode-a2a"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return f"sqlite:///{directory / 'tasks.db'}"
+
+
+class Outbound(Group):
+    """Where this service may connect to on a caller's behalf."""
+
+    model_config = SettingsConfigDict(env_prefix="A2A_CLIENT_")
+
+    allowed_hosts: list[str] = Field(
+        default=[], description="Hosts files may be fetched from, as JSON; none means any public."
+    )
+    allow_private_hosts: bool = Field(
+        default=False, description="Allow addresses that are not on the public network."
+    )
+
+
+class Settings(BaseModel):
+    upstream: Upstream
+    server: Server
+    state: State
+    outbound: Outbound
+
+
+G = TypeVar("G", bound=Group)
+
+_TABLES: dict[type[Group], str] = {
+    Upstream: "opencode",
+    Server: "a2a",
+    State: "task_store",
+    Outbound: "client",
+}
+
+
+def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
+    """All settings, or `ConfigError` with everything that is wrong with them."""
+    problems: list[str] = []
+    tables = _toml(config, problems)
+    if secrets is not None and not secrets.is_dir():
+        problems.append(f"secrets directory {secrets}: does not exist")
+        secrets = None
+    known = set(_TABLES.values())
+    problems += [
+        f"[{name}]: no such table; there are {_these(known)}" for name in tables.keys() - known
+    ]
+
+    def group(kind: type[G]) -> G | None:
+        try:
+            return kind(_secrets_dir=secrets, **tables.get(_TABLES[kind], {}))
+        except ValidationError as exc:
+            problems.extend(_lines(kind, exc))
+        except (SettingsError, TypeError) as exc:
+            problems.append(f"{kind.model_config['env_prefix']}*: {exc}")
+        return None
+
+    upstream, server = group(Upstream), group(Server)
+    state, outbound = group(State), group(Outbound)
+    if upstream is None or server is None or state is None or outbound is None or problems:
+        raise ConfigError(problems)
+    return Settings.model_construct(
+        upstream=upstream, server=server, state=state, outbound=outbound
+    )
+
+
+def _toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, Any]]:
+    if path is None:
+        return {}
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as exc:
+        problems.append(f"{path}: cannot be read ({exc.strerror})")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        problems.append(f"{path}: {exc}")
+    else:
+        loose = [name for name, table in tables.items() if not isinstance(table, dict)]
+        problems += [f"{path}: {name} stands outside any table" for name in loose]
+        return {name: table for name, table in tables.items() if isinstance(table, dict)}
+    return {}
+
+
+def _lines(kind: type[Group], exc: ValidationError) -> list[str]:
+    lines = []
+    for error in exc.errors():
+        loc = [str(step) for step in error["loc"]]
+        name = f"{kind.model_config['env_prefix']}{loc[0].upper()}" if loc else "settings"
+        where = ".".join([name, *loc[1:]])
+        shown = "" if _secret(kind, loc) else f" is {error['input']!r},"
+        lines.append(f"{where}:{shown} {error['msg'].removeprefix('Value error, ')}")
+    return lines
+
+
+def _secret(kind: type[Group], loc: list[str]) -> bool:
+    """Whether a value must not be shown. In doubt it must not."""
+    if len(loc) != 1:
+        return True
+    field = kind.model_fields.get(loc[0])
+    return (
+        field is None or "Secret" in str(field.annotation) or "Credential" in str(field.annotation)
+    )
+
+
+def _these(names: set[str]) -> str:
+    return ", ".join(f"[{name}]" for name in sorted(names))

@@ -1,0 +1,69 @@
+"""A request's body: bounded before it is parsed, JSON of bounded depth afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from ..errors import ContentTypeNotSupported, InvalidRequest, ParseError, PayloadTooLarge
+from .failures import A2A_JSON, JSON
+
+MAX_DEPTH = 64
+
+
+async def read_json(request: Request, limit: int) -> Any:
+    """The JSON a request carries; None for an empty body."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in (JSON, A2A_JSON):
+        raise ContentTypeNotSupported(
+            f"Content-Type must be {JSON}, not {media_type or 'missing'}.", media_type=media_type
+        )
+    raw = await read_bytes(request, limit)
+    if not raw:
+        return None
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        raise ParseError("The body is not valid JSON in UTF-8.") from None
+    if _too_deep(body):
+        raise InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
+    return body
+
+
+async def read_bytes(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"The body is larger than {limit} bytes (A2A_MAX_REQUEST_BODY_BYTES).", limit=limit
+    )
+
+
+def _too_deep(body: Any) -> bool:
+    level: list[Any] = [body]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            inner: Iterable[Any] = ()
+            if isinstance(value, dict):
+                inner = value.values()
+            elif isinstance(value, list):
+                inner = value
+            below.extend(item for item in inner if isinstance(item, dict | list))
+        if not below:
+            return False
+        level = below
+    return True

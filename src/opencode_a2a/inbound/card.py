@@ -1,0 +1,140 @@
+"""The public Agent Card: one document for both protocol lines, cheap to fetch again.
+
+The hybrid card carries 1.0 members and their 0.3 counterparts side by side, which
+clients of either line read without noticing the other. Who asks with
+`A2A-Version: 1.0` gets the pure 1.0 card.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from email.utils import formatdate
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .failures import JSON
+from .render import Json
+
+SPECIFICATIONS = (
+    "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/"
+    "docs/extension-specifications.md"
+)
+STREAM_HINTS = f"{SPECIFICATIONS}#shared-stream-hints-v1"
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """What only the deployment knows."""
+
+    url: str
+    title: str
+    description: str
+    version: str
+    schemes: tuple[str, ...]
+    input_modes: tuple[str, ...]
+    output_modes: tuple[str, ...] = ("text/plain", "application/json", "text/x-diff")
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    body: bytes
+    etag: str
+    modified: str = field(default_factory=lambda: formatdate(usegmt=True))
+
+    @classmethod
+    def of(cls, card: Json) -> _Document:
+        body = orjson.dumps(card)
+        return cls(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+class Card:
+    def __init__(self, facts: CardFacts) -> None:
+        self._hybrid = _Document.of(hybrid(facts))
+        self._pure = _Document.of(pure(facts))
+
+    async def serve(self, request: Request) -> Response:
+        wants_pure = request.headers.get("a2a-version", "").startswith("1.")
+        document = self._pure if wants_pure else self._hybrid
+        headers = {
+            "etag": document.etag,
+            "cache-control": "public, max-age=300",
+            "last-modified": document.modified,
+            "vary": "A2A-Version",
+        }
+        known = request.headers.get("if-none-match", "")
+        if any(tag.strip().removeprefix("W/") in (document.etag, "*") for tag in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(document.body, headers=headers, media_type=JSON)
+
+
+def pure(facts: CardFacts) -> Json:
+    """The card as A2A 1.0 defines it."""
+    return {
+        "name": facts.title,
+        "description": facts.description,
+        "version": facts.version,
+        "supportedInterfaces": [
+            {"url": facts.url, "protocolBinding": binding, "protocolVersion": version}
+            for version in ("1.0", "0.3")
+            for binding in ("JSONRPC", "HTTP+JSON")
+        ],
+        "capabilities": {
+            "streaming": True,
+            "pushNotifications": False,
+            "extendedAgentCard": False,
+            "extensions": [
+                {
+                    "uri": STREAM_HINTS,
+                    "description": "Metadata that tells blocks, progress, usage and session apart.",
+                    "required": False,
+                    "params": {
+                        "roots": [
+                            "metadata.shared.stream",
+                            "metadata.shared.progress",
+                            "metadata.shared.interrupt",
+                            "metadata.shared.session",
+                            "metadata.shared.usage",
+                        ]
+                    },
+                }
+            ],
+        },
+        "securitySchemes": {
+            scheme: {"httpAuthSecurityScheme": {"scheme": scheme}} for scheme in facts.schemes
+        },
+        "securityRequirements": [{"schemes": {scheme: {"list": []}}} for scheme in facts.schemes],
+        "defaultInputModes": list(facts.input_modes),
+        "defaultOutputModes": list(facts.output_modes),
+        "skills": [
+            {
+                "id": "code",
+                "name": "Work on code",
+                "description": "Reads, explains, writes, runs and reviews code in its workspace.",
+                "tags": ["coding", "opencode", "agent"],
+                "examples": ["Explain what this repository does.", "Fix the failing test."],
+            }
+        ],
+    }
+
+
+def hybrid(facts: CardFacts) -> Json:
+    """The 1.0 card with the members a 0.3 client looks for."""
+    card = pure(facts)
+    schemes = card["securitySchemes"]
+    return card | {
+        "protocolVersion": "0.3.0",
+        "url": facts.url,
+        "preferredTransport": "JSONRPC",
+        "additionalInterfaces": [
+            {"url": facts.url, "transport": "JSONRPC"},
+            {"url": facts.url, "transport": "HTTP+JSON"},
+        ],
+        "supportsAuthenticatedExtendedCard": False,
+        "securitySchemes": {
+            name: {**scheme, "type": "http", "scheme": name} for name, scheme in schemes.items()
+        },
+        "security": [{scheme: []} for scheme in facts.schemes],
+    }

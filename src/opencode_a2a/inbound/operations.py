@@ -1,0 +1,183 @@
+"""The operations of A2A, the same for every transport: parse, do, render."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..domain.task import Task
+from ..domain.values import Caller
+from ..errors import (
+    AuthorizationForbidden,
+    ExtendedCardNotConfigured,
+    PushNotificationNotSupported,
+    UnsupportedOperation,
+    VersionNotSupported,
+)
+from ..service.tasks import Tasks
+from . import parse
+from .render import V03, V1, Dialect, Json, Renderer
+from .sse import Envelope, EventStream
+
+READ, WRITE = "tasks:read", "tasks:write"
+SCOPES = frozenset({READ, WRITE})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, after its transport has been taken off."""
+
+    caller: Caller
+    dialect: Dialect
+    params: Any
+    extensions: frozenset[str] = frozenset()
+    envelope: Envelope = Envelope()
+    request_id: str | int | None = None
+
+    @property
+    def renderer(self) -> Renderer:
+        return Renderer(self.dialect)
+
+    def needs(self, scope: str) -> None:
+        if scope not in self.caller.scopes:
+            raise AuthorizationForbidden(
+                f"This credential lacks the scope {scope}.", required_scope=scope
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    tasks: Tasks
+    strict_version: bool = False
+
+    def negotiate(self, dialect: Dialect, asked: str | None) -> None:
+        """Refuse a protocol version we do not speak. The minor counts, the patch does not."""
+        version = ".".join((asked or "").split(".")[:2])
+        if dialect.version == "1.0":
+            fine = version == "1.0" or (not version and not self.strict_version)
+        else:
+            fine = version in ("", "0.3", "1.0")
+        if not fine:
+            raise VersionNotSupported(
+                f"A2A-Version {asked or '(none)'} is not supported here. Use 1.0 or 0.3.",
+                requested=asked or "",
+                supported=["1.0", "0.3"],
+            )
+
+    async def send(self, call: Call) -> Json:
+        call.needs(WRITE)
+        asked = parse.Send(call.dialect, call.params)
+        task = await self.tasks.send(call.caller, asked.request)
+        if asked.blocking:
+            task = await self.tasks.settled(call.caller, task)
+        body = call.renderer.task(task, history_length=asked.history_length)
+        return body if call.dialect.tagged else {"task": body}
+
+    async def stream(self, call: Call) -> EventStream:
+        call.needs(WRITE)
+        asked = parse.Send(call.dialect, call.params)
+        task = await self.tasks.send(call.caller, asked.request)
+        return self._stream(call, task, asked.history_length)
+
+    async def get(self, call: Call) -> Json:
+        call.needs(READ)
+        params = parse.task_params(call.params)
+        task = await self.tasks.get(call.caller, params.id)
+        length = parse.history(call.dialect, params.history_length)
+        return call.renderer.task(task, history_length=length)
+
+    async def list(self, call: Call) -> Json:
+        call.needs(READ)
+        asked = parse.Listing(call.dialect, call.caller.principal, call.params)
+        if asked.impossible:
+            return {"tasks": [], "nextPageToken": "", "pageSize": asked.size, "totalSize": 0}
+        page = await self.tasks.list(asked.query)
+        render = call.renderer
+        shown: list[Json] = []
+        for row in page.rows:
+            if asked.artifacts or asked.history_length:
+                task = await self.tasks.get(call.caller, row.head.id)
+                shown.append(
+                    render.task(
+                        task, history_length=asked.history_length, artifacts=asked.artifacts
+                    )
+                )
+            else:
+                shown.append(render.row(row))
+        return {
+            "tasks": shown,
+            "nextPageToken": parse.page_token(page.next),
+            "pageSize": asked.size,
+            "totalSize": page.total,
+        }
+
+    async def cancel(self, call: Call) -> Json:
+        call.needs(WRITE)
+        params = parse.task_params(call.params)
+        return call.renderer.task(await self.tasks.cancel(call.caller, params.id))
+
+    async def subscribe(self, call: Call) -> EventStream:
+        call.needs(READ)
+        params = parse.task_params(call.params)
+        task = await self.tasks.get(call.caller, params.id)
+        if task.state.terminal and call.dialect is V1:
+            raise UnsupportedOperation(
+                "This task has ended, so there is nothing to subscribe to. Get it instead.",
+                task_id=params.id,
+                state=task.state.value,
+            )
+        return self._stream(call, task, None)
+
+    async def push_config(self, call: Call) -> Json:
+        raise PushNotificationNotSupported("This agent does not send push notifications.")
+
+    async def extended_card(self, call: Call) -> Json:
+        message = "This agent has no extended card; the public card says everything."
+        if call.dialect is V1:
+            raise UnsupportedOperation(message)
+        raise ExtendedCardNotConfigured(message)
+
+    def _stream(self, call: Call, task: Task, history_length: int | None) -> EventStream:
+        """The task as it is, then everything after. Nothing may be awaited in between."""
+        renderer = call.renderer
+        first = (task.last_seq, renderer.first(task, history_length))
+        cursor = None if task.state.terminal else self.tasks.follow(task)
+        return EventStream(
+            renderer,
+            call.envelope,
+            task.head,
+            first,
+            cursor,
+            request_id=call.request_id,
+        )
+
+
+Operation = Callable[[Operations, Call], Any]
+
+RPC_METHODS: dict[str, tuple[Dialect, Operation]] = {
+    "SendMessage": (V1, Operations.send),
+    "SendStreamingMessage": (V1, Operations.stream),
+    "GetTask": (V1, Operations.get),
+    "ListTasks": (V1, Operations.list),
+    "CancelTask": (V1, Operations.cancel),
+    "SubscribeToTask": (V1, Operations.subscribe),
+    "CreateTaskPushNotificationConfig": (V1, Operations.push_config),
+    "GetTaskPushNotificationConfig": (V1, Operations.push_config),
+    "ListTaskPushNotificationConfigs": (V1, Operations.push_config),
+    "DeleteTaskPushNotificationConfig": (V1, Operations.push_config),
+    "GetExtendedAgentCard": (V1, Operations.extended_card),
+    "message/send": (V03, Operations.send),
+    "message/stream": (V03, Operations.stream),
+    "tasks/get": (V03, Operations.get),
+    "tasks/cancel": (V03, Operations.cancel),
+    "tasks/resubscribe": (V03, Operations.subscribe),
+    "tasks/pushNotificationConfig/set": (V03, Operations.push_config),
+    "tasks/pushNotificationConfig/get": (V03, Operations.push_config),
+    "tasks/pushNotificationConfig/list": (V03, Operations.push_config),
+    "tasks/pushNotificationConfig/delete": (V03, Operations.push_config),
+    "agent/getAuthenticatedExtendedCard": (V03, Operations.extended_card),
+}
+
+REFUSED = frozenset({Operations.push_config, Operations.extended_card})
+SUPPORTED_METHODS = tuple(name for name, (_, op) in RPC_METHODS.items() if op not in REFUSED)

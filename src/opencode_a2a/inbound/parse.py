@@ -1,0 +1,289 @@
+"""From A2A's shapes to our types. Every wrong field is named, nothing is guessed.
+
+Unknown members are ignored, as both protocol lines ask, except where ignoring
+would change the meaning: a part must hold exactly one known content.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+
+from ..domain.values import (
+    Data,
+    FileBytes,
+    FileUrl,
+    Message,
+    OutputModes,
+    Part,
+    Role,
+    TaskQuery,
+    Text,
+)
+from ..errors import InvalidParams, PushNotificationNotSupported
+from ..service.tasks import Request
+from .render import Dialect
+
+M = TypeVar("M", bound=BaseModel)
+Id = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class Wire(BaseModel):
+    """camelCase on the wire; snake_case is understood too."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, strict=True)
+
+
+class File03(Wire):
+    content: str | None = Field(
+        default=None, validation_alias=AliasChoices("bytes", "fileWithBytes", "file_with_bytes")
+    )
+    uri: str | None = Field(
+        default=None, validation_alias=AliasChoices("uri", "fileWithUri", "file_with_uri")
+    )
+    mime_type: str | None = None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _one_content(self) -> File03:
+        if (self.content is None) == (self.uri is None):
+            raise ValueError("needs either bytes or uri")
+        return self
+
+
+class PartIn(Wire):
+    """A part of either line; which line's shape it has decides how it is read."""
+
+    kind: Literal["text", "file", "data"] | None = None
+    text: str | None = None
+    raw: str | None = None
+    url: str | None = None
+    file: File03 | None = None
+    data: Any = None
+    media_type: str | None = None
+    filename: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_content(self) -> PartIn:
+        contents = [n for n in ("text", "raw", "url", "file", "data") if n in self.model_fields_set]
+        if len(contents) != 1:
+            raise ValueError("must hold exactly one of text, file (raw, url) or data")
+        if self.kind is not None and self.kind != contents[0]:
+            raise ValueError(f"is of kind {self.kind} but holds {contents[0]}")
+        if self.text == "":
+            raise ValueError("text must not be empty")
+        return self
+
+    def part(self, dialect: Dialect) -> Part:
+        about = (self.media_type, self.filename, self.metadata)
+        if self.text is not None:
+            return Text(self.text, *about)
+        if self.raw is not None:
+            return FileBytes(self.raw, *about)
+        if self.url is not None:
+            return FileUrl(self.url, *about)
+        if self.file is not None:
+            about = (self.file.mime_type, self.file.name, self.metadata)
+            if self.file.content is not None:
+                return FileBytes(self.file.content, *about)
+            return FileUrl(self.file.uri or "", *about)
+        value = self.data
+        if dialect.nested_data and isinstance(value, dict) and value.keys() == {"data"}:
+            value = value["data"]
+        return Data(value, *about)
+
+
+class MessageIn(Wire):
+    message_id: Id
+    role: Literal["user", "ROLE_USER"]
+    parts: list[PartIn] = Field(min_length=1)
+    context_id: Annotated[str, Field(max_length=255)] | None = None
+    task_id: Annotated[str, Field(max_length=255)] | None = None
+    metadata: dict[str, Any] | None = None
+    extensions: list[str] = []
+    reference_task_ids: list[str] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content_is_parts(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "content" in value and "parts" not in value:
+            return {**value, "parts": value["content"]}
+        return value
+
+
+class Configuration(Wire):
+    accepted_output_modes: list[str] = []
+    history_length: int | None = Field(default=None, ge=0)
+    blocking: bool | None = None
+    return_immediately: bool = False
+    push_notification_config: Any = None
+    push_notification: Any = None
+    task_push_notification_config: Any = None
+
+
+class SendParams(Wire):
+    message: MessageIn
+    configuration: Configuration = Field(default_factory=Configuration)
+    metadata: dict[str, Any] | None = None
+
+
+class Send:
+    """A send request, understood."""
+
+    def __init__(self, dialect: Dialect, raw: Any) -> None:
+        params = _validated(SendParams, raw)
+        given, wanted = params.message, params.configuration
+        if any((wanted.push_notification_config, wanted.push_notification)) or (
+            wanted.task_push_notification_config
+        ):
+            raise PushNotificationNotSupported("This agent does not send push notifications.")
+        self.request = Request(
+            Message(
+                given.message_id,
+                Role.USER,
+                tuple(part.part(dialect) for part in given.parts),
+                given.metadata,
+                tuple(given.extensions),
+                tuple(given.reference_task_ids),
+            ),
+            given.context_id or None,
+            given.task_id or None,
+            OutputModes(tuple(wanted.accepted_output_modes)),
+        )
+        self.history_length = history(dialect, wanted.history_length)
+        self.blocking = not wanted.return_immediately and wanted.blocking is not False
+
+
+class TaskParams(Wire):
+    id: Id
+    history_length: int | None = Field(default=None, ge=0)
+
+
+class ListParams(Wire):
+    context_id: str | None = None
+    status: str | None = None
+    status_timestamp_after: str | None = None
+    page_size: int | None = Field(default=None, ge=1, le=100)
+    page_token: str | None = None
+    history_length: int | None = Field(default=None, ge=0)
+    include_artifacts: bool = False
+
+
+class Listing:
+    """A list request, understood."""
+
+    def __init__(self, dialect: Dialect, owner: str, raw: Any) -> None:
+        params = _validated(ListParams, raw)
+        states = {wire: state for state, wire in dialect.states.items()}
+        state = None
+        if params.status and params.status != "TASK_STATE_UNSPECIFIED":
+            state = states.get(params.status)
+            if state is None and params.status not in _NEVER_OURS:
+                raise InvalidParams.at("status", f"must be one of {', '.join(states)}")
+        self.impossible = bool(params.status in _NEVER_OURS)
+        self.size = params.page_size or 50
+        self.history_length = params.history_length or 0
+        self.artifacts = params.include_artifacts
+        self.query = TaskQuery(
+            owner,
+            params.context_id or None,
+            state,
+            _moment(params.status_timestamp_after),
+            self.size,
+            _position(params.page_token),
+        )
+
+
+_NEVER_OURS = ("TASK_STATE_REJECTED", "TASK_STATE_AUTH_REQUIRED", "rejected", "auth-required")
+
+
+def task_params(raw: Any) -> TaskParams:
+    return _validated(TaskParams, raw)
+
+
+def history(dialect: Dialect, length: int | None) -> int | None:
+    """In 0.3 a length of zero asks for everything, in 1.0 for nothing."""
+    return None if dialect.version == "0.3" and length == 0 else length
+
+
+def from_query(query: Mapping[str, str]) -> dict[str, Any]:
+    """Query parameters with the types their JSON form would have."""
+    typed: dict[str, Any] = {}
+    for name, value in query.items():
+        match to_camel(name) if "_" in name else name:
+            case ("historyLength" | "pageSize") as key:
+                try:
+                    typed[key] = int(value)
+                except ValueError:
+                    raise InvalidParams.at(key, "must be a whole number") from None
+            case "includeArtifacts" as key:
+                if value.lower() not in ("true", "false"):
+                    raise InvalidParams.at(key, "must be true or false")
+                typed[key] = value.lower() == "true"
+            case key:
+                typed[key] = value
+    return typed
+
+
+def page_token(position: tuple[int, str] | None) -> str:
+    if position is None:
+        return ""
+    return base64.urlsafe_b64encode(f"{position[0]}:{position[1]}".encode()).decode()
+
+
+def _position(token: str | None) -> tuple[int, str] | None:
+    if not token:
+        return None
+    try:
+        at, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().partition(":")
+        return int(at), task_id
+    except (ValueError, binascii.Error):
+        raise InvalidParams.at("pageToken", "is not one of ours") from None
+
+
+def _moment(value: str | None) -> int | None:
+    if not value:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            raise ValueError
+        return int(moment.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise InvalidParams.at(
+            "statusTimestampAfter", "must be a time such as 2026-01-31T12:00:00Z"
+        ) from None
+
+
+def _validated(model: type[M], raw: Any) -> M:
+    try:
+        return model.model_validate(raw if raw is not None else {})
+    except ValidationError as exc:
+        fields = {_path(error["loc"]): _words(error["msg"]) for error in exc.errors()}
+        named = "; ".join(f"{field}: {problem}" for field, problem in fields.items())
+        raise InvalidParams(f"Invalid parameters: {named}", fields=fields) from None
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in loc:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+    return path or "params"
+
+
+def _words(message: str) -> str:
+    return message.removeprefix("Value error, ")

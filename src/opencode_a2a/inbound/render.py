@@ -1,0 +1,448 @@
+"""From our types to A2A's: one renderer, three dialects.
+
+A `Dialect` holds what differs between 1.0, 0.3 over JSON-RPC and 0.3 over REST;
+everything else is the same code. An event is encoded once per dialect and kept
+with its log entry, whatever the number of its readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, assert_never
+
+import orjson
+
+from ..domain.events import BlockKind, ToolCall
+from ..domain.phrases import asking
+from ..domain.ports import TaskRow
+from ..domain.task import Block, Task, TaskHead
+from ..domain.updates import (
+    BlockText,
+    BlockTool,
+    ChangesMade,
+    Ended,
+    InterruptOpened,
+    InterruptResolved,
+    LogEntry,
+    MessageAdded,
+    Progress,
+    Started,
+    state_after,
+)
+from ..domain.values import (
+    Data,
+    FileBytes,
+    FileChange,
+    FileUrl,
+    Interrupt,
+    Message,
+    Part,
+    PermissionAsk,
+    QuestionAsk,
+    Role,
+    TaskState,
+    Text,
+    Usage,
+)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What one form of the protocol calls things."""
+
+    name: str
+    version: str
+    tagged: bool  # objects say their `kind`
+    states: Mapping[TaskState, str]
+    roles: Mapping[Role, str]
+    content: str  # the member of a message that holds its parts
+    new_parts: bool  # 1.0 parts: raw, url, data; before that: file, data
+    nested_data: bool = False
+
+
+_PROTO_STATES = {s: f"TASK_STATE_{s.name}" for s in TaskState}
+_PROTO_ROLES = {r: f"ROLE_{r.name}" for r in Role}
+
+V1 = Dialect("1.0", "1.0", False, _PROTO_STATES, _PROTO_ROLES, "parts", True)
+V03 = Dialect(
+    "0.3", "0.3", True, {s: s.value for s in TaskState}, {r: r.value for r in Role}, "parts", False
+)
+V03_REST = Dialect(
+    "0.3-rest",
+    "0.3",
+    False,
+    _PROTO_STATES | {TaskState.CANCELED: "TASK_STATE_CANCELLED"},
+    _PROTO_ROLES,
+    "content",
+    False,
+    nested_data=True,
+)
+
+NAMES = {BlockKind.TEXT: "answer", BlockKind.REASONING: "reasoning"}
+INTERRUPTED = TaskState.INPUT_REQUIRED
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    dialect: Dialect
+
+    # -- whole tasks
+
+    def task(
+        self, task: Task, *, history_length: int | None = None, artifacts: bool = True
+    ) -> Json:
+        """A task as it is now; no `history_length` means all of it."""
+        head = task.head
+        body = self._task(head, task.state, task.status_at, self._status_message(task))
+        if artifacts:
+            shown = [self._artifact(head, block) for block in task.visible_blocks()]
+            if task.changes:
+                shown.append(self._changes(head, task.changes, task.changes_seq))
+            body["artifacts"] = [artifact for artifact in shown if artifact["parts"]]
+        messages = task.messages
+        kept = messages if history_length is None else messages[len(messages) - history_length :]
+        if kept and history_length != 0:
+            body["history"] = [self.message(message, head) for message in kept]
+        shared: Json = {}
+        if task.session is not None:
+            shared["session"] = _session(task.session.id, task.session.title)
+        if task.usage is not None:
+            shared["usage"] = _usage(task.usage)
+        if task.open_interrupts:
+            shared["interrupt"] = _interrupt(task.open_interrupts[0], "asked")
+        return body | _metadata(shared, task.ended)
+
+    def row(self, row: TaskRow) -> Json:
+        """A task as a list shows it: without its log."""
+        message = self._note(row.head, row.state.value, row.message) if row.message else None
+        shared = {"session": _session(row.session.id, row.session.title)} if row.session else {}
+        body = self._task(row.head, row.state, row.status_at, message)
+        return body | _metadata(shared, None)
+
+    def _task(self, head: TaskHead, state: TaskState, at: int, message: Json | None) -> Json:
+        body: Json = {
+            "id": head.id,
+            "contextId": head.context_id,
+            "status": self._status(state, at, message),
+        }
+        return {"kind": "task", **body} if self.dialect.tagged else body
+
+    def _status_message(self, task: Task) -> Json | None:
+        if task.ended is not None and task.ended.message:
+            return self._note(task.head, task.state.value, task.ended.message)
+        for interrupt in task.open_interrupts:
+            return self._note(task.head, interrupt.request_id, asking(interrupt))
+        return None
+
+    # -- events
+
+    def event(self, head: TaskHead, entry: LogEntry, *, stays_open: bool) -> bytes | None:
+        """A committed entry as a stream event, or None when there is nothing to show."""
+        key = self.dialect.name + ("+" if stays_open else "")
+        encoded = entry.encoded.get(key)
+        if encoded is None:
+            event = self._event(head, entry, stays_open)
+            encoded = entry.encoded[key] = b"" if event is None else orjson.dumps(event)
+        return encoded or None
+
+    def first(self, task: Task, history_length: int | None) -> bytes:
+        """The task itself as the first event of a stream."""
+        body = self.task(task, history_length=history_length)
+        return orjson.dumps(body if self.dialect.tagged else {"task": body})
+
+    def _event(self, head: TaskHead, entry: LogEntry, stays_open: bool) -> Json | None:
+        update = entry.update
+        match update:
+            case MessageAdded():
+                return None
+            case BlockText():
+                artifact = {
+                    "artifactId": update.block_id,
+                    "name": NAMES[update.kind],
+                    "parts": [self.part(Text(update.text))],
+                    "metadata": _stream(head, entry.seq, update.kind, update.message_id),
+                }
+                return self._artifact_event(head, artifact, update.append, update.last)
+            case BlockTool():
+                artifact = self._tool_artifact(
+                    head, update.block_id, update.message_id, entry.seq, update.call
+                )
+                return self._artifact_event(head, artifact, False, update.call.over)
+            case ChangesMade(files=files):
+                artifact = self._changes(head, files, entry.seq)
+                return self._artifact_event(head, artifact, False, True)
+            case Started(session=session, title=title):
+                shared: Json = {"session": _session(session, title)}
+                return self._status_event(head, entry, None, shared, None, stays_open)
+            case Progress():
+                return self._status_event(
+                    head, entry, None, {"progress": _progress(update)}, None, stays_open
+                )
+            case InterruptOpened(interrupt=interrupt):
+                note = self._note(head, interrupt.request_id, asking(interrupt))
+                shared = {"interrupt": _interrupt(interrupt, "asked", update.expires_at)}
+                return self._status_event(head, entry, note, shared, None, stays_open)
+            case InterruptResolved(interrupt=interrupt, resolution=resolution):
+                shared = {"interrupt": _interrupt(interrupt, "resolved", resolution=resolution)}
+                return self._status_event(head, entry, None, shared, None, stays_open)
+            case Ended():
+                told = update.message
+                end = self._note(head, update.state.value, told) if told else None
+                shared = {}
+                if update.session:
+                    shared["session"] = _session(update.session, update.title)
+                if update.usage is not None:
+                    shared["usage"] = _usage(update.usage)
+                return self._status_event(head, entry, end, shared, update, stays_open)
+            case _:
+                assert_never(update)
+
+    def _status_event(
+        self,
+        head: TaskHead,
+        entry: LogEntry,
+        note: Json | None,
+        shared: Json,
+        ended: Ended | None,
+        stays_open: bool,
+    ) -> Json:
+        state = state_after(entry.update) or TaskState.WORKING
+        shared = {**shared, "stream": {"event_id": f"{head.id}:{entry.seq}", "sequence": entry.seq}}
+        body: Json = {
+            "taskId": head.id,
+            "contextId": head.context_id,
+            "status": self._status(state, entry.at, note),
+            **_metadata(shared, ended),
+        }
+        if self.dialect.version == "0.3":
+            body["final"] = state.terminal or (state is INTERRUPTED and not stays_open)
+        return self._wrapped("status-update", "statusUpdate", body)
+
+    def _artifact_event(self, head: TaskHead, artifact: Json, append: bool, last: bool) -> Json:
+        body: Json = {"taskId": head.id, "contextId": head.context_id, "artifact": artifact}
+        if append:
+            body["append"] = True
+        if last:
+            body["lastChunk"] = True
+        return self._wrapped("artifact-update", "artifactUpdate", body)
+
+    def _wrapped(self, kind: str, member: str, body: Json) -> Json:
+        return {"kind": kind, **body} if self.dialect.tagged else {member: body}
+
+    # -- pieces
+
+    def message(self, message: Message, head: TaskHead) -> Json:
+        body: Json = {
+            "messageId": message.message_id,
+            "role": self.dialect.roles[message.role],
+            self.dialect.content: [self.part(part) for part in message.parts],
+            "contextId": head.context_id,
+            "taskId": head.id,
+        }
+        if message.metadata:
+            body["metadata"] = message.metadata
+        if message.extensions:
+            body["extensions"] = message.extensions
+        if message.reference_task_ids:
+            body["referenceTaskIds"] = message.reference_task_ids
+        return {"kind": "message", **body} if self.dialect.tagged else body
+
+    def part(self, part: Part) -> Json:
+        body: Json = {"metadata": part.metadata} if part.metadata else {}
+        match part:
+            case Text(text=text):
+                body["text"], kind = text, "text"
+            case Data(value=value):
+                kind = "data"
+                if not self.dialect.new_parts and not isinstance(value, dict):
+                    value = {"value": value}
+                    body["metadata"] = {**(part.metadata or {}), "data_part_compat": True}
+                body["data"] = {"data": value} if self.dialect.nested_data else value
+            case FileBytes() | FileUrl():
+                kind = "file"
+                body |= self._file(part)
+            case _:
+                assert_never(part)
+        if self.dialect.new_parts:
+            if part.media_type:
+                body["mediaType"] = part.media_type
+            if part.filename:
+                body["filename"] = part.filename
+        return {"kind": kind, **body} if self.dialect.tagged else body
+
+    def _file(self, part: FileBytes | FileUrl) -> Json:
+        inline = isinstance(part, FileBytes)
+        content = part.content if isinstance(part, FileBytes) else part.url
+        if self.dialect.new_parts:
+            return {"raw" if inline else "url": content}
+        if self.dialect.nested_data:
+            file: Json = {"fileWithBytes" if inline else "fileWithUri": content}
+        else:
+            file = {"bytes" if inline else "uri": content}
+        if part.media_type:
+            file["mimeType"] = part.media_type
+        if part.filename:
+            file["name"] = part.filename
+        return {"file": file}
+
+    def _artifact(self, head: TaskHead, block: Block) -> Json:
+        if block.call is not None:
+            return self._tool_artifact(head, block.id, block.message_id, block.seq, block.call)
+        return {
+            "artifactId": block.id,
+            "name": NAMES[block.kind],
+            "parts": [self.part(Text(block.text))],
+            "metadata": _stream(head, block.seq, block.kind, block.message_id),
+        }
+
+    def _tool_artifact(
+        self, head: TaskHead, block_id: str, message_id: str, seq: int, call: ToolCall
+    ) -> Json:
+        told: Part = Text(_tool_text(call))
+        if head.modes.allows("application/json"):
+            told = Data(_tool(call))
+        return {
+            "artifactId": block_id,
+            "name": f"tool:{call.tool}",
+            "parts": [self.part(told)],
+            "metadata": _stream(head, seq, BlockKind.TOOL_CALL, message_id),
+        }
+
+    def _changes(self, head: TaskHead, files: tuple[FileChange, ...], seq: int) -> Json:
+        parts: list[Part] = []
+        diff = "".join(file.patch for file in files)
+        if diff and (head.modes.allows("text/x-diff") or head.modes.allows("text/plain")):
+            parts.append(Text(diff, media_type="text/x-diff"))
+        if head.modes.allows("application/json"):
+            listed = [
+                {
+                    "file": file.file,
+                    "status": file.status,
+                    "additions": file.additions,
+                    "deletions": file.deletions,
+                }
+                for file in files
+            ]
+            parts.append(Data({"files": listed}))
+        return {
+            "artifactId": f"{head.id}:changes",
+            "name": "changes",
+            "parts": [self.part(part) for part in parts or [Text(diff)]],
+            "metadata": {"shared": {"stream": {"event_id": f"{head.id}:{seq}", "sequence": seq}}},
+        }
+
+    def _note(self, head: TaskHead, about: str, text: str) -> Json:
+        """Something the agent's side says in a status: a question, or how it ended."""
+        return self.message(Message(f"{head.id}:{about}", Role.AGENT, (Text(text),)), head)
+
+    def _status(self, state: TaskState, at: int, message: Json | None) -> Json:
+        status: Json = {"state": self.dialect.states[state], "timestamp": timestamp(at)}
+        if message is not None:
+            status["message"] = message
+        return status
+
+
+def timestamp(ms: int) -> str:
+    moment = datetime.fromtimestamp(ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _metadata(shared: Json, ended: Ended | None) -> Json:
+    metadata: Json = {"shared": shared} if shared else {}
+    if ended is not None and ended.problem is not None:
+        error: Json = {"type": ended.problem.type.value}
+        if ended.problem.upstream_status is not None:
+            error["upstream_status"] = ended.problem.upstream_status
+        metadata["opencode"] = {"error": error}
+    return {"metadata": metadata} if metadata else {}
+
+
+def _stream(head: TaskHead, seq: int, kind: BlockKind, message_id: str) -> Json:
+    return {
+        "shared": {
+            "stream": {
+                "block_type": kind.value,
+                "source": "opencode",
+                "role": "agent",
+                "message_id": message_id,
+                "event_id": f"{head.id}:{seq}",
+                "sequence": seq,
+            }
+        }
+    }
+
+
+def _session(session_id: str, title: str) -> Json:
+    return {"id": session_id, "title": title} if title else {"id": session_id}
+
+
+def _usage(usage: Usage) -> Json:
+    body: Json = {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+    }
+    if usage.reasoning_tokens:
+        body["reasoning_tokens"] = usage.reasoning_tokens
+    if usage.cache_read_tokens or usage.cache_write_tokens:
+        body["cache_tokens"] = {
+            "read_tokens": usage.cache_read_tokens,
+            "write_tokens": usage.cache_write_tokens,
+        }
+    if usage.cost:
+        body["cost"] = usage.cost
+    return body
+
+
+def _progress(progress: Progress) -> Json:
+    body: Json = {"type": progress.type, "status": progress.status}
+    if progress.attempt is not None:
+        body["attempt"] = progress.attempt
+    if progress.next_at is not None:
+        body["next"] = timestamp(progress.next_at)
+    if progress.message:
+        body["message"] = progress.message
+    if progress.todos is not None:
+        body["todos"] = progress.todos
+    return body
+
+
+def _interrupt(
+    interrupt: Interrupt, phase: str, expires_at: int | None = None, resolution: str | None = None
+) -> Json:
+    body: Json = {"request_id": interrupt.request_id, "phase": phase}
+    if resolution is not None:
+        body["resolution"] = resolution
+    if expires_at is not None:
+        body["expires_at"] = timestamp(expires_at)
+    match interrupt:
+        case PermissionAsk():
+            details: Json = {"permission": interrupt.permission, "patterns": interrupt.patterns}
+            for name in ("command", "filepath", "diff"):
+                if value := getattr(interrupt, name):
+                    details[name] = value
+            return body | {"type": "permission", "details": details}
+        case QuestionAsk(questions=questions):
+            return body | {"type": "question", "details": {"questions": questions}}
+        case _:
+            assert_never(interrupt)
+
+
+def _tool(call: ToolCall) -> Json:
+    body: Json = {"call_id": call.call_id, "tool": call.tool, "status": call.status}
+    for name in ("title", "subtitle", "input", "output", "error"):
+        value = getattr(call, name)
+        if value is not None:
+            body[name] = value
+    return body
+
+
+def _tool_text(call: ToolCall) -> str:
+    """A tool call for clients that take text only."""
+    lines = [f"[{call.tool}] {call.status}" + (f": {call.title}" if call.title else "")]
+    lines += [text for text in (call.output, call.error) if text]
+    return "\n".join(lines)

@@ -1,0 +1,215 @@
+"""Where the operations are reached: JSON-RPC on `/`, REST of both lines, the Agent Card."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..domain.values import Caller
+from ..errors import Internal, InvalidRequest, MethodNotFound, ServiceError
+from .body import read_json
+from .card import Card
+from .failures import A2A_JSON, JSON, failure, rest_response, rpc_response
+from .health import Health
+from .operations import RPC_METHODS, SUPPORTED_METHODS, Call, Operation, Operations
+from .parse import from_query
+from .render import V03, V03_REST, V1, Dialect
+from .sse import Envelope
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A REST route; the 0.3 form has its own prefix, the 1.0 form a twin per tenant."""
+
+    methods: tuple[str, ...]
+    path: str
+    operation: Operation
+    summary: str
+    lines: tuple[Dialect, ...] = (V1, V03_REST)
+
+
+_PUSH = "/tasks/{id}/pushNotificationConfigs"
+REST_ROUTES = (
+    Route(("POST",), "/message:send", Operations.send, "Send a message"),
+    Route(("POST",), "/message:stream", Operations.stream, "Send a message, stream the answer"),
+    Route(("GET",), "/tasks", Operations.list, "List tasks"),
+    Route(("POST",), "/tasks/{id}:cancel", Operations.cancel, "Cancel a task"),
+    Route(("GET", "POST"), "/tasks/{id}:subscribe", Operations.subscribe, "Follow a task"),
+    Route(("POST", "GET"), _PUSH, Operations.push_config, "Push configurations (not supported)"),
+    Route(
+        ("GET", "DELETE"),
+        _PUSH + "/{config_id}",
+        Operations.push_config,
+        "A push configuration (not supported)",
+    ),
+    Route(("GET",), "/tasks/{id}", Operations.get, "Get a task"),
+    Route(("GET",), "/extendedAgentCard", Operations.extended_card, "Extended card (none)", (V1,)),
+    Route(("GET",), "/card", Operations.extended_card, "Extended card (none)", (V03_REST,)),
+)
+
+
+def add_route(
+    app: FastAPI, path: str, endpoint: Endpoint, methods: tuple[str, ...], summary: str
+) -> None:
+    """One route per verb, as OpenAPI wants it; HEAD and tenant twins go without saying."""
+    for method in methods:
+        app.add_api_route(
+            path,
+            endpoint,
+            methods=[method],
+            summary=summary,
+            operation_id=f"{method} {path}",
+            include_in_schema=method != "HEAD" and not path.startswith("/{tenant}"),
+        )
+
+
+def caller_of(request: Request) -> Caller:
+    """Set by the authentication in front of every route that needs one."""
+    caller: Caller = request.scope["state"]["caller"]
+    return caller
+
+
+def extensions_of(request: Request) -> frozenset[str]:
+    named = [
+        *request.headers.getlist("a2a-extensions"),
+        *request.headers.getlist("x-a2a-extensions"),
+    ]
+    return frozenset(uri.strip() for line in named for uri in line.split(",") if uri.strip())
+
+
+def version_of(request: Request) -> str | None:
+    return request.headers.get("a2a-version") or request.query_params.get("A2A-Version")
+
+
+def add_routes(
+    app: FastAPI, operations: Operations, card: Card, health: Health, body_limit: int
+) -> None:
+    add_route(app, "/health", health.live, ("GET", "HEAD"), "Whether the service lives")
+    add_route(app, "/ready", health.ready, ("GET", "HEAD"), "Whether it can work")
+    for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
+        add_route(app, path, card.serve, ("GET", "HEAD"), "The Agent Card")
+    add_route(app, "/", _rpc(operations, body_limit), ("POST",), "JSON-RPC, both lines")
+    for dialect, prefix in ((V03_REST, "/v1"), (V1, ""), (V1, "/{tenant}")):
+        for route in REST_ROUTES:
+            if dialect in route.lines:
+                endpoint = _rest(operations, route.operation, dialect, body_limit)
+                add_route(app, prefix + route.path, endpoint, route.methods, route.summary)
+    app.add_exception_handler(HTTPException, _unknown_path)
+
+
+def _rpc(operations: Operations, body_limit: int) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        dialect, request_id = _line_of(request), None
+        try:
+            body = await read_json(request, body_limit)
+            request_id = _id_of(body)
+            method = body.get("method")
+            if body.get("jsonrpc") != "2.0" or not isinstance(method, str):
+                raise InvalidRequest('A request needs "jsonrpc": "2.0" and a "method".')
+            if method not in RPC_METHODS:
+                raise MethodNotFound(
+                    f"There is no method {method}.",
+                    method=method,
+                    supported_methods=list(SUPPORTED_METHODS),
+                    protocol_version=dialect.version,
+                )
+            dialect, operation = RPC_METHODS[method]
+            operations.negotiate(dialect, version_of(request))
+            params = body.get("params")
+            if params is not None and not isinstance(params, dict):
+                raise InvalidRequest('"params" must be an object.')
+            result = await operation(
+                operations,
+                Call(
+                    caller_of(request),
+                    dialect,
+                    params,
+                    extensions_of(request),
+                    Envelope.rpc(request_id),
+                    request_id,
+                ),
+            )
+        except ServiceError as exc:
+            return rpc_response(exc, dialect, request_id)
+        if isinstance(result, Response):
+            return result
+        if "id" not in body:
+            return Response(status_code=204)
+        answered = {"jsonrpc": "2.0", "id": request_id, "result": result}
+        return Response(orjson.dumps(answered), media_type=JSON)
+
+    return answer
+
+
+def _line_of(request: Request) -> Dialect:
+    """Whose error shape to use before the method is known."""
+    return V1 if (version_of(request) or "").startswith("1") else V03
+
+
+def _id_of(body: Any) -> str | int | None:
+    if not isinstance(body, dict):
+        raise InvalidRequest("A request must be one JSON object; batches are not part of A2A.")
+    request_id = body.get("id")
+    if isinstance(request_id, bool) or not isinstance(request_id, str | int | None):
+        raise InvalidRequest('"id" must be a string, a whole number or null.')
+    return request_id
+
+
+def _rest(
+    operations: Operations, operation: Operation, dialect: Dialect, body_limit: int
+) -> Endpoint:
+    media_type = A2A_JSON if dialect is V1 else JSON
+
+    async def answer(request: Request) -> Response:
+        try:
+            operations.negotiate(dialect, version_of(request))
+            params: dict[str, Any] = {}
+            if request.method == "POST" and await _has_body(request, operation):
+                body = await read_json(request, body_limit)
+                if body is not None and not isinstance(body, dict):
+                    raise InvalidRequest("The body must be a JSON object.")
+                params = body or {}
+            elif request.method == "GET":
+                params = from_query(request.query_params)
+            if "id" in request.path_params:
+                params = {**params, "id": request.path_params["id"]}
+            call = Call(caller_of(request), dialect, params, extensions_of(request))
+            result = await operation(operations, call)
+        except ServiceError as exc:
+            return rest_response(exc, dialect)
+        if isinstance(result, Response):
+            return result
+        return Response(orjson.dumps(result), media_type=media_type)
+
+    return answer
+
+
+async def _has_body(request: Request, operation: Operation) -> bool:
+    """Sends need one; elsewhere an absent body is fine, and has no content type to check."""
+    if operation in (Operations.send, Operations.stream):
+        return True
+    return request.headers.get("content-length", "0") != "0"
+
+
+async def _unknown_path(request: Request, exc: Exception) -> Response:
+    status = exc.status_code if isinstance(exc, HTTPException) else 500
+    if status == 405:
+        error: ServiceError = MethodNotFound(
+            f"{request.method} is not possible here.", path=request.url.path
+        )
+    elif status == 404:
+        error = MethodNotFound("There is nothing at this path.", path=request.url.path)
+    else:
+        error = Internal("The request could not be answered.")
+    response = failure(request.scope, error)
+    response.status_code = status
+    return response

@@ -1,0 +1,134 @@
+"""A task's log as Server-Sent Events: plain ASGI, bytes in, bytes out.
+
+What is waiting is written in one piece, so a fast task costs few writes and a
+slow reader only its place in the log. The stream ends with the task, where a
+person is needed (unless the client asked to wait), or when the client leaves;
+the task does not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import orjson
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..domain.ports import Cursor
+from ..domain.task import TaskHead
+from ..domain.updates import LogEntry, state_after
+from ..domain.values import TaskState
+from ..errors import ServiceError
+from .failures import rest_error, rpc_error
+from .render import Json, Renderer
+
+logger = structlog.get_logger()
+
+KEEP_ALIVE = 4.0  # seconds; a common client gives up after five of silence
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What surrounds each event: nothing for REST, a JSON-RPC response otherwise."""
+
+    before: bytes = b""
+    after: bytes = b""
+
+    @classmethod
+    def rpc(cls, request_id: str | int | None) -> Envelope:
+        head = b'{"jsonrpc":"2.0","id":' + orjson.dumps(request_id) + b',"result":'
+        return cls(head, b"}")
+
+    def frame(self, seq: int, payload: bytes) -> bytes:
+        return b"id: %d\ndata: %b%b%b\n\n" % (seq, self.before, payload, self.after)
+
+
+class EventStream(Response):
+    def __init__(
+        self,
+        renderer: Renderer,
+        envelope: Envelope,
+        head: TaskHead,
+        first: tuple[int, bytes],
+        cursor: Cursor | None,
+        *,
+        stays_open: bool = False,
+        headers: dict[str, str] | None = None,
+        request_id: str | int | None = None,
+    ) -> None:
+        super().__init__(headers=HEADERS | (headers or {}))
+        del self.headers["content-length"]
+        self._renderer = renderer
+        self._envelope = envelope
+        self._head = head
+        self._first = first
+        self._cursor = cursor
+        self._stays_open = stays_open
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        writing = asyncio.create_task(self._write(send))
+        leaving = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writing, leaving):
+                task.cancel()
+            results = await asyncio.gather(writing, leaving, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _write(self, send: Send) -> None:
+        async def write(body: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        await write(self._envelope.frame(*self._first))
+        over = self._cursor is None
+        while not over and self._cursor is not None:
+            try:
+                async with asyncio.timeout(KEEP_ALIVE):
+                    entries = await self._cursor.read()
+            except TimeoutError:
+                await write(b": keep-alive\n\n")
+                continue
+            except ServiceError as exc:
+                await write(b"event: error\ndata: %b\n\n" % orjson.dumps(self._error(exc)))
+                break
+            over = not entries
+            frames = []
+            for entry in entries:
+                payload = self._renderer.event(self._head, entry, stays_open=self._stays_open)
+                if payload is not None:
+                    frames.append(self._envelope.frame(entry.seq, payload))
+                if self._closes(entry):
+                    over = True
+                    break
+            if frames:
+                await write(b"".join(frames))
+        await write(b"", more=False)
+
+    def _closes(self, entry: LogEntry) -> bool:
+        state = state_after(entry.update)
+        if state is TaskState.INPUT_REQUIRED:
+            return not self._stays_open
+        return state is not None and state.terminal
+
+    def _error(self, exc: ServiceError) -> Json:
+        dialect = self._renderer.dialect
+        if not self._envelope.before:
+            return rest_error(exc, dialect)
+        return {"jsonrpc": "2.0", "id": self._request_id, "error": rpc_error(exc, dialect)}
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

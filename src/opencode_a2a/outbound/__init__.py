@@ -1,0 +1,1 @@
+"""What leaves this service on a caller's behalf, and the policy it leaves under."""

@@ -1,0 +1,1 @@
+"""Use cases: asynchronous, and knowing only the domain and its ports."""

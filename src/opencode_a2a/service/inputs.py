@@ -1,0 +1,99 @@
+"""From what a caller sent to what the agent is asked.
+
+Text stays text, data becomes labelled JSON text, and files become bytes: OpenCode
+would read any `file://` path without asking and fetches no `http://` one, so a
+file reaches it only in the form of an attachment that we have made.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import assert_never
+
+from ..domain.ports import Files, Refused
+from ..domain.values import Attachment, Data, FileBytes, FileUrl, Part, Text
+from ..errors import ContentTypeNotSupported, InvalidParams
+
+BINARY_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf")
+TEXT_TYPES = (
+    "application/json",
+    "application/xml",
+    "application/yaml",
+    "application/x-yaml",
+    "application/toml",
+    "application/javascript",
+    "application/typescript",
+    "application/x-sh",
+    "application/sql",
+    "application/x-ndjson",
+    "application/graphql",
+)
+INPUT_MODES = ("text/plain", "text/*", "application/json", *BINARY_TYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    files: Files
+    part_bytes: int
+
+    async def prepare(self, parts: tuple[Part, ...]) -> tuple[str | Attachment, ...]:
+        """The agent's side of a message; refuses what the agent could not read."""
+        return tuple(
+            [await self._prepare(f"message.parts[{i}]", part) for i, part in enumerate(parts)]
+        )
+
+    async def _prepare(self, where: str, part: Part) -> str | Attachment:
+        match part:
+            case Text(text=text):
+                self._bounded(where, len(text.encode()))
+                return text
+            case Data(value=value):
+                text = json.dumps(value, ensure_ascii=False, indent=2)
+                self._bounded(where, len(text.encode()))
+                return f"Data (application/json):\n```json\n{text}\n```"
+            case FileBytes(content=content, media_type=media_type, filename=name):
+                try:
+                    raw = base64.b64decode(content, validate=True)
+                except (binascii.Error, ValueError):
+                    raise InvalidParams.at(where, "file bytes must be base64") from None
+                return self._attached(where, raw, media_type, name)
+            case FileUrl(url=url, media_type=media_type, filename=name):
+                try:
+                    fetched = await self.files.fetch(url, self.part_bytes)
+                except Refused as exc:
+                    raise InvalidParams.at(where, str(exc)) from exc
+                name = name or url.rsplit("/", 1)[-1].partition("?")[0] or None
+                return self._attached(
+                    where, fetched.content, media_type or fetched.media_type, name
+                )
+            case _:
+                assert_never(part)
+
+    def _attached(
+        self, where: str, raw: bytes, media_type: str | None, name: str | None
+    ) -> Attachment:
+        self._bounded(where, len(raw))
+        given = (media_type or "text/plain").partition(";")[0].strip().lower()
+        if given in BINARY_TYPES:
+            sent_as = given
+        elif given.startswith("text/") or given in TEXT_TYPES or given.endswith(("+json", "+xml")):
+            sent_as = "text/plain"  # the only text type OpenCode does not drop
+        else:
+            raise ContentTypeNotSupported(
+                f"{where}: {given} is not accepted. Accepted are text, JSON, PNG, JPEG, GIF, WebP "
+                "images and PDF.",
+                media_type=given,
+                accepted=list(INPUT_MODES),
+            )
+        return Attachment(base64.b64encode(raw).decode(), sent_as, name)
+
+    def _bounded(self, where: str, size: int) -> None:
+        if size > self.part_bytes:
+            raise InvalidParams.at(
+                where,
+                f"{size} bytes are more than the {self.part_bytes} allowed in one part "
+                "(A2A_MAX_PART_BYTES)",
+            )

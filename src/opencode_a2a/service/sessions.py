@@ -1,0 +1,48 @@
+"""Which agent session serves which context of which caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from ..domain.ports import Agent, AgentSession, Bindings
+
+K = TypeVar("K")
+
+
+class Lanes(Generic[K]):
+    """One at a time per key, first come first served; keys nobody uses cost nothing."""
+
+    def __init__(self) -> None:
+        self._locks: dict[K, asyncio.Lock] = {}
+        self._users: dict[K, int] = {}
+
+    @asynccontextmanager
+    async def __call__(self, key: K) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._users[key] = self._users.get(key, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._locks[key]
+
+
+class Sessions:
+    def __init__(self, agent: Agent, bindings: Bindings) -> None:
+        self._agent = agent
+        self._bindings = bindings
+        self._creating: Lanes[tuple[str, str]] = Lanes()
+
+    async def serving(self, owner: str, context_id: str, title: str) -> AgentSession:
+        """The session of this context, made now if it has none."""
+        async with self._creating((owner, context_id)):
+            ref = await self._bindings.session_of(owner, context_id)
+            if ref is None:
+                ref = await self._agent.create(title, context_id)
+                await self._bindings.bind(owner, context_id, ref)
+        return self._agent.session(ref)

@@ -1,0 +1,1 @@
+"""Plain ASGI middleware, one class per concern."""

@@ -1,0 +1,54 @@
+"""One line per request in the log, and an answer even when something breaks inside."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import Internal, ServiceError
+
+logger = structlog.get_logger()
+
+
+class Trace:
+    def __init__(self, app: ASGIApp, on_error: Callable[[Scope, ServiceError], ASGIApp]) -> None:
+        self._app = app
+        self._on_error = on_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex
+        started, status = time.perf_counter(), 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", []).append((b"x-request-id", request_id.encode()))
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request=request_id):
+            try:
+                await self._app(scope, receive, watched)
+            except Exception:
+                logger.exception("request.broken", method=scope["method"], path=scope["path"])
+                if status:
+                    raise  # too late for an answer: the connection is cut
+                error = Internal("Something went wrong here. The log has it.", request=request_id)
+                await self._on_error(scope, error)(scope, receive, watched)
+            finally:
+                caller = scope.get("state", {}).get("caller")
+                logger.info(
+                    "request",
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    ms=round((time.perf_counter() - started) * 1000, 1),
+                    principal=caller.principal if caller else None,
+                )
