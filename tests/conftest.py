@@ -1,0 +1,47 @@
+"""One real OpenCode, one fake one, and one service on each, shared by the tests of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.running import Service, Upstream, fake_opencode, real_opencode, service
+
+
+@pytest.fixture(scope="session")
+def opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    """The real OpenCode on the scripted model; bash and edits are allowed."""
+    with real_opencode(tmp_path_factory.mktemp("opencode")) as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="session")
+def asking_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    """A real OpenCode that asks before it runs a command or edits a file."""
+    permission = {"bash": "ask", "edit": "ask", "external_directory": "ask"}
+    with real_opencode(tmp_path_factory.mktemp("asking"), permission=permission) as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="session")
+def real_service(
+    opencode: Upstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    """`opencode-a2a serve` on the real OpenCode."""
+    with service(opencode, tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    """A fast fake OpenCode, for speed and faults."""
+    with fake_opencode(tmp_path_factory.mktemp("fake")) as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="session")
+def fake_service(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """`opencode-a2a serve` on the fake OpenCode."""
+    with service(fake, tmp_path_factory.mktemp("service-on-fake")) as running:
+        yield running

@@ -1,0 +1,1 @@
+"""Small programs that stand in for the service's neighbours in tests."""

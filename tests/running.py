@@ -1,0 +1,191 @@
+"""Programs the tests run for real: started, awaited by what they print, and always stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+READY_SECONDS = 60.0
+TOKEN = "test-token"
+
+# Nothing may be fetched or found outside the test: OpenCode's own switches for that.
+OFFLINE = {
+    f"OPENCODE_DISABLE_{name}": "1"
+    for name in (
+        "AUTOUPDATE",
+        "MODELS_FETCH",
+        "LSP_DOWNLOAD",
+        "SHARE",
+        "DEFAULT_PLUGINS",
+        "EXTERNAL_SKILLS",
+        "CLAUDE_CODE",
+    )
+}
+
+
+def opencode_command() -> str:
+    return os.environ.get("OPENCODE_COMMAND") or str(ROOT / "node_modules" / ".bin" / "opencode")
+
+
+def isolated(home: Path, **more: str) -> dict[str, str]:
+    """An environment in which nothing of the person running the tests can be seen."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    home.mkdir(parents=True, exist_ok=True)
+    return {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), **OFFLINE, **more}
+
+
+@dataclass
+class Program:
+    """A running process and everything it has said."""
+
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+    news: threading.Condition = field(default_factory=threading.Condition)
+    silent: bool = False
+
+    @property
+    def output(self) -> str:
+        return "".join(self.said)
+
+    def listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self.news:
+                self.said.append(line)
+                self.news.notify_all()
+        with self.news:
+            self.silent = True
+            self.news.notify_all()
+
+    def wait_for(self, pattern: str, seconds: float = READY_SECONDS) -> re.Match[str]:
+        """The first match in its output; fails when it ends, or takes too long, without one."""
+
+        def found() -> re.Match[str] | None:
+            return re.search(pattern, self.output)
+
+        with self.news:
+            self.news.wait_for(lambda: found() or self.silent, seconds)
+            match = found()
+        assert match, f"{self.process.args!r} never said {pattern!r}:\n{self.output}"
+        return match
+
+    def stop(self, seconds: float = 15.0) -> int:
+        """Ask it to stop, and insist if it does not; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(5)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(5)
+
+
+@contextmanager
+def running(
+    command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None
+) -> Iterator[Program]:
+    process = subprocess.Popen(
+        command,
+        env=env,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+    )
+    program = Program(process)
+    listener = threading.Thread(target=program.listen, daemon=True)
+    listener.start()
+    try:
+        yield program
+    finally:
+        program.stop()
+        listener.join(5)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """An OpenCode that a service under test can use, real or fake."""
+
+    base_url: str
+    password: str | None
+    workspace: Path
+    model_url: str | None = None  # the scripted model behind a real one
+    program: Program | None = None
+
+
+@contextmanager
+def real_opencode(directory: Path, **config: object) -> Iterator[Upstream]:
+    """The real OpenCode on the scripted model, in a fresh git workspace."""
+    workspace = directory / "workspace"
+    workspace.mkdir(parents=True)
+    (workspace / "README.md").write_text("hello project\n")
+    author = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
+    for words in (("init", "-q"), ("add", "-A"), (*author, "commit", "-qm", "first")):
+        subprocess.run(["git", *words], cwd=workspace, check=True, env=isolated(directory / "home"))
+    command = [sys.executable, "-m", "tests.opencode_for_tests", str(workspace), json.dumps(config)]
+    with running(command, isolated(directory / "home"), ROOT) as program:
+        found = program.wait_for(r"ready (\{.*\})")
+        told = json.loads(found[1])
+        yield Upstream(told["base_url"], told["password"], workspace, told["model_url"], program)
+
+
+@contextmanager
+def fake_opencode(directory: Path, *flags: str) -> Iterator[Upstream]:
+    """The fast fake, in a process of its own."""
+    workspace = directory / "workspace"
+    workspace.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "tests.fakes.opencode", "--port", "0", *flags]
+    with running(command, isolated(directory / "home"), ROOT) as program:
+        found = program.wait_for(r"listening on (http://\S+)")
+        yield Upstream(found[1], None, workspace, program=program)
+
+
+@dataclass(frozen=True)
+class Service:
+    """`opencode-a2a serve`, as a user runs it."""
+
+    url: str
+    program: Program
+    token: str = TOKEN
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.token}"}
+
+
+@contextmanager
+def service(upstream: Upstream, directory: Path, **settings: str) -> Iterator[Service]:
+    """The service on an upstream; `settings` are its environment variables."""
+    env = isolated(
+        directory / "home",
+        OPENCODE_BASE_URL=upstream.base_url,
+        OPENCODE_WORKSPACE_ROOT=str(upstream.workspace),
+        A2A_TASK_STORE_DATABASE_URL=f"sqlite:///{directory / 'tasks.db'}",
+        A2A_PORT="0",
+    )
+    if upstream.password is not None:
+        env["OPENCODE_AUTH_PASSWORD"] = upstream.password
+    if "A2A_STATIC_AUTH_CREDENTIALS" not in settings:
+        env["A2A_BEARER_TOKEN"] = TOKEN
+    command = [str(Path(sys.executable).parent / "opencode-a2a"), "serve"]
+    with running(command, env | settings, upstream.workspace) as program:
+        found = program.wait_for(r"event=serving url=(\S+)")
+        yield Service(found[1], program)
