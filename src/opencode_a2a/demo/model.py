@@ -49,7 +49,7 @@ from uvicorn.server import ServerState
 
 WORDS = ("river ", "stone ", "cloud ", "maple ", "ember ", "north ", "quiet ", "light ")
 STRUCTURED_OUTPUT = "StructuredOutput"  # the tool OpenCode offers for answers with a schema
-MOST_DELTAS = 1_000_000
+MOST = 1_000_000  # deltas or milliseconds a marker can ask for
 REQUESTS_KEPT = 1000
 KEEP_ALIVE = 600  # an idle connection closed under a client about to use it looks like a cut
 CUT_PAUSE = 0.05  # clients forget what arrived together with the break
@@ -62,13 +62,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "limit": {"context": 200_000, "output": 32_000},
         "cost": {"input": 1, "output": 2},
     },
-    "demo-small": {"name": "Demo small", "limit": {"context": 200_000, "output": 8_000}},
+    "demo-small": {"name": "Demo small"},
     "demo-vision": {
         "name": "Demo vision",
         "attachment": True,
         "modalities": {"input": ["text", "image", "pdf"], "output": ["text"]},
-        "limit": {"context": 200_000, "output": 8_000},
     },
+}
+ANY_MODEL = {
+    "tool_call": True,
+    "modalities": {"input": ["text"], "output": ["text"]},
+    "limit": {"context": 200_000, "output": 8_000},
+    "cost": {"input": 0, "output": 0},
 }
 
 
@@ -91,13 +96,21 @@ def _marker(read: Callable[[str], Any], default: Any = None) -> Any:
     return field(default=default, metadata={"read": read})
 
 
-def _whole(default: int) -> Callable[[str], int]:
-    return lambda argument: min(int(argument or default), MOST_DELTAS)
+def _whole(default: int, allowed: range = range(MOST + 1)) -> Callable[[str], int]:
+    def read(argument: str) -> int:
+        if (value := int(argument or default)) not in allowed:
+            raise ValueError(argument)
+        return value
+
+    return read
 
 
-def _fault(argument: str, default: int) -> Fault:
-    value, limited, times = argument.partition(":")
-    return Fault(int(value or default), int(times) if limited else None)
+def _fault(whole: Callable[[str], int]) -> Callable[[str], Fault]:
+    def read(argument: str) -> Fault:
+        value, limited, times = argument.partition(":")
+        return Fault(whole(value), int(times) if limited else None)
+
+    return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +130,12 @@ class Script:
     start: int = _marker(_whole(0), 0)
     finish: str | None = _marker(str)
     usage: tuple[int, ...] = _marker(lambda figures: tuple(map(int, figures.split(":"))), ())
-    error: Fault | None = _marker(lambda argument: _fault(argument, 500))
+    error: Fault | None = _marker(_fault(_whole(500, range(400, 600))))
     retryafter: float | None = _marker(float)
     overflow: bool = _marker(lambda _: True, False)
     hang: bool = _marker(lambda _: True, False)
     hangmid: int | None = _marker(_whole(3))
-    cutmid: Fault | None = _marker(lambda argument: _fault(argument, 3))
+    cutmid: Fault | None = _marker(_fault(_whole(3)))
 
 
 _READERS = {marker.name: marker.metadata["read"] for marker in fields(Script) if marker.metadata}
@@ -208,10 +221,10 @@ class ChatRequest:
     @property
     def kind(self) -> Literal["chat", "title", "summary"]:
         """OpenCode asks for titles and summaries with system prompts of their own, no tools."""
-        system = "" if self.offered else self.system.lower()
-        if "title generator" in system:
+        opening = "" if self.offered else self.system[:200].lower()
+        if "title generator" in opening:
             return "title"
-        return "summary" if "summariz" in system else "chat"
+        return "summary" if "summariz" in opening else "chat"
 
 
 def _text(content: Any) -> str:
@@ -361,7 +374,7 @@ def frames(reply: Reply, head: dict[str, Any], stream: bool) -> Iterator[tuple[b
     for index, (call, wire) in enumerate(zip(reply.calls, tool_calls, strict=True)):
         opening = {**wire, "index": index, "function": {"name": call.name, "arguments": ""}}
         yield chunk(tool_calls=[opening]), 0
-        for piece in _pieces(call.arguments, 16 if reply.argument_pause else MOST_DELTAS):
+        for piece in _pieces(call.arguments, 16 if reply.argument_pause else len(call.arguments)):
             more = {"index": index, "function": {"arguments": piece}}
             yield chunk(tool_calls=[more]), reply.argument_pause
     yield chunk(reply.finish), 0
@@ -465,7 +478,7 @@ def opencode_config(base_url: str) -> dict[str, Any]:
                 "npm": "@ai-sdk/openai-compatible",  # part of the OpenCode binary
                 "name": "Demo",
                 "options": {"baseURL": base_url, "apiKey": "demo"},
-                "models": {name: {"tool_call": True, **model} for name, model in MODELS.items()},
+                "models": {name: {**ANY_MODEL, **model} for name, model in MODELS.items()},
             }
         },
     }
@@ -475,31 +488,30 @@ _WIRE_LOG = logging.getLogger(__name__)
 _WIRE_LOG.addFilter(lambda record: record.exc_info is not None)  # cuts are meant; crashes are not
 
 
-class _Connection(HttpToolsProtocol):
-    """One of uvicorn's, silent without touching the loggers it shares with other servers."""
-
-    def __init__(self, config: uvicorn.Config, server_state: ServerState) -> None:
-        super().__init__(config, server_state, {})
-        self.logger, self.access_log = _WIRE_LOG, False
-
-
 @asynccontextmanager
 async def serve(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """The model's base URL, for as long as the block lasts.
 
-    `uvicorn.Server` would take over the signals of a process that is not its own.
+    `uvicorn.Server` would take over signals and loggers of a process that is not its own, so only
+    its connections are used.
     """
     config = uvicorn.Config(app(), log_config=None, ws="none", timeout_keep_alive=KEEP_ALIVE)
     state = ServerState()
-    loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: _Connection(config, state), host, port)
+
+    def connection() -> HttpToolsProtocol:
+        protocol = HttpToolsProtocol(config, state, {})
+        protocol.logger, protocol.access_log = _WIRE_LOG, False
+        return protocol
+
+    listener = await asyncio.get_running_loop().create_server(connection, host, port)
     try:
         yield f"http://{host}:{listener.sockets[0].getsockname()[1]}/v1"
     finally:
         listener.close()
-        for connection in state.connections:
-            connection.transport.abort()
-        if state.tasks:  # each of them has just lost its client
+        for open_connection in list(state.connections):
+            open_connection.transport.abort()
+        await asyncio.sleep(0)
+        if state.tasks:  # each of them is just losing its client
             await asyncio.wait(state.tasks, timeout=STOP_GRACE)
 
 

@@ -154,6 +154,7 @@ class TodosChanged:
 class Compacting:
     session: str
     done: bool
+    part_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ What a block says
 * after a gap, deltas of a block that was open cannot be trusted and are dropped:
   its closing snapshot brings the rest;
 * a part the provider's retry left behind is void: the retried part takes over its
-  block, and a block nobody takes over is emptied.
+  block, and a block nobody takes over is emptied;
+* reading what is stored tells again what events have told: nothing is said twice,
+  and what is over (a closed text, a finished tool) stays over.
 
 When it is over
 * the session is idle and the newest assistant message is completed. Idle comes
@@ -97,6 +99,7 @@ class _Block:
     message_id: str
     chunks: list[str] = field(default_factory=list)
     started: bool = False
+    leftover: bool = False  # under this id the client holds text that is void
     ended: bool = False
     behind: bool = False
     call: ToolCall | None = None
@@ -127,9 +130,10 @@ class Turn:
         self._blocks: dict[str, _Block] = {}
         self._void: list[_Block] = []
         self._early: dict[str, dict[str, TextSnapshot | ToolSnapshot]] = {}
+        self._dead: set[str] = set()
         self._counted: dict[str, Usage] = {}
+        self._reported: set[Progress] = set()
         self._error: Problem | None = None
-        self._refused = False
         self._idle = False
         self._stale = False
         self._idle_reads = 0
@@ -162,7 +166,7 @@ class Turn:
                 return self._on_tool(event)
             case StepStarted():
                 if event.session == self.session and self._is_ours(event.message_id):
-                    return [Progress("step-start", "started", part_id=event.part_id)]
+                    return self._once(Progress("step-start", "started", part_id=event.part_id))
                 return []
             case StepFinished():
                 return self._on_step_finished(event)
@@ -171,7 +175,9 @@ class Turn:
                 return []
             case PartRemoved():
                 block = self._blocks.pop(event.part_id, None)
-                return [self._emptied(block)] if block and block.open and block.started else []
+                if block and block.open and (block.started or block.leftover):
+                    return [self._emptied(block)]
+                return []
             case ChildStarted(session=child, parent=parent):
                 if parent in self.family:
                     self.family.add(child)
@@ -183,7 +189,6 @@ class Turn:
             case InterruptAsked():
                 return self._on_asked(event)
             case InterruptClosed(request_id=request_id, resolution=resolution):
-                self._refused |= resolution in ("reject", "rejected")
                 return self._resolve(request_id, resolution)
             case TodosChanged():
                 if event.session != self.session:
@@ -192,7 +197,9 @@ class Turn:
             case Compacting():
                 if event.session != self.session or self._asked_at is None:
                     return []
-                return [Progress("compaction", "completed" if event.done else "started")]
+                if event.done:
+                    return [Progress("compaction", "completed")]
+                return self._once(Progress("compaction", "started", part_id=event.part_id))
             case Busy():
                 if event.session == self.session:
                     self._idle, self._idle_reads = False, 0
@@ -237,7 +244,8 @@ class Turn:
         self._answers[event.message_id] = event
         updates: list[Update] = []
         if not known:
-            self._idle = False  # a new answer has begun, so an idle seen before was another's
+            # A new answer has begun: an idle seen before was another's, an error was survived.
+            self._idle, self._error = False, None
             for early in self._early.pop(event.message_id, {}).values():
                 updates += self._on_text(early) if isinstance(early, TextSnapshot) else []
                 updates += self._on_tool(early) if isinstance(early, ToolSnapshot) else []
@@ -271,19 +279,21 @@ class Turn:
             return []
         block = self._blocks.get(event.part_id)
         if block is None:
+            if event.part_id in self._dead and not event.ended:
+                return []
             block = self._blocks[event.part_id] = self._new_block(event)
             block.behind = self._stale and not event.ended
         shown = block.shown()
-        if not event.ended and len(event.text) <= len(shown):
+        if not event.ended and (block.ended or len(event.text) <= len(shown)):
             return []  # opened, or an older state than the deltas have brought
         if event.text == shown and block.ended:
             return []
         block.ended = event.ended
         if not event.text.startswith(shown):
-            block.chunks, block.started = [], False
+            block.chunks, block.started, block.leftover = [], False, True
             shown = ""
         suffix = event.text[len(shown) :]
-        if not suffix and not block.started:
+        if not suffix and not block.started and not block.leftover:
             return []  # never shown, and nothing to show
         return [self._append(block, event.part_id, suffix, last=event.ended)]
 
@@ -291,11 +301,12 @@ class Turn:
         for block in self._void:
             if block.message_id == event.message_id and block.kind is event.kind:
                 self._void.remove(block)
-                return _Block(block.id, event.kind, event.message_id)
+                leftover = block.started or block.leftover
+                return _Block(block.id, event.kind, event.message_id, leftover=leftover)
         return _Block(event.part_id, event.kind, event.message_id)
 
     def _append(self, block: _Block, part_id: str, text: str, last: bool = False) -> BlockText:
-        append, block.started = block.started, True
+        append, block.started, block.leftover = block.started, True, False
         block.chunks.append(text)
         return BlockText(block.id, block.message_id, part_id, block.kind, text, append, last)
 
@@ -310,6 +321,8 @@ class Turn:
             self._blocks[event.part_id] = block
         if block.call == event.call:
             return []
+        if block.call is not None and block.call.over and not event.call.over:
+            return []
         block.call = event.call
         return [BlockTool(block.id, block.message_id, event.call)]
 
@@ -322,7 +335,7 @@ class Turn:
                 self._void.append(block)
         for block in [b for b in self._void if b.message_id == message_id]:
             self._void.remove(block)
-            if block.started:
+            if block.started or block.leftover:
                 updates.append(self._emptied(block))
         return updates
 
@@ -332,6 +345,12 @@ class Turn:
         )
 
     # -- signs of life
+
+    def _once(self, progress: Progress) -> list[Update]:
+        if progress in self._reported:
+            return []
+        self._reported.add(progress)
+        return [progress]
 
     def _on_step_finished(self, event: StepFinished) -> list[Update]:
         if event.session not in self.family or event.part_id in self._counted:
@@ -344,13 +363,7 @@ class Turn:
     def _on_retry(self, event: Retrying) -> list[Update]:
         if event.session not in self.family:
             return []
-        if event.session == self.session:
-            self._idle, self._idle_reads = False, 0
-            for part_id, block in list(self._blocks.items()):
-                if block.open:
-                    del self._blocks[part_id]
-                    self._void.append(block)
-        return [
+        retry = self._once(
             Progress(
                 "retry",
                 "waiting",
@@ -358,7 +371,15 @@ class Turn:
                 next_at=event.next_at,
                 message=event.message,
             )
-        ]
+        )
+        if event.session == self.session:
+            self._idle, self._idle_reads = False, 0
+            for part_id, block in list(self._blocks.items()):
+                if block.open and retry:
+                    del self._blocks[part_id]
+                    self._dead.add(part_id)
+                    self._void.append(block)
+        return retry
 
     def _on_asked(self, event: InterruptAsked) -> list[Update]:
         request_id = event.interrupt.request_id
@@ -388,15 +409,19 @@ class Turn:
             self._idle_reads += 1
             if self._idle_reads >= 2:
                 problem = self._error or LOST
-                self.outcome = Outcome(TaskState.FAILED, problem.message, problem)
+                updates += self._end(Outcome(TaskState.FAILED, problem.message, problem))
         return updates
 
     def _settle(self) -> list[Update]:
         """Look whether the run is over; the only updates are the requests its end closes."""
-        newest = next(reversed(self._answers.values()), None)
-        if self._stale or not self._idle or newest is None or not newest.completed:
+        if self._stale or not self._idle or not self._answers:
             return []
-        self.outcome = self._judge(newest)
+        # By age: after a gap, a message can be heard of before an older one is read.
+        newest = max(self._answers.values(), key=lambda a: (a.created, a.message_id))
+        return self._end(self._judge(newest)) if newest.completed else []
+
+    def _end(self, outcome: Outcome) -> list[Update]:
+        self.outcome = outcome
         return [
             u for request_id in list(self.interrupts) for u in self._resolve(request_id, "ended")
         ]
@@ -411,9 +436,13 @@ class Turn:
                 return Outcome(TaskState.FAILED, CUT.message, CUT)
             case "content-filter":
                 return Outcome(TaskState.FAILED, FILTERED.message, FILTERED)
-            case "tool-calls" if self._refused:
-                return Outcome(TaskState.CANCELED, STOPPED)
+            case "tool-calls" if self._has_failed_tool(newest.message_id):
+                return Outcome(TaskState.CANCELED, STOPPED)  # only a refusal stops a run here
             case None if newest.speaker is Speaker.AGENT:
                 return Outcome(TaskState.CANCELED, ABORTED)
             case _:
                 return Outcome(TaskState.COMPLETED)
+
+    def _has_failed_tool(self, message_id: str) -> bool:
+        calls = (b.call for b in self._blocks.values() if b.message_id == message_id)
+        return any(call is not None and call.status == "error" for call in calls)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Scope
 
 from ..errors import InvalidParams, ServiceError
-from .render import V03_REST, V1, Dialect, Json
+from .render import V03, V03_REST, V1, Dialect, Json
 
 JSON = "application/json"
 A2A_JSON = "application/a2a+json"
@@ -26,6 +27,7 @@ _STATUS_NAMES = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
     409: "ABORTED",
     410: "NOT_FOUND",
     429: "RESOURCE_EXHAUSTED",
@@ -35,6 +37,21 @@ _STATUS_NAMES = {
     504: "DEADLINE_EXCEEDED",
 }
 _INVALID = frozenset({-32700, -32600, -32602, -32005, -32073})
+# 0.3 defines no error body for REST: JavaScript clients read the code, Python clients these names.
+_V03_NAMES = {
+    -32700: "JSONParseError",
+    -32600: "InvalidRequestError",
+    -32601: "MethodNotFoundError",
+    -32602: "InvalidParamsError",
+    -32603: "InternalError",
+    -32001: "TaskNotFoundError",
+    -32002: "TaskNotCancelableError",
+    -32003: "PushNotificationNotSupportedError",
+    -32004: "UnsupportedOperationError",
+    -32005: "ContentTypeNotSupportedError",
+    -32007: "ExtendedAgentCardNotConfiguredError",
+    -32009: "VersionNotSupportedError",
+}
 
 
 def rpc_error(error: ServiceError, dialect: Dialect) -> Json:
@@ -45,38 +62,52 @@ def rpc_error(error: ServiceError, dialect: Dialect) -> Json:
     }
 
 
-def rpc_response(error: ServiceError, dialect: Dialect, request_id: Any) -> Response:
-    status = error.http_status if error.http_status in _HTTP_EVEN_FOR_RPC else 200
+def rpc_response(
+    error: ServiceError, dialect: Dialect, request_id: Any, status: int | None = None
+) -> Response:
+    status = status or (error.http_status if error.http_status in _HTTP_EVEN_FOR_RPC else 200)
     body = {"jsonrpc": "2.0", "id": request_id, "error": rpc_error(error, dialect)}
     return Response(orjson.dumps(body), status, _headers(error), JSON)
 
 
-def rest_error(error: ServiceError, dialect: Dialect) -> Json:
+def rest_error(error: ServiceError, dialect: Dialect, status: int | None = None) -> Json:
     if dialect is V03_REST:
-        return {"code": error.rpc_code, "message": error.message, "data": _facts(error)}
+        body = {"code": error.rpc_code, "message": error.message, "data": _facts(error)}
+        return body | {"type": _V03_NAMES.get(error.rpc_code, error.type)}
     name = "FAILED_PRECONDITION" if error.rpc_code not in _INVALID else "INVALID_ARGUMENT"
+    status = status or error.http_status
     return {
         "error": {
-            "code": error.http_status,
-            "status": _STATUS_NAMES.get(error.http_status, name),
+            "code": status,
+            "status": _STATUS_NAMES.get(status, name),
             "message": error.message,
             "details": _details(error),
         }
     }
 
 
-def rest_response(error: ServiceError, dialect: Dialect) -> Response:
+def rest_response(error: ServiceError, dialect: Dialect, status: int | None = None) -> Response:
     media_type = JSON if dialect is V03_REST else A2A_JSON
-    body = orjson.dumps(rest_error(error, dialect))
-    return Response(body, error.http_status, _headers(error), media_type)
+    body = orjson.dumps(rest_error(error, dialect, status))
+    return Response(body, status or error.http_status, _headers(error), media_type)
 
 
-def failure(scope: Scope, error: ServiceError) -> Response:
+def failure(scope: Scope, error: ServiceError, status: int | None = None) -> Response:
     """An error met before anybody looked at the request: its path says who asked."""
     path = scope["path"]
     if path in ("", "/"):
-        return rpc_response(error, V1, None)
-    return rest_response(error, V03_REST if path.startswith("/v1/") else V1)
+        return rpc_response(error, line_of(HTTPConnection(scope)), None, status)
+    return rest_response(error, V03_REST if path.startswith("/v1/") else V1, status)
+
+
+def version_of(request: HTTPConnection) -> str | None:
+    """The protocol version that a request names."""
+    return request.headers.get("a2a-version") or request.query_params.get("A2A-Version")
+
+
+def line_of(request: HTTPConnection) -> Dialect:
+    """Whose error shape JSON-RPC has before the method is known."""
+    return V1 if (version_of(request) or "").startswith("1") else V03
 
 
 def _headers(error: ServiceError) -> dict[str, str]:

@@ -35,7 +35,7 @@ from ..domain.values import (
 )
 from ..errors import InvalidParams, PushNotificationNotSupported
 from ..service.tasks import Request
-from .render import Dialect
+from .render import V03_REST, Dialect
 
 M = TypeVar("M", bound=BaseModel)
 Id = Annotated[str, Field(min_length=1, max_length=255)]
@@ -99,7 +99,10 @@ class PartIn(Wire):
         if self.file is not None:
             about = (self.file.mime_type, self.file.name, self.metadata)
             if self.file.content is not None:
-                return FileBytes(self.file.content, *about)
+                content = self.file.content
+                if dialect is V03_REST:
+                    content = _once_encoded(content, self.file.mime_type)
+                return FileBytes(content, *about)
             return FileUrl(self.file.uri or "", *about)
         value = self.data
         if dialect.nested_data and isinstance(value, dict) and value.keys() == {"data"}:
@@ -136,7 +139,8 @@ class Configuration(Wire):
 
 
 class SendParams(Wire):
-    message: MessageIn
+    # `request` is what the 0.3 protobuf calls it, and a client in use writes it so.
+    message: MessageIn = Field(validation_alias=AliasChoices("message", "request"))
     configuration: Configuration = Field(default_factory=Configuration)
     metadata: dict[str, Any] | None = None
 
@@ -165,7 +169,12 @@ class Send:
             OutputModes(tuple(wanted.accepted_output_modes)),
         )
         self.history_length = history(dialect, wanted.history_length)
-        self.blocking = not wanted.return_immediately and wanted.blocking is not False
+        # ProtoJSON leaves out what is false, so in 0.3 over REST a configuration that does not
+        # ask to block asks not to; nobody who gave none at all meant that.
+        blocking = wanted.blocking
+        if blocking is None and dialect is V03_REST and "configuration" in params.model_fields_set:
+            blocking = False
+        self.blocking = not wanted.return_immediately and blocking is not False
 
 
 class TaskParams(Wire):
@@ -243,6 +252,22 @@ def page_token(position: tuple[int, str] | None) -> str:
     if position is None:
         return ""
     return base64.urlsafe_b64encode(f"{position[0]}:{position[1]}".encode()).decode()
+
+
+def _once_encoded(content: str, media_type: str | None) -> str:
+    """Base64 without the second layer that Python clients put around it in 0.3 over REST.
+
+    Their protobuf field of bytes holds base64 already, and ProtoJSON encodes it again. A text
+    that only looks like base64 is told apart by what it would decode to.
+    """
+    try:
+        inner = base64.b64decode(content, validate=True).decode("ascii")
+        raw = base64.b64decode(inner, validate=True)
+        if not (media_type or "").startswith(("image/", "application/pdf")):
+            raw.decode()
+    except ValueError:
+        return content
+    return inner
 
 
 def _position(token: str | None) -> tuple[int, str] | None:

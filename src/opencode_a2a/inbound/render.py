@@ -7,6 +7,7 @@ with its log entry, whatever the number of its readers.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -280,7 +281,12 @@ class Renderer:
         if self.dialect.new_parts:
             return {"raw" if inline else "url": content}
         if self.dialect.nested_data:
-            file: Json = {"fileWithBytes" if inline else "fileWithUri": content}
+            # Twice encoded, as Python servers of this line do: their clients fail on anything else.
+            file: Json = (
+                {"fileWithBytes": base64.b64encode(content.encode()).decode()}
+                if inline
+                else {"fileWithUri": content}
+            )
         else:
             file = {"bytes" if inline else "uri": content}
         if part.media_type:

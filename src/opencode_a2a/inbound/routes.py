@@ -86,10 +86,6 @@ def extensions_of(request: Request) -> frozenset[str]:
     return frozenset(uri.strip() for line in named for uri in line.split(",") if uri.strip())
 
 
-def version_of(request: Request) -> str | None:
-    return request.headers.get("a2a-version") or request.query_params.get("A2A-Version")
-
-
 def add_routes(
     app: FastAPI, operations: Operations, card: Card, health: Health, body_limit: int
 ) -> None:
@@ -104,11 +100,12 @@ def add_routes(
                 endpoint = _rest(operations, route.operation, dialect, body_limit)
                 add_route(app, prefix + route.path, endpoint, route.methods, route.summary)
     app.add_exception_handler(HTTPException, _unknown_path)
+    app.router.redirect_slashes = False  # a redirect is no answer in anybody's shape
 
 
 def _rpc(operations: Operations, body_limit: int) -> Endpoint:
     async def answer(request: Request) -> Response:
-        dialect, request_id = _line_of(request), None
+        dialect, request_id = line_of(request), None
         try:
             body = await read_json(request, body_limit)
             request_id = _id_of(body)
@@ -126,7 +123,7 @@ def _rpc(operations: Operations, body_limit: int) -> Endpoint:
             operations.negotiate(dialect, version_of(request))
             params = body.get("params")
             if params is not None and not isinstance(params, dict):
-                raise InvalidRequest('"params" must be an object.')
+                raise InvalidParams.at("params", "must be an object")
             result = await operation(
                 operations,
                 Call(
@@ -148,11 +145,6 @@ def _rpc(operations: Operations, body_limit: int) -> Endpoint:
         return Response(orjson.dumps(answered), media_type=JSON)
 
     return answer
-
-
-def _line_of(request: Request) -> Dialect:
-    """Whose error shape to use before the method is known."""
-    return V1 if (version_of(request) or "").startswith("1") else V03
 
 
 def _id_of(body: Any) -> str | int | None:
@@ -202,14 +194,18 @@ async def _has_body(request: Request, operation: Operation) -> bool:
 
 async def _unknown_path(request: Request, exc: Exception) -> Response:
     status = exc.status_code if isinstance(exc, HTTPException) else 500
+    path = request.scope["path"]
     if status == 405:
-        error: ServiceError = MethodNotFound(
-            f"{request.method} is not possible here.", path=request.url.path
-        )
-    elif status == 404:
-        error = MethodNotFound("There is nothing at this path.", path=request.url.path)
-    else:
-        error = Internal("The request could not be answered.")
-    response = failure(request.scope, error)
-    response.status_code = status
-    return response
+        verbs = {
+            verb
+            for route in request.app.routes
+            if route.matches(request.scope)[0] is not Match.NONE
+            for verb in route.methods
+        }
+        error = MethodNotFound(f"{request.method} is not possible here.", path=path)
+        response = failure(request.scope, error, status)
+        response.headers["allow"] = ", ".join(sorted(verbs))
+        return response
+    if status == 404:
+        return failure(request.scope, MethodNotFound("There is nothing at this path.", path=path))
+    return failure(request.scope, Internal("The request could not be answered."), status)

@@ -7,6 +7,7 @@ route answers 200 with a web page), and every failure is translated here.
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,14 @@ class Endpoint:
     username: str = "opencode"
     password: str | None = field(default=None, repr=False)
 
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that logs in; none when there is no password."""
+        if self.password is None:
+            return {}
+        secret = b64encode(f"{self.username}:{self.password}".encode()).decode()
+        return {"authorization": f"Basic {secret}"}
+
 
 class Http:
     def __init__(
@@ -48,11 +57,8 @@ class Http:
     async def open(
         cls, endpoint: Endpoint, timeout: float = 30.0, concurrency: int = 0
     ) -> AsyncIterator[Http]:
-        auth = None
-        if endpoint.password is not None:
-            auth = aiohttp.BasicAuth(endpoint.username, endpoint.password)
         async with aiohttp.ClientSession(
-            auth=auth,
+            headers=endpoint.authorization,
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
             read_bufsize=1 << 20,  # one event is one line, and may hold a whole attachment

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import sys
-from base64 import b64encode
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing, suppress
@@ -28,9 +27,10 @@ TERM_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 1.0, 20, 2_000
 OURS = re.compile(
     "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME)"
 )
-# When we are killed, the kernel ends OpenCode: PR_SET_PDEATHSIG (1) survives exec. To ask for it in
-# preexec_fn could meet a lock that a thread of ours held at the fork, so a fresh interpreter asks,
-# restores the signals Python ignores and becomes OpenCode. "Parent" means the event loop's thread.
+# When we are killed, the kernel ends OpenCode: PR_SET_PDEATHSIG (1) survives exec. A preexec_fn
+# that asks for it could meet a lock that another thread held at the fork; a fresh interpreter asks,
+# restores the signals Python ignores and becomes OpenCode. "Parent" means the thread that forks:
+# the event loop's, which outlives the server.
 DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -148,7 +148,8 @@ class ManagedOpenCode:
                 start_new_session=True,  # Ctrl-C is ours to handle, and its group ends as a whole
             )
         except OSError as exc:
-            return ManagedProcessFailed(f"OpenCode: {exc.strerror}: {self._launch.directory}")
+            where = self._launch.directory
+            return ManagedProcessFailed(f"OpenCode cannot run in {where}: {exc.strerror}.")
         with closing(transport):
             try:
                 end = await self._until_death(child)
@@ -237,12 +238,12 @@ async def has_provider(endpoint: Endpoint, directory: Path) -> bool:
     # OpenCode always lists its own gateway, even offline: key "public", a few free models. Nobody
     # chose that, so it counts only with a key of the user's or if the configured model names it.
     # Others have a key or a config entry, and a model. (`/provider` adds a catalogue of 6 MB.)
-    credentials = b64encode(f"{endpoint.username}:{endpoint.password}".encode()).decode()
-    auth = {"Authorization": f"Basic {credentials}"}
     timeout = aiohttp.ClientTimeout(total=15)  # the first request loads the directory: 2 to 5 s
     answer: dict[str, Any] = {}
     try:
-        async with aiohttp.ClientSession(endpoint.base_url, headers=auth, timeout=timeout) as http:
+        async with aiohttp.ClientSession(
+            endpoint.base_url, headers=endpoint.authorization, timeout=timeout
+        ) as http:
             for path in ("/config", "/config/providers"):
                 async with http.get(path, params={"directory": str(directory)}) as response:
                     answer |= await response.json()  # refuses every other content type

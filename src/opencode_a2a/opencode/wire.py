@@ -206,7 +206,7 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
         case "patch":
             return [ev.FilesChanged(part.session, part.message)]
         case "compaction":
-            return [ev.Compacting(part.session, done=False)]
+            return [ev.Compacting(part.session, done=False, part_id=part.id)]
         case _:
             return []
 

@@ -12,30 +12,29 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from ..errors import StoreUnavailable
 from .migrate import upgrade
 
-P = ParamSpec("P")
 T = TypeVar("T")
 logger = structlog.get_logger()
-
-MEMORY = "sqlite://"
 
 
 class Database:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._writing = engine.execution_options(writes=True)
         self._writer = ThreadPoolExecutor(1, "store-writer")
-        in_memory = str(engine.url) == MEMORY
-        self._readers = self._writer if in_memory else ThreadPoolExecutor(4, "store-reader")
+        alone = _in_memory(engine.url)
+        self._readers = self._writer if alone else ThreadPoolExecutor(4, "store-reader")
 
     @classmethod
     @asynccontextmanager
@@ -51,44 +50,69 @@ class Database:
 
     async def write(self, work: Callable[..., T], *args: Any) -> T:
         """Run `work(connection, *args)` as one transaction, after every write before it."""
-        return await self._run(self._writer, work, args)
+        return await self._run(self._writer, self._writing, work, args)
 
     async def read(self, work: Callable[..., T], *args: Any) -> T:
-        return await self._run(self._readers, work, args)
+        return await self._run(self._readers, self._engine, work, args)
 
-    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., T], args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, self._work, work, args)
+    async def _run(
+        self, threads: ThreadPoolExecutor, engine: Engine, work: Callable[..., T], args: Any
+    ) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, _work, engine, work, args)
 
-    def _work(self, work: Callable[..., T], args: Any) -> T:
-        try:
-            with self._engine.begin() as connection:
-                return work(connection, *args)
-        except SQLAlchemyError as exc:
-            logger.error("store.failed", error=type(exc).__name__, reason=str(exc.__cause__))
-            raise StoreUnavailable(
-                "The task store cannot be used right now. Nothing was changed; try again later.",
-                retry_after=5,
-            ) from exc
+
+def _work(engine: Engine, work: Callable[..., T], args: Any) -> T:
+    try:
+        with engine.begin() as connection:
+            return work(connection, *args)
+    except SQLAlchemyError as exc:
+        logger.error("store.failed", error=type(exc).__name__, reason=str(exc.__cause__))
+        raise StoreUnavailable(
+            "The task store cannot be used right now. Nothing was changed; try again later.",
+            retry_after=5,
+        ) from exc
+
+
+def _in_memory(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
 def _engine(url: str) -> Engine:
     if make_url(url).get_backend_name() != "sqlite":
         return create_engine(url, pool_pre_ping=True)
     options: dict[str, Any] = {"connect_args": {"check_same_thread": False, "timeout": 5.0}}
-    if url == MEMORY:
+    if _in_memory(make_url(url)):
         options["poolclass"] = StaticPool  # every connection must be the same one
     engine = create_engine(url, **options)
 
     @event.listens_for(engine, "connect")
-    def _prepare(connection: sqlite3.Connection, _: object) -> None:
+    def _prepare(connection: sqlite3.Connection, entry: ConnectionPoolEntry) -> None:
         # Ours to begin: the driver would otherwise open transactions at moments of its choosing.
         connection.isolation_level = None
         # A killed process loses nothing with NORMAL; only a power cut can take the last moments.
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
+        path = connection.execute("PRAGMA database_list").fetchone()[2]
+        entry.info["file"] = (path, _identity(path)) if path else None
+
+    @event.listens_for(engine, "checkout")
+    def _still_there(_: object, entry: ConnectionPoolEntry, __: object) -> None:
+        # SQLite would go on writing to a file that has been deleted, and tell nobody.
+        if (file := entry.info["file"]) and _identity(file[0]) != file[1]:
+            raise DisconnectionError
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
+        # A writer takes the lock first: one that has read before it writes cannot wait for it.
+        writes = connection.get_execution_options().get("writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -14,13 +14,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 import structlog
 from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError
 
 from ..domain.phrases import asking
 from ..domain.ports import TaskPage, TaskRow
@@ -35,7 +35,7 @@ from ..domain.updates import (
     state_after,
 )
 from ..domain.values import OutputModes, SessionRef, TaskQuery, TaskState
-from ..errors import StoreUnavailable, TaskNotFound
+from ..errors import ServiceError, StoreUnavailable, TaskNotFound, UnsupportedOperation
 from . import codec
 from .database import Database
 from .tables import OPEN_STATES, entries, tasks
@@ -45,8 +45,11 @@ logger = structlog.get_logger()
 TAIL = 2_048  # entries of a running task kept in memory; older ones are read from the table
 PAGE = 256  # entries a cursor takes at once
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the disk refuses
+GOODBYE_SECONDS = 5.0  # for what still waits when the service stops
 SWEEP_SECONDS = 60.0
-SWEEP_TASKS = 500
+SWEEP_TASKS = 20  # at once: commits wait while entries are deleted
+
+ABANDONED = Ended(TaskState.CANCELED, "The caller left before the task could begin.")
 
 
 def now_ms() -> int:
@@ -60,6 +63,18 @@ class _Saying:
     updates: Sequence[Update]
     done: asyncio.Future[None] | None = None
 
+    @property
+    def ends(self) -> bool:
+        return any(isinstance(update, Ended) for update in self.updates)
+
+    def answer(self, refusal: ServiceError | None = None) -> None:
+        if self.done is None or self.done.done():
+            return
+        if refusal is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(refusal)
+
 
 @dataclass(slots=True)
 class _Live:
@@ -70,7 +85,7 @@ class _Live:
     ending: bool = False  # its end waits, or is committed: nothing more can be said
     superseded: bool = False  # somebody else ended it
     waiting: list[_Saying] = field(default_factory=list)
-    being_written: bool = False
+    being_written: list[_Saying] = field(default_factory=list)
     tail: list[LogEntry] = field(default_factory=list)
     tail_start: int = 0  # the number before the first entry of the tail
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -98,7 +113,6 @@ class _Batch:
     """What one transaction writes about one task."""
 
     live: _Live
-    sayings: list[_Saying]
     entries: list[LogEntry]
 
 
@@ -124,28 +138,37 @@ class SqlTaskLog:
         try:
             yield self
         finally:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(5):
-                    for task_id in list(self._live):
-                        await self.flushed(task_id)
-            for job in (sweeping, writing):
-                job.cancel()
-                with suppress(asyncio.CancelledError):
-                    await job
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(GOODBYE_SECONDS):
+                        for task_id in list(self._live):
+                            await self.flushed(task_id)
+            finally:
+                sweeping.cancel()
+                writing.cancel()
+                await asyncio.gather(sweeping, writing, return_exceptions=True)
+                for live in self._live.values():
+                    for saying in (*live.being_written, *live.waiting):
+                        saying.answer(StoreUnavailable("The service is stopping."))
 
     # -- saying things
 
     async def create(self, head: TaskHead, updates: Sequence[Update]) -> Task:
-        live = self._live[head.id] = _Live(Task(head, status_at=head.created_at))
+        live = _Live(Task(head, status_at=head.created_at))
+        committed = self._say_and_wait(live, updates)
+        self._live[head.id] = live
         try:
-            await self._say_and_wait(live, updates)
-        except StoreUnavailable:
-            del self._live[head.id]
+            await committed
+        except asyncio.CancelledError:
+            self._say(live, _Saying([ABANDONED]))  # if it comes to be, nobody works on it
             raise
         return live.task
 
     async def write(self, task_id: str, updates: Sequence[Update]) -> None:
-        await self._say_and_wait(self._live[task_id], updates)
+        live = self._live.get(task_id)
+        if live is None or live.ending:
+            raise _has_ended(task_id)
+        await self._say_and_wait(live, updates)
 
     def append(self, task_id: str, updates: Sequence[Update]) -> None:
         live = self._live.get(task_id)
@@ -160,15 +183,17 @@ class SqlTaskLog:
     def _say(self, live: _Live, saying: _Saying) -> None:
         if live.ending:
             return
+        for update in saying.updates:
+            codec.encode(update)  # what cannot be stored is refused now, and not to everybody later
         live.waiting.append(saying)
-        live.ending = any(isinstance(update, Ended) for update in saying.updates)
+        live.ending = saying.ends
         self._dirty[live.task.head.id] = live
         self._wake.set()
 
-    async def _say_and_wait(self, live: _Live, updates: Sequence[Update]) -> None:
+    def _say_and_wait(self, live: _Live, updates: Sequence[Update]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._say(live, _Saying(updates, done))
-        await done
+        return done
 
     # -- the writer
 
@@ -181,7 +206,7 @@ class SqlTaskLog:
             batches = [self._take(live) for live in dirty.values() if live.waiting]
             try:
                 refused = await self._database.write(_commit, batches)
-            except StoreUnavailable as exc:
+            except Exception as exc:
                 self._give_back(batches, exc)
                 await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
                 failures += 1
@@ -191,37 +216,46 @@ class SqlTaskLog:
 
     def _take(self, live: _Live) -> _Batch:
         """Number what waits. Numbers are final only once committed, and only then used up."""
-        sayings, live.waiting, live.being_written = live.waiting, [], True
-        updates = coalesce([update for saying in sayings for update in saying.updates])
+        live.being_written, live.waiting = live.waiting, []
+        updates = coalesce([u for saying in live.being_written for u in _to_the_end(saying)])
         first, at = live.task.last_seq + 1, self._clock()
-        return _Batch(live, sayings, [LogEntry(first + i, at, u) for i, u in enumerate(updates)])
+        return _Batch(live, [LogEntry(first + i, at, u) for i, u in enumerate(updates)])
 
     def _publish(self, batches: list[_Batch], refused: set[str]) -> None:
         for batch in batches:
             live, task_id = batch.live, batch.live.task.head.id
-            live.being_written = False
+            written, live.being_written = live.being_written, []
             if task_id in refused:
                 live.superseded = live.ending = True
+                unheard, live.waiting = [*written, *live.waiting], []
+                for saying in unheard:
+                    saying.answer(_has_ended(task_id))
             else:
                 live.publish(batch.entries)
-            for saying in batch.sayings:
-                if saying.done is not None and not saying.done.done():
-                    saying.done.set_result(None)
+                for saying in written:
+                    saying.answer()
             if live.over:
                 self._live.pop(task_id, None)
             live.wake()
 
-    def _give_back(self, batches: list[_Batch], exc: StoreUnavailable) -> None:
+    def _give_back(self, batches: list[_Batch], exc: Exception) -> None:
         """Who waits is told no, and was not heard; the rest is kept and tried again."""
+        if not isinstance(exc, StoreUnavailable):
+            logger.error("store.broken", exc_info=exc)
+            exc = StoreUnavailable("The task store does not work. Nothing was changed.")
         for batch in batches:
-            live = batch.live
-            live.being_written = False
-            for saying in batch.sayings:
-                if saying.done is not None and not saying.done.done():
-                    saying.done.set_exception(exc)
-            live.waiting[:0] = [saying for saying in batch.sayings if saying.done is None]
+            live, task_id = batch.live, batch.live.task.head.id
+            written, live.being_written = live.being_written, []
+            for saying in written:
+                saying.answer(exc)
+            if live.is_new:
+                live.waiting.clear()  # without its beginning there is nothing to say about it
+                self._live.pop(task_id, None)
+            else:
+                live.waiting[:0] = [saying for saying in written if saying.done is None]
+            live.ending = any(saying.ends for saying in live.waiting)
             if live.waiting:
-                self._dirty[live.task.head.id] = live
+                self._dirty[task_id] = live
                 self._wake.set()
             live.wake()
 
@@ -229,10 +263,12 @@ class SqlTaskLog:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             with suppress(StoreUnavailable):  # already logged; the next round tries again
-                await self.sweep(self._clock() - int(replay_seconds * 1000))
+                ended_before = self._clock() - int(replay_seconds * 1000)
+                while await self.sweep(ended_before) == SWEEP_TASKS:
+                    pass
 
     async def sweep(self, ended_before: int) -> int:
-        """Drop the deltas of tasks that ended long ago; their folded result stays."""
+        """Drop the deltas of some tasks that ended long ago; their folded result stays."""
         return await self._database.write(_sweep, ended_before)
 
     # -- reading

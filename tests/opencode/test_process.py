@@ -1,0 +1,418 @@
+"""The managed server, with the real OpenCode wherever its behaviour is claimed."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import aiohttp
+import pytest
+
+from opencode_a2a.opencode import process
+from opencode_a2a.opencode.http import Endpoint
+from opencode_a2a.opencode.process import (
+    Launch,
+    ManagedOpenCode,
+    ManagedProcessFailed,
+    child_environment,
+    has_provider,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+OFFLINE = [
+    "AUTOUPDATE",
+    "MODELS_FETCH",
+    "LSP_DOWNLOAD",
+    "SHARE",
+    "DEFAULT_PLUGINS",
+    "EXTERNAL_SKILLS",
+    "CLAUDE_CODE",
+]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and PR_SET_PDEATHSIG")
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """The real OpenCode, offline, with a home and a workspace of its own."""
+    command = os.environ.get("OPENCODE_COMMAND") or str(ROOT / "node_modules/.bin/opencode")
+    assert shutil.which(command), f"{command}: run `npm ci`, or set OPENCODE_COMMAND"
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    homes = {
+        name: str(tmp_path / name.lower())
+        for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
+    }
+    switches = {f"OPENCODE_DISABLE_{name}": "1" for name in OFFLINE}
+    return Launch(command, workspace, {"PATH": os.environ["PATH"], **homes, **switches})
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], str]:
+    """A shell script in the role of OpenCode: it gets `serve --hostname H --port P`."""
+
+    def write(body: str) -> str:
+        path = tmp_path / "opencode"
+        path.write_text(f"#!/bin/sh\n{dedent(body)}")
+        path.chmod(0o755)
+        return str(path)
+
+    return write
+
+
+READY = 'echo "opencode server listening on http://$3:$5"\n'
+
+
+@asynccontextmanager
+async def http(endpoint: Endpoint) -> AsyncIterator[aiohttp.ClientSession]:
+    credentials = b64encode(f"{endpoint.username}:{endpoint.password}".encode()).decode()
+    headers, timeout = {"Authorization": f"Basic {credentials}"}, aiohttp.ClientTimeout(total=15)
+    async with aiohttp.ClientSession(
+        endpoint.base_url, headers=headers, timeout=timeout
+    ) as session:
+        yield session
+
+
+async def health(endpoint: Endpoint) -> int:
+    async with http(endpoint) as session, session.get("/global/health") as response:
+        return response.status
+
+
+async def eventually(happened: Callable[[], bool], within: float = 20) -> None:
+    """For what another process does: nothing in ours can be awaited for it."""
+    async with asyncio.timeout(within):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    stat = Path(f"/proc/{pid}/stat")
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return stat.read_text().rpartition(") ")[2].startswith("Z")  # dead; init will collect it
+    return sys.platform == "linux"
+
+
+async def all_gone(pids: str) -> None:
+    noted = [int(pid) for pid in pids.split()]
+    assert noted
+    await eventually(lambda: all(map(is_gone, noted)), within=5)
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if entry)
+
+
+# What the child is told
+
+
+def test_our_settings_stay_with_us_and_the_users_environment_goes_along() -> None:
+    users = {
+        "PATH": "/bin",
+        "ANTHROPIC_API_KEY": "key",
+        "OPENCODE_CONFIG": "/etc/opencode.json",
+        "OPENCODE_DISABLE_LSP_DOWNLOAD": "true",
+        "XDG_DATA_HOME": "/data",
+        "NOT_A2A_": "kept",
+    }
+    ours = {
+        "A2A_STATIC_AUTH_CREDENTIALS": "secret",
+        "A2A_PORT": "8000",
+        "OPENCODE_BASE_URL": "http://elsewhere",
+        "OPENCODE_AUTH_USERNAME": "me",
+        "OPENCODE_AUTH_PASSWORD": "secret",
+        "OPENCODE_COMMAND": "opencode",
+        "OPENCODE_WORKSPACE_ROOT": "/srv/project",
+        "OPENCODE_SERVER_USERNAME": "me",
+        "OPENCODE_SERVER_PASSWORD": "the user's",
+        "OPENCODE_DISABLE_AUTOUPDATE": "0",
+    }
+    assert child_environment({**users, **ours}, "generated", None) == {
+        **users,
+        "OPENCODE_SERVER_PASSWORD": "generated",
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_EMBEDDED_WEB_UI": "1",
+    }
+
+
+def test_our_inline_config_is_laid_over_the_users() -> None:
+    users = {"model": "a/b", "mcp": {"theirs": {"type": "local"}}, "plugin": ["x"], "share": "auto"}
+    ours = {"mcp": {"ours": {"type": "remote"}}, "plugin": [], "share": {"mode": "off"}}
+    child = child_environment({"OPENCODE_CONFIG_CONTENT": json.dumps(users)}, "generated", ours)
+    assert json.loads(child["OPENCODE_CONFIG_CONTENT"]) == {
+        "model": "a/b",
+        "mcp": {"theirs": {"type": "local"}, "ours": {"type": "remote"}},
+        "plugin": [],
+        "share": {"mode": "off"},
+    }
+
+
+@pytest.mark.parametrize("unreadable", ['{"model": // mine\n"a/b"}', "nonsense"])
+def test_an_inline_config_that_cannot_be_merged_is_refused_rather_than_lost(
+    unreadable: str,
+) -> None:
+    with pytest.raises(ManagedProcessFailed, match="OPENCODE_CONFIG_CONTENT must be"):
+        child_environment({"OPENCODE_CONFIG_CONTENT": unreadable}, "generated", {"share": "no"})
+    child = child_environment({"OPENCODE_CONFIG_CONTENT": unreadable}, "generated", None)
+    assert child["OPENCODE_CONFIG_CONTENT"] == unreadable
+
+
+def test_secrets_do_not_show_when_values_are_printed() -> None:
+    assert "hush" not in repr(Endpoint("http://x", "me", "hush"))
+    assert "hush" not in repr(Launch("opencode", Path(), {"KEY": "hush"}, {"apiKey": "hush"}))
+
+
+# The real server
+
+
+async def test_on_entry_it_answers_to_its_password_and_to_nothing_else(launch: Launch) -> None:
+    async with ManagedOpenCode.start(launch) as managed:
+        endpoint = managed.endpoint
+        assert endpoint.base_url.startswith("http://127.0.0.1:")
+        assert await health(endpoint) == 200
+        assert await health(replace(endpoint, password="another")) == 401
+        async with aiohttp.request("GET", f"{endpoint.base_url}/global/health") as anonymous:
+            assert anonymous.status == 401
+
+
+@linux
+async def test_the_running_child_has_none_of_our_secrets(launch: Launch) -> None:
+    ours = {"A2A_STATIC_AUTH_CREDENTIALS": "secret", "OPENCODE_AUTH_PASSWORD": "secret"}
+    launch = replace(launch, environment={**launch.environment, **ours, "MY_API_KEY": "mine"})
+    async with ManagedOpenCode.start(launch) as managed:
+        assert managed.pid is not None
+        environment = environment_of(managed.pid)
+        name = name_of(managed.pid)
+    assert "secret" not in environment.values()
+    assert environment["MY_API_KEY"] == "mine"
+    assert environment["OPENCODE_SERVER_PASSWORD"] == managed.endpoint.password
+    assert name == "opencode"  # not the interpreter that prepared it
+
+
+async def test_a_killed_server_comes_back_on_the_same_endpoint(launch: Launch) -> None:
+    async with ManagedOpenCode.start(launch) as managed:
+        endpoint, first = managed.endpoint, managed.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda: managed.pid not in (None, first))
+        assert managed.endpoint == endpoint
+        assert managed.restarts == 1
+        assert await health(endpoint) == 200
+
+
+@linux
+async def test_nothing_it_started_survives_the_exit_not_even_a_running_tool(
+    launch: Launch,
+) -> None:
+    note = launch.directory / "tool.pid"
+    async with ManagedOpenCode.start(launch) as managed:
+        assert managed.pid is not None
+        server, endpoint = managed.pid, managed.endpoint
+        shell = asyncio.create_task(run_shell(endpoint, f"echo $$ > {note}; exec sleep 300"))
+        await eventually(lambda: note.exists() and note.read_text().endswith("\n"))
+        tool = int(note.read_text())
+        assert os.getpgid(tool) != os.getpgid(server) == server
+        assert not is_gone(tool)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(server, 0)
+    await eventually(lambda: is_gone(tool), within=5)
+    with pytest.raises(aiohttp.ClientError):
+        await shell
+
+
+async def run_shell(endpoint: Endpoint, command: str) -> None:
+    async with http(endpoint) as session:
+        async with session.post("/session", json={}) as created:
+            session_id = (await created.json())["id"]
+        body = {
+            "agent": "build",
+            "command": command,
+            "model": {"providerID": "opencode", "modelID": "any"},
+        }
+        async with session.post(f"/session/{session_id}/shell", json=body) as answer:
+            answer.raise_for_status()
+            raise AssertionError(await answer.text())
+
+
+PARENT = """
+import asyncio, json, sys, uvloop
+from pathlib import Path
+from opencode_a2a.opencode.process import Launch, ManagedOpenCode
+
+async def main(command, directory, environment):
+    launch = Launch(command, Path(directory), environment)
+    async with ManagedOpenCode.start(launch) as managed:
+        print("pid", managed.pid, flush=True)
+        await managed.failed()
+
+loop, arguments = sys.argv[1:]
+{"asyncio": asyncio, "uvloop": uvloop}[loop].run(main(*json.loads(arguments)))
+"""
+
+
+@linux
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_it_dies_when_we_are_killed(launch: Launch, loop: str) -> None:
+    arguments = json.dumps([launch.command, str(launch.directory), launch.environment])
+    us = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PARENT, loop, arguments),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert us.stdout is not None
+    async with asyncio.timeout(30):
+        while not (line := await us.stdout.readline()).startswith(b"pid "):
+            assert line, "it ended without a word"
+    server = int(line.split()[1])
+    assert name_of(server) == "opencode"
+    us.kill()
+    await eventually(lambda: is_gone(server), within=5)
+    await us.communicate()
+
+
+async def test_another_port_is_tried_when_the_first_is_taken(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = process.free_port
+    async with await asyncio.start_server(
+        lambda _, writer: writer.close(), "127.0.0.1", 0
+    ) as taken:
+        ports = [taken.sockets[0].getsockname()[1]]
+        monkeypatch.setattr(process, "free_port", lambda: ports.pop() if ports else free())
+        async with ManagedOpenCode.start(launch) as managed:
+            assert await health(managed.endpoint) == 200
+            assert managed.restarts == 0
+
+
+CUSTOM = {
+    "npm": "@ai-sdk/openai-compatible",
+    "options": {"baseURL": "http://x"},
+    "models": {"m": {}},
+}
+CHOICES: dict[str, tuple[dict[str, Any], bool]] = {
+    "nothing but the built-in gateway": ({}, False),
+    "nothing at all": ({"disabled_providers": ["opencode"]}, False),
+    "a custom provider": ({"provider": {"mine": CUSTOM}}, True),
+    "the gateway on purpose": ({"model": "opencode/big-pickle"}, True),
+    "the gateway with a key": ({"provider": {"opencode": {"options": {"apiKey": "k"}}}}, True),
+}
+
+
+async def test_a_provider_counts_when_somebody_chose_it(launch: Launch, tmp_path: Path) -> None:
+    found: dict[str, bool] = {}
+    async with ManagedOpenCode.start(launch) as managed:
+        for place, (config, _) in CHOICES.items():
+            directory = tmp_path / place
+            directory.mkdir()
+            (directory / "opencode.json").write_text(json.dumps(config))
+            found[place] = await has_provider(managed.endpoint, directory)
+    assert found == {place: expected for place, (_, expected) in CHOICES.items()}
+
+
+async def test_a_key_in_the_environment_is_a_provider(launch: Launch) -> None:
+    launch = replace(launch, environment={**launch.environment, "ANTHROPIC_API_KEY": "dummy"})
+    async with ManagedOpenCode.start(launch) as managed:
+        assert await has_provider(managed.endpoint, launch.directory)
+
+
+async def test_a_broken_config_is_named_but_not_quoted(launch: Launch) -> None:
+    (launch.directory / "opencode.json").write_text('{"provider": {"x": {"apiKey": "hush", }')
+    async with ManagedOpenCode.start(launch) as managed:
+        with pytest.raises(ManagedProcessFailed, match=r"opencode\.json") as failure:
+            await has_provider(managed.endpoint, launch.directory)
+    assert "hush" not in str(failure.value)
+
+
+# What goes wrong
+
+
+async def test_a_missing_executable_comes_with_advice(launch: Launch) -> None:
+    with pytest.raises(ManagedProcessFailed, match=r"npm install -g opencode-ai.*OPENCODE_COMMAND"):
+        async with ManagedOpenCode.start(replace(launch, command="no-such-opencode")):
+            pass
+
+
+async def test_a_missing_workspace_is_named(launch: Launch) -> None:
+    missing = launch.directory / "missing"
+    with pytest.raises(ManagedProcessFailed, match=str(missing)):
+        async with ManagedOpenCode.start(replace(launch, directory=missing)):
+            pass
+
+
+async def test_dying_before_ready_is_told_with_code_and_last_lines(
+    launch: Launch, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    log = tmp_path / "opencode.log"
+    command = program("seq 1 100; echo 'the disk is on fire' >&2; exit 7")
+    with pytest.raises(ManagedProcessFailed, match="code 7") as failure:
+        async with ManagedOpenCode.start(replace(launch, command=command, log=log)):
+            pass
+    lines = str(failure.value).splitlines()
+    assert lines[-1] == "the disk is on fire"
+    assert "100" in lines
+    assert "80" not in lines
+    assert log.read_text().startswith("1\n2\n")
+
+
+async def test_never_ready_is_told_and_even_the_deaf_are_ended(
+    launch: Launch, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "TERM_GRACE", 0.2)
+    note = launch.directory / "pids"
+    command = program(f"trap '' TERM; sleep 300 & echo $$ $! > {note}; wait; sleep 300")
+    with pytest.raises(ManagedProcessFailed, match=r"not ready within 0\.5 s"):
+        async with ManagedOpenCode.start(replace(launch, command=command, ready_timeout=0.5)):
+            pass
+    await all_gone(note.read_text())
+
+
+@linux
+async def test_pipelines_of_an_agent_end_as_they_do_in_a_shell(
+    launch: Launch, program: Callable[[str], str]
+) -> None:
+    note = launch.directory / "ignored"
+    command = program(f"grep SigIgn /proc/self/status > {note}\n{READY}exec sleep 300")
+    async with ManagedOpenCode.start(replace(launch, command=command)):
+        ignored = int(note.read_text().split()[1], 16)
+    assert not ignored & 1 << signal.SIGPIPE - 1
+
+
+async def test_it_is_given_up_after_too_many_deaths(
+    launch: Launch, program: Callable[[str], str]
+) -> None:
+    command = program(f"{READY}echo 'out of memory'; exit 3")
+    async with (
+        asyncio.timeout(30),
+        ManagedOpenCode.start(replace(launch, command=command)) as managed,
+    ):
+        failure = await managed.failed()
+    assert managed.restarts == 5
+    assert managed.pid is None
+    assert "code 3" in str(failure)
+    assert str(failure).endswith("out of memory\n5 restarts did not help.")
+
+
+async def test_a_death_is_noticed_while_a_grandchild_still_holds_its_output(
+    launch: Launch, program: Callable[[str], str]
+) -> None:
+    note = launch.directory / "pid"
+    command = program(f"setsid sleep 300 & echo $! >> {note}\n{READY}sleep 0.2; kill -9 $$")
+    async with ManagedOpenCode.start(replace(launch, command=command)) as managed:
+        await eventually(lambda: managed.restarts >= 1, within=5)
+    await all_gone(note.read_text())
