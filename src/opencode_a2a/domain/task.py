@@ -166,6 +166,9 @@ class Task:
             entries.append(LogEntry(block.seq, self.status_at, update))
         if self.changes:
             entries.append(LogEntry(self.changes_seq, self.status_at, ChangesMade(self.changes)))
+        if self.usage is not None and (self.ended is None or self.ended.usage is None):
+            counted = Progress("step-finish", "completed", usage=self.usage)
+            entries.append(LogEntry(self.last_seq, self.status_at, counted))
         if self.ended is not None:
             entries.append(LogEntry(self.last_seq, self.status_at, self.ended))
         return entries

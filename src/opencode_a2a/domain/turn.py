@@ -216,7 +216,7 @@ class Turn:
                     self._error = event.problem
                 return []
             case Gap():
-                self._stale = True
+                self._stale, self._idle_reads = True, 0
                 for block in self._blocks.values():
                     block.behind |= block.open
                 return []

@@ -7,6 +7,7 @@ its log alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
@@ -136,7 +137,7 @@ class LogEntry:
     encoded: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 
 
-def coalesce(waiting: list[Update]) -> list[Update]:
+def coalesce(waiting: Sequence[Update]) -> list[Update]:
     """The same story in fewer words: neighbours about one block become one update.
 
     Only for updates nobody has seen yet. Linear in what it is given.

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from ..domain.task import Task, TaskHead
 from ..domain.updates import LogEntry, Update
+from ..errors import Internal
 
 _readers: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(kind) for kind in get_args(Update)
@@ -16,11 +17,14 @@ _readers: dict[str, TypeAdapter[Any]] = {
 
 
 def encode(update: Update) -> tuple[str, bytes]:
-    return type(update).__name__, orjson.dumps(update)
+    try:
+        return type(update).__name__, orjson.dumps(update)
+    except TypeError as exc:
+        raise Internal("What was said cannot be stored: it is too deep, or no JSON.") from exc
 
 
 def decode(seq: int, at: int, kind: str, body: bytes) -> LogEntry:
-    return LogEntry(seq, at, _readers[kind].validate_json(body))
+    return _entry(seq, at, kind, orjson.loads(body))
 
 
 def fold(task: Task) -> bytes:
@@ -33,10 +37,9 @@ def fold(task: Task) -> bytes:
 
 
 def unfold(head: TaskHead, folded: bytes) -> Task:
-    return Task.of(
-        head,
-        (
-            LogEntry(seq, at, _readers[kind].validate_python(body, strict=False))
-            for seq, at, kind, body in orjson.loads(folded)
-        ),
-    )
+    return Task.of(head, (_entry(*row) for row in orjson.loads(folded)))
+
+
+def _entry(seq: int, at: int, kind: str, body: Any) -> LogEntry:
+    # Not `validate_json`: it reads less depth than was written.
+    return LogEntry(seq, at, _readers[kind].validate_python(body))

@@ -155,12 +155,12 @@ class SqlTaskLog:
 
     async def create(self, head: TaskHead, updates: Sequence[Update]) -> Task:
         live = _Live(Task(head, status_at=head.created_at))
-        committed = self._say_and_wait(live, updates)
+        committed = self._promise(live, updates)
         self._live[head.id] = live
         try:
             await committed
         except asyncio.CancelledError:
-            self._say(live, _Saying([ABANDONED]))  # if it comes to be, nobody works on it
+            self._say(live, [ABANDONED])  # should it come to be, nobody would work on it
             raise
         return live.task
 
@@ -168,31 +168,39 @@ class SqlTaskLog:
         live = self._live.get(task_id)
         if live is None or live.ending:
             raise _has_ended(task_id)
-        await self._say_and_wait(live, updates)
+        await self._promise(live, updates)
 
     def append(self, task_id: str, updates: Sequence[Update]) -> None:
         live = self._live.get(task_id)
         if live is not None and updates:
-            self._say(live, _Saying(updates))
+            self._say(live, updates)
 
     async def flushed(self, task_id: str) -> None:
         live = self._live.get(task_id)
         while live is not None and (live.waiting or live.being_written):
             await live.changed.wait()
 
-    def _say(self, live: _Live, saying: _Saying) -> None:
+    def _say(
+        self, live: _Live, updates: Sequence[Update], done: asyncio.Future[None] | None = None
+    ) -> None:
         if live.ending:
             return
-        for update in saying.updates:
-            codec.encode(update)  # what cannot be stored is refused now, and not to everybody later
-        live.waiting.append(saying)
-        live.ending = saying.ends
+        said: list[Update] = []
+        for saying in updates:
+            # What cannot be stored is refused here: in the writer it would be in everybody's way.
+            codec.encode(saying)
+            said.append(saying)
+            if isinstance(saying, Ended):
+                live.ending = True
+                break
+        live.waiting.append(_Saying(said, done))
         self._dirty[live.task.head.id] = live
         self._wake.set()
 
-    def _say_and_wait(self, live: _Live, updates: Sequence[Update]) -> asyncio.Future[None]:
+    def _promise(self, live: _Live, updates: Sequence[Update]) -> asyncio.Future[None]:
+        """Say it; what is returned is done when it is committed, or tells why it is not."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._say(live, _Saying(updates, done))
+        self._say(live, updates, done)
         return done
 
     # -- the writer
@@ -217,7 +225,7 @@ class SqlTaskLog:
     def _take(self, live: _Live) -> _Batch:
         """Number what waits. Numbers are final only once committed, and only then used up."""
         live.being_written, live.waiting = live.waiting, []
-        updates = coalesce([u for saying in live.being_written for u in _to_the_end(saying)])
+        updates = coalesce([u for saying in live.being_written for u in saying.updates])
         first, at = live.task.last_seq + 1, self._clock()
         return _Batch(live, [LogEntry(first + i, at, u) for i, u in enumerate(updates)])
 
@@ -299,8 +307,10 @@ class SqlTaskLog:
         task = await self._database.read(_load, head.id)
         if task is None:
             raise TaskNotFound(head.id)
-        live = self._live[head.id] = _Live(task, is_new=False, tail_start=task.last_seq)
-        return live.task
+        if task.ended is not None:
+            return task
+        live = _Live(task, is_new=False, tail_start=task.last_seq)
+        return self._live.setdefault(head.id, live).task
 
 
 class SqlCursor:
@@ -315,8 +325,8 @@ class SqlCursor:
     async def read(self) -> Sequence[LogEntry]:
         while True:
             live = self._live
-            if live is None or self._after < live.tail_start:
-                found = await self._database.read(_entries_after, self._task_id, self._after, PAGE)
+            if live is None or live.superseded or self._after < live.tail_start:
+                found = await self._database.read(_next, self._task_id, self._after)
             else:
                 first = self._after - live.tail_start
                 found = live.tail[first : first + PAGE]
@@ -332,21 +342,22 @@ class SqlCursor:
 
 
 def _commit(db: Connection, batches: list[_Batch]) -> set[str]:
-    """Write everything at once; returns the tasks that had ended before.
+    """Write everything at once; returns the tasks that were refused.
 
-    A number that is taken means another process writes that task: then the tasks
-    are written one by one, so that only the one concerned is refused.
+    Refused is what had ended before. A number that is taken means another process
+    writes that task, and some databases do not take every text: then the tasks are
+    written one by one, so that only the one concerned is refused.
     """
     try:
         with db.begin_nested():
             return _commit_together(db, batches)
-    except IntegrityError:
+    except (IntegrityError, DataError):
         refused: set[str] = set()
         for batch in batches:
             try:
                 with db.begin_nested():
                     refused |= _commit_together(db, [batch])
-            except IntegrityError:
+            except (IntegrityError, DataError):
                 refused.add(batch.live.task.head.id)
         return refused
 
@@ -388,21 +399,41 @@ def _move(db: Connection, batch: _Batch) -> bool:
                 values |= {"session_id": session, "title": title}
             case InterruptOpened(interrupt=interrupt):
                 values["message"] = asking(interrupt)
-            case Ended(message=message):
-                values["message"] = message
-                task = batch.live.task
-                whole = Task.of(task.head, [*task.compacted(), *batch.entries])
-                values["folded"] = codec.fold(whole)
+            case Ended(message=message, session=session, title=title):
+                values |= {"message": message, "folded": codec.fold(_whole(batch))}
+                if session:
+                    values |= {"session_id": session, "title": title}
             case _:
                 pass
     if not values:
         return True
+    for column in ("message", "title"):
+        if text := values.get(column):
+            values[column] = text.replace("\0", "")  # PostgreSQL has no place for it
     statement = (
         update(tasks)
         .where(tasks.c.id == batch.live.task.head.id, tasks.c.state.in_(OPEN_STATES))
         .values(values)
     )
     return db.execute(statement).rowcount == 1
+
+
+def _whole(batch: _Batch) -> Task:
+    """The task with this batch; its fold itself changes only once that is committed."""
+    task = batch.live.task
+    whole = replace(
+        task,
+        history=[*task.history],
+        blocks={id: replace(block, pieces=[block.text]) for id, block in task.blocks.items()},
+        interrupts={**task.interrupts},
+    )
+    for entry in batch.entries:
+        whole.apply(entry)
+    return whole
+
+
+def _has_ended(task_id: str) -> UnsupportedOperation:
+    return UnsupportedOperation("This task has ended; nothing can be added.", task_id=task_id)
 
 
 def _task_row(head: TaskHead) -> dict[str, Any]:
@@ -429,6 +460,18 @@ def _load(db: Connection, task_id: str) -> Task | None:
     if row.folded is not None:
         return codec.unfold(_head(row), row.folded)
     return Task.of(_head(row), _entries_after(db, task_id, 0, None))
+
+
+def _next(db: Connection, task_id: str, after: int) -> list[LogEntry]:
+    """What a cursor reads next. Of a task that was swept: its blocks, each in one piece."""
+    if found := _entries_after(db, task_id, after, PAGE):
+        return found
+    swept = select(tasks).where(tasks.c.id == task_id, tasks.c.cleared == 1)
+    row = db.execute(swept).first()
+    if row is None:
+        return []
+    told = codec.unfold(_head(row), row.folded).compacted()
+    return sorted((entry for entry in told if entry.seq > after), key=lambda entry: entry.seq)
 
 
 def _entries_after(db: Connection, task_id: str, after: int, limit: int | None) -> list[LogEntry]:

@@ -1,0 +1,135 @@
+"""Words for the tests of the store: short ways to say things, and to wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from opencode_a2a.domain.events import BlockKind
+from opencode_a2a.domain.ports import Cursor
+from opencode_a2a.domain.task import Block, Task, TaskHead
+from opencode_a2a.domain.updates import BlockText, Ended, LogEntry, MessageAdded, Progress
+from opencode_a2a.domain.values import (
+    FileChange,
+    Message,
+    OutputModes,
+    Role,
+    SessionRef,
+    TaskState,
+    Text,
+    Usage,
+)
+from opencode_a2a.store.database import Database
+
+OWNER = "alice"
+HELLO = MessageAdded(Message("m-1", Role.USER, (Text("Hello"),)), "msg_1")
+DONE = Ended(TaskState.COMPLETED, "Done.")
+FAILED = Ended(TaskState.FAILED, "It broke.")
+
+
+def soon() -> asyncio.Timeout:
+    """Every wait of these tests is over by then."""
+    return asyncio.timeout(20)
+
+
+@dataclass(slots=True)
+class Clock:
+    now: int = 1_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def head(
+    task_id: str,
+    context_id: str = "context",
+    owner: str = OWNER,
+    created_at: int = 1_000,
+    modes: tuple[str, ...] = (),
+) -> TaskHead:
+    return TaskHead(task_id, context_id, owner, created_at, OutputModes(modes))
+
+
+def delta(text: str, block: str = "b") -> BlockText:
+    return BlockText(block, "msg_2", f"part-{block}", BlockKind.TEXT, text, append=True)
+
+
+def step(number: int) -> Progress:
+    """An update that is never merged with its neighbours."""
+    return Progress("step-start", f"step {number}")
+
+
+async def rest(cursor: Cursor) -> list[LogEntry]:
+    """Everything a cursor still has to give."""
+    found: list[LogEntry] = []
+    async with soon():
+        while entries := await cursor.read():
+            found.extend(entries)
+    return found
+
+
+def numbers(entries: list[LogEntry]) -> list[int]:
+    return [entry.seq for entry in entries]
+
+
+@asynccontextmanager
+async def writer_busy(database: Database) -> AsyncIterator[None]:
+    """While inside, nothing more is committed: whatever is said has to wait."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        begun.set()
+        assert go_on.wait(20)
+
+    holding = asyncio.create_task(database.write(hold))
+    try:
+        assert await asyncio.to_thread(begun.wait, 20)
+        yield
+    finally:
+        go_on.set()
+        async with soon():
+            await holding
+
+
+async def settle() -> None:
+    """Let everything that is ready to run do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """All of a task that anybody can see."""
+
+    head: TaskHead
+    state: TaskState
+    status_at: int
+    last_seq: int
+    history: list[LogEntry]
+    blocks: list[Block]
+    changes: tuple[FileChange, ...]
+    changes_seq: int
+    session: SessionRef | None
+    usage: Usage | None
+    ended: Ended | None
+
+
+def shown(task: Task) -> Shown:
+    blocks = task.visible_blocks()  # joins the pieces of each
+    assert all(len(block.pieces) <= 1 for block in blocks)
+    return Shown(
+        task.head,
+        task.state,
+        task.status_at,
+        task.last_seq,
+        list(task.history),
+        blocks,
+        task.changes,
+        task.changes_seq if task.changes else 0,
+        task.session,
+        task.usage,
+        task.ended,
+    )

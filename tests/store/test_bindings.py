@@ -1,0 +1,60 @@
+"""Which session serves which context, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from opencode_a2a.domain.values import SessionRef
+from opencode_a2a.errors import StoreUnavailable
+from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.database import Database
+from tests.store.saying import OWNER, soon
+
+SESSION = SessionRef("ses_1", "Title 🦄", "/home/alice/project")
+
+
+async def test_a_context_without_a_session_has_none(database: Database) -> None:
+    async with soon():
+        assert await SqlBindings(database).session_of(OWNER, "c") is None
+
+
+async def test_a_bound_session_is_found_again(database: Database) -> None:
+    async with soon():
+        await SqlBindings(database).bind(OWNER, "c", SESSION)
+        assert await SqlBindings(database).session_of(OWNER, "c") == SESSION
+
+
+async def test_the_same_context_of_another_caller_is_another_context(database: Database) -> None:
+    bindings = SqlBindings(database)
+    async with soon():
+        await bindings.bind(OWNER, "c", SESSION)
+        assert await bindings.session_of("bob", "c") is None
+        assert await bindings.session_of(OWNER, "d") is None
+        await bindings.bind("bob", "c", SessionRef("ses_2"))
+        assert await bindings.session_of("bob", "c") == SessionRef("ses_2")
+        assert await bindings.session_of(OWNER, "c") == SESSION
+
+
+async def test_of_two_sessions_for_one_context_the_first_stays(database: Database) -> None:
+    bindings = SqlBindings(database)
+    sessions = [SessionRef(f"ses_{n}") for n in range(5)]
+    async with soon():
+        answers = await asyncio.gather(
+            *(bindings.bind(OWNER, "c", session) for session in sessions), return_exceptions=True
+        )
+        assert answers[0] is None
+        assert all(isinstance(answer, StoreUnavailable) for answer in answers[1:])
+        assert await bindings.session_of(OWNER, "c") == sessions[0]
+        await bindings.bind(OWNER, "d", sessions[1])  # a refused session was not kept
+
+
+async def test_a_session_serves_one_context_only(database: Database) -> None:
+    bindings = SqlBindings(database)
+    async with soon():
+        await bindings.bind(OWNER, "c", SESSION)
+        for owner, context in [("bob", "c"), (OWNER, "d")]:
+            with pytest.raises(StoreUnavailable):
+                await bindings.bind(owner, context, SESSION)
+            assert await bindings.session_of(owner, context) is None

@@ -1,0 +1,211 @@
+"""Every update survives being stored: exactly, whatever a client or an agent put into it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from opencode_a2a.domain.events import BlockKind, Todo, ToolCall
+from opencode_a2a.domain.task import Task, TaskHead
+from opencode_a2a.domain.updates import (
+    BlockText,
+    BlockTool,
+    ChangesMade,
+    Ended,
+    InterruptOpened,
+    InterruptResolved,
+    LogEntry,
+    MessageAdded,
+    Progress,
+    Started,
+    Update,
+)
+from opencode_a2a.domain.values import (
+    Choice,
+    Data,
+    Failure,
+    FileBytes,
+    FileChange,
+    FileUrl,
+    Message,
+    PermissionAsk,
+    Problem,
+    Question,
+    QuestionAsk,
+    Role,
+    TaskState,
+    Text,
+    Usage,
+)
+from opencode_a2a.errors import Internal
+from opencode_a2a.store import codec
+from tests.store.saying import shown
+
+# JSON as both edges read it: whole numbers of 64 bits, finite floats, no lone surrogates.
+texts = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    ["", "👩‍👩‍👧‍👦", "\0", "\u2028", "NaN", "2026-01-31T12:00:00Z", '"\\']
+)
+integers = st.integers(-(2**63), 2**64 - 1)
+json = st.recursive(
+    st.none() | st.booleans() | integers | texts | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(texts, json, max_size=3)
+maybe = st.none() | texts
+counts = st.integers(0, 2**53)
+
+about = (maybe, maybe, st.none() | objects)
+parts = (
+    st.builds(Text, texts, *about)
+    | st.builds(Data, json, *about)
+    | st.builds(FileBytes, texts, *about)
+    | st.builds(FileUrl, texts, *about)
+)
+messages = st.builds(
+    Message,
+    texts,
+    st.sampled_from(Role),
+    st.lists(parts, max_size=3).map(tuple),
+    st.none() | objects,
+    st.lists(texts, max_size=2).map(tuple),
+    st.lists(texts, max_size=2).map(tuple),
+)
+usages = st.builds(
+    Usage, *[counts] * 5, st.floats(0, 1e9, allow_nan=False) | st.integers(0, 5).map(float)
+)
+permissions = st.builds(
+    PermissionAsk, texts, texts, texts, st.lists(texts).map(tuple), maybe, maybe, maybe
+)
+choices = st.lists(st.builds(Choice, texts, texts), max_size=2).map(tuple)
+questions = st.builds(
+    QuestionAsk,
+    texts,
+    texts,
+    st.lists(
+        st.builds(Question, texts, texts, choices, st.booleans(), st.booleans()), max_size=2
+    ).map(tuple),
+)
+interrupts = permissions | questions
+calls = st.builds(
+    ToolCall,
+    texts,
+    texts,
+    st.sampled_from(["pending", "running", "completed", "error"]),
+    maybe,
+    maybe,
+    st.none() | objects,
+    maybe,
+    maybe,
+)
+block_texts = st.builds(
+    BlockText,
+    texts.map("text {}".format),  # a block is one or the other
+    texts,
+    texts,
+    st.sampled_from(BlockKind),
+    texts,
+    st.booleans(),
+    st.booleans(),
+)
+todos = st.lists(st.builds(Todo, texts, texts, texts), max_size=3).map(tuple)
+progress = st.builds(
+    Progress,
+    st.sampled_from(["step-start", "step-finish", "retry", "todo", "compaction"]),
+    texts,
+    maybe,
+    st.none() | usages,
+    st.none() | counts,
+    st.none() | counts,
+    maybe,
+    st.none() | todos,
+)
+changes = st.builds(
+    ChangesMade,
+    st.lists(st.builds(FileChange, texts, counts, counts, texts, texts), max_size=3).map(tuple),
+)
+ends = st.builds(
+    Ended,
+    st.sampled_from([TaskState.COMPLETED, TaskState.CANCELED, TaskState.FAILED]),
+    maybe,
+    st.none() | st.builds(Problem, st.sampled_from(Failure), texts, st.none() | counts),
+    st.none() | usages,
+    maybe,
+    texts,
+)
+UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
+    MessageAdded: st.builds(MessageAdded, messages, texts),
+    Started: st.builds(Started, texts, texts),
+    BlockText: block_texts,
+    BlockTool: st.builds(BlockTool, texts.map("tool {}".format), texts, calls),
+    Progress: progress,
+    InterruptOpened: st.builds(InterruptOpened, interrupts, st.none() | counts),
+    InterruptResolved: st.builds(InterruptResolved, interrupts, texts, counts),
+    ChangesMade: changes,
+    Ended: ends,
+}
+updates = st.one_of(*UPDATES.values())
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # not a benchmark
+
+
+def kinds(value: object) -> object:
+    """A value with the type of everything in it: 1, 1.0 and True are not the same to a client."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inner = [kinds(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return type(value), inner
+    if isinstance(value, dict):
+        return dict, [(key, kinds(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [kinds(item) for item in value]
+    return type(value), value
+
+
+def test_every_kind_of_update_is_tried() -> None:
+    assert set(UPDATES) == set(get_args(Update))
+
+
+@pytest.mark.parametrize("kind", UPDATES, ids=lambda kind: kind.__name__)
+@patient
+@given(data=st.data())
+def test_an_update_comes_back_as_it_was(kind: type[Update], data: st.DataObject) -> None:
+    update = data.draw(UPDATES[kind])
+    entry = codec.decode(7, 1_000, *codec.encode(update))
+    assert entry == LogEntry(7, 1_000, update)
+    assert kinds(entry.update) == kinds(update)
+
+
+@patient
+@given(story=st.lists(updates, max_size=12), end=ends)
+def test_a_finished_task_comes_back_as_it_was(story: list[Update], end: Ended) -> None:
+    told = [update for update in story if not isinstance(update, Ended)] + [end]
+    head = TaskHead("t", "c", "alice", 1_000)
+    task = Task.of(head, [LogEntry(n, 1_000 + n, update) for n, update in enumerate(told, 1)])
+    again = codec.unfold(head, codec.fold(task))
+    assert shown(again) == shown(task)
+    assert kinds(again.history) == kinds(task.history)
+
+
+def test_depth_that_can_be_stored_can_be_read() -> None:
+    deep: list[Any] = []
+    depth = 0
+    while True:
+        update = BlockTool("b", "m", ToolCall("c", "t", "running", input={"deep": deep}))
+        try:
+            kind, body = codec.encode(update)
+        except Internal:
+            break
+        depth += 1
+        assert codec.decode(1, 1, kind, body).update == update
+        deep = [deep]
+    assert depth > 100
+
+
+@pytest.mark.parametrize("value", ["\ud83d", 2**64, object(), {1: "not a name"}])
+def test_what_is_no_json_is_refused_in_our_own_words(value: object) -> None:
+    update = BlockTool("b", "m", ToolCall("c", "t", "running", input={"value": value}))
+    with pytest.raises(Internal):
+        codec.encode(update)

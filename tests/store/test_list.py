@@ -1,0 +1,146 @@
+"""Listing: newest first, filtered, in pages, and only one's own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from opencode_a2a.domain.ports import TaskRow
+from opencode_a2a.domain.updates import Ended, InterruptOpened, InterruptResolved, Started
+from opencode_a2a.domain.values import PermissionAsk, SessionRef, TaskQuery, TaskState
+from opencode_a2a.store.log import SqlTaskLog
+from tests.store.saying import DONE, FAILED, HELLO, OWNER, Clock, delta, head, soon
+
+ASK = PermissionAsk("per_1", "ses_1", "bash", command="make clean")
+
+
+async def listed(log: SqlTaskLog, query: TaskQuery) -> list[str]:
+    page = await log.list(query)
+    assert page.total == len(page.rows)
+    return [row.head.id for row in page.rows]
+
+
+async def pages(log: SqlTaskLog, query: TaskQuery) -> list[list[TaskRow]]:
+    found = []
+    after = None
+    while True:
+        page = await log.list(
+            TaskQuery(query.owner, query.context_id, query.state, query.since, query.limit, after)
+        )
+        found.append(list(page.rows))
+        after = page.next
+        if after is None:
+            return found
+
+
+async def test_the_newest_status_comes_first(log: SqlTaskLog, clock: Clock) -> None:
+    async with soon():
+        assert await listed(log, TaskQuery(OWNER)) == []
+        for now, task in enumerate(["a", "b", "c", "d"]):
+            clock.now = now
+            await log.create(head(task, created_at=now), [HELLO])
+        for now, task in [(10, "b"), (20, "a")]:
+            clock.now = now
+            await log.write(task, [Started("ses_1")])
+        clock.now = 30
+        await log.write("c", [delta("text is no change of status")])
+        assert await listed(log, TaskQuery(OWNER)) == ["a", "b", "d", "c"]
+
+
+async def test_a_row_tells_what_the_task_tells(log: SqlTaskLog, clock: Clock) -> None:
+    async def row() -> TaskRow:
+        (found,) = (await log.list(TaskQuery(OWNER))).rows
+        return found
+
+    async with soon():
+        made = head("t", "c-1", created_at=5, modes=("text/plain", "application/json"))
+        await log.create(made, [HELLO])
+        assert await row() == TaskRow(made, TaskState.SUBMITTED, 5)
+        clock.now = 10
+        await log.write("t", [Started("ses_1", "New session")])
+        session = SessionRef("ses_1", "New session")
+        assert await row() == TaskRow(made, TaskState.WORKING, 10, None, session)
+        clock.now = 20
+        await log.write("t", [InterruptOpened(ASK)])
+        asking = await row()
+        assert (asking.state, asking.status_at) == (TaskState.INPUT_REQUIRED, 20)
+        assert "make clean" in (asking.message or "")
+        clock.now = 30
+        await log.write("t", [InterruptResolved(ASK, "once")])
+        assert await row() == TaskRow(made, TaskState.WORKING, 30, None, session)
+        clock.now = 40
+        end = Ended(TaskState.FAILED, "It\0 broke.", session="ses_1", title="A better title")
+        await log.write("t", [end])
+        session = SessionRef("ses_1", "A better title")
+        assert await row() == TaskRow(made, TaskState.FAILED, 40, "It broke.", session)
+        assert (await log.get(OWNER, "t")).session == session
+
+
+async def test_filters_narrow_the_list_and_its_total(log: SqlTaskLog, clock: Clock) -> None:
+    async with soon():
+        for now, (task, context, end) in enumerate(
+            [("a", "x", DONE), ("b", "y", DONE), ("c", "x", FAILED), ("d", "x", None)]
+        ):
+            clock.now = 100 + now
+            await log.create(head(task, context, created_at=clock.now), [HELLO])
+            if end is not None:
+                await log.write(task, [end])
+        assert await listed(log, TaskQuery(OWNER, "x")) == ["d", "c", "a"]
+        assert await listed(log, TaskQuery(OWNER, "z")) == []
+        assert await listed(log, TaskQuery(OWNER, state=TaskState.COMPLETED)) == ["b", "a"]
+        assert await listed(log, TaskQuery(OWNER, "x", TaskState.COMPLETED)) == ["a"]
+        assert await listed(log, TaskQuery(OWNER, since=102)) == ["d", "c"]
+        assert await listed(log, TaskQuery(OWNER, "x", since=102)) == ["d", "c"]
+        assert await listed(log, TaskQuery(OWNER, state=TaskState.CANCELED)) == []
+
+
+async def test_a_list_shows_only_the_owners_tasks(log: SqlTaskLog) -> None:
+    async with soon():
+        for task, owner in [("a", OWNER), ("b", "bob"), ("c", OWNER)]:
+            await log.create(head(task, owner=owner), [HELLO])
+        assert await listed(log, TaskQuery(OWNER)) == ["c", "a"]
+        assert await listed(log, TaskQuery("bob")) == ["b"]
+        assert await listed(log, TaskQuery("carol")) == []
+        assert await listed(log, TaskQuery(OWNER, "context")) == ["c", "a"]
+        stolen = (await log.list(TaskQuery(OWNER, limit=1))).next
+        page = await log.list(TaskQuery("bob", after=stolen))
+        assert [row.head.owner for row in page.rows] == ["bob"]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 40, 100])
+async def test_pages_visit_every_task_once_also_when_many_changed_at_once(
+    log: SqlTaskLog, clock: Clock, limit: int
+) -> None:
+    order = random.Random(limit)
+    async with soon():
+        names = [f"t-{n}" for n in range(40)]
+        order.shuffle(names)
+        for n, task in enumerate(names):
+            clock.now = 1_000 + n // 15  # few moments, many tasks
+            await log.create(head(task, created_at=clock.now), [HELLO])
+        found = await pages(log, TaskQuery(OWNER, limit=limit))
+        rows = [row for page in found for row in page]
+        assert sorted(row.head.id for row in rows) == sorted(names)
+        assert rows == sorted(rows, key=lambda row: (row.status_at, row.head.id), reverse=True)
+        assert all(len(page) == limit for page in found[:-1])
+        first = await log.list(TaskQuery(OWNER, limit=limit))
+        assert first.total == 40
+        if first.next is not None:
+            second = await log.list(TaskQuery(OWNER, limit=limit, after=first.next))
+            assert second.total == 40
+
+
+async def test_a_task_that_changes_meanwhile_does_not_disturb_the_other_pages(
+    log: SqlTaskLog, clock: Clock
+) -> None:
+    async with soon():
+        for n in range(10):
+            await log.create(head(f"t-{n}"), [HELLO])
+        first = await log.list(TaskQuery(OWNER, limit=5))
+        clock.now += 1
+        await log.write("t-0", [DONE])
+        await log.create(head("new", created_at=clock.now), [HELLO])
+        second = await log.list(TaskQuery(OWNER, limit=50, after=first.next))
+        seen = [row.head.id for row in (*first.rows, *second.rows)]
+        assert seen == [f"t-{n}" for n in range(9, 0, -1)]
