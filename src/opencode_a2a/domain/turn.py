@@ -303,7 +303,9 @@ class Turn:
                 self._void.remove(block)
                 leftover = block.started or block.leftover
                 return _Block(block.id, event.kind, event.message_id, leftover=leftover)
-        return _Block(event.part_id, event.kind, event.message_id)
+        # A part that was given up too soon (an old retry, heard late) has lost its block for good.
+        again = "-again" if event.part_id in self._dead else ""
+        return _Block(event.part_id + again, event.kind, event.message_id)
 
     def _append(self, block: _Block, part_id: str, text: str, last: bool = False) -> BlockText:
         append, block.started, block.leftover = block.started, True, False

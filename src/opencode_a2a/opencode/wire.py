@@ -195,8 +195,7 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             ended = part.time is not None and part.time.end is not None
             return [ev.TextSnapshot(*where, ev.BlockKind(part.type), part.text, ended)]
         case "tool" if part.state is not None:
-            child = (part.state.metadata or {}).get("sessionId")
-            return [ev.ToolSnapshot(*where, _tool_call(part, part.state), child)]
+            return [ev.ToolSnapshot(*where, _tool_call(part, part.state), _child(part))]
         case "step-start":
             return [ev.StepStarted(*where)]
         case "step-finish":
@@ -209,6 +208,13 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             return [ev.Compacting(part.session, done=False, part_id=part.id)]
         case _:
             return []
+
+
+def _child(part: PartInfo) -> str | None:
+    """The session a sub-agent works in. Other tools may say what they like about sessions."""
+    metadata = part.state.metadata if part.state is not None and part.tool == "task" else None
+    session = (metadata or {}).get("sessionId")
+    return session if isinstance(session, str) else None
 
 
 def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
@@ -318,8 +324,13 @@ _SECRET = re.compile(r"\b(?:sk|pk|key|ghp|xox\w)[-_]\S+|[A-Za-z0-9_\-+/=*]{24,}"
 
 
 def scrub(message: str) -> str:
-    """The first line of a stranger's message without addresses, paths or anything like a key."""
+    """The first line of a stranger's message without addresses, paths or anything like a key.
+
+    A database error is nobody's business but the log's: nothing of it is kept.
+    """
     line = message.strip().partition("\n")[0]
+    if line.startswith("Failed query"):
+        return ""
     return _SECRET.sub("[…]", _ADDRESS.sub("[…]", line))[:300]
 
 
@@ -359,6 +370,8 @@ def _erred(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     if "sessionID" not in p:
         return ()
     error = ErrorInfo.model_validate(p.get("error") or {})
+    if error.name == "MessageAbortedError":
+        return ()  # somebody's wish, not a failure; the message says it too
     return [ev.SessionErred(p["sessionID"], problem(error))]
 
 

@@ -1,0 +1,723 @@
+"""A turn, rule by rule: lists of events in, lists of updates out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+
+from opencode_a2a.domain.events import (
+    AgentEvent,
+    BlockKind,
+    Busy,
+    CaughtUp,
+    ChildStarted,
+    Compacting,
+    FilesChanged,
+    Gap,
+    Idle,
+    InterruptAsked,
+    InterruptClosed,
+    MessageSeen,
+    PartRemoved,
+    Retrying,
+    SessionErred,
+    Speaker,
+    StepFinished,
+    StepStarted,
+    TextDelta,
+    TextSnapshot,
+    TitleChanged,
+    Todo,
+    TodosChanged,
+    ToolCall,
+    ToolSnapshot,
+)
+from opencode_a2a.domain.task import Task, TaskHead
+from opencode_a2a.domain.turn import ABORTED, CUT, FILTERED, LOST, STOPPED, Outcome, Turn
+from opencode_a2a.domain.updates import (
+    BlockText,
+    BlockTool,
+    InterruptOpened,
+    InterruptResolved,
+    LogEntry,
+    Progress,
+    Update,
+)
+from opencode_a2a.domain.values import (
+    Failure,
+    PermissionAsk,
+    Problem,
+    QuestionAsk,
+    TaskState,
+    Usage,
+)
+
+ROOT, CHILD, STRANGER = "ses_root", "ses_child", "ses_stranger"
+ASK, ANSWER = "msg_10", "msg_20"
+TEXT, REASONING = BlockKind.TEXT, BlockKind.REASONING
+
+# -- events, in short
+
+
+def asked(message_id: str = ASK, created: int = 10) -> MessageSeen:
+    return MessageSeen(ROOT, message_id, Speaker.USER, created)
+
+
+def begun(
+    message_id: str = ANSWER,
+    created: int = 20,
+    parent: str = ASK,
+    speaker: Speaker = Speaker.AGENT,
+    session: str = ROOT,
+) -> MessageSeen:
+    return MessageSeen(session, message_id, speaker, created, parent)
+
+
+def done(
+    message_id: str = ANSWER, created: int = 20, finish: str | None = "stop", **how: Any
+) -> MessageSeen:
+    return MessageSeen(
+        ROOT, message_id, Speaker.AGENT, created, ASK, completed=True, finish=finish, **how
+    )
+
+
+def opened(part: str, kind: BlockKind = TEXT, message_id: str = ANSWER) -> TextSnapshot:
+    return TextSnapshot(ROOT, message_id, part, kind, "", ended=False)
+
+
+def said(part: str, text: str, message_id: str = ANSWER) -> TextDelta:
+    return TextDelta(ROOT, message_id, part, text)
+
+
+def closed(part: str, text: str, kind: BlockKind = TEXT, message_id: str = ANSWER) -> TextSnapshot:
+    return TextSnapshot(ROOT, message_id, part, kind, text, ended=True)
+
+
+Status = Literal["pending", "running", "completed", "error"]
+
+
+def tool(
+    part: str, status: Status, child: str | None = None, message_id: str = ANSWER, **more: Any
+) -> ToolSnapshot:
+    call = ToolCall("call_1", "bash", status, **more)
+    return ToolSnapshot(ROOT, message_id, part, call, child)
+
+
+def permission(request_id: str, session: str = ROOT) -> InterruptAsked:
+    return InterruptAsked(session, PermissionAsk(request_id, session, "bash"))
+
+
+def retrying(attempt: int = 1, session: str = ROOT) -> Retrying:
+    return Retrying(session, attempt, "too many requests", next_at=1000 * attempt)
+
+
+PROBLEM = Problem(Failure.PROVIDER_ERROR, "The model could not answer.", 500)
+WORKING: Sequence[AgentEvent] = (asked(), Busy(ROOT), begun())
+
+# -- a turn, and what it makes of them
+
+
+def turn_after(*events: AgentEvent) -> Turn:
+    turn = Turn(ROOT, ASK)
+    feed(turn, *events)
+    return turn
+
+
+def feed(turn: Turn, *events: AgentEvent) -> list[Update]:
+    return [update for event in events for update in turn.feed(event)]
+
+
+def told(*events: AgentEvent) -> list[Update]:
+    return feed(Turn(ROOT, ASK), *events)
+
+
+def shown(updates: Sequence[Update]) -> dict[str, str]:
+    """The text a client ends up with, block by block."""
+    entries = (LogEntry(n, n, update) for n, update in enumerate(updates, 1))
+    task = Task.of(TaskHead("task", "context", "caller", 0), entries)
+    return {block.id: block.text for block in task.visible_blocks() if block.call is None}
+
+
+def text(
+    block: str, text: str, append: bool = False, last: bool = False, part: str | None = None
+) -> BlockText:
+    return BlockText(block, ANSWER, part or block, TEXT, text, append, last)
+
+
+# -- whose text
+
+
+def test_an_answer_to_the_prompt_is_shown() -> None:
+    assert told(*WORKING, opened("prt_a"), said("prt_a", "Hi")) == [text("prt_a", "Hi")]
+
+
+def test_an_answer_to_somebody_elses_prompt_is_not_shown() -> None:
+    foreign = begun("msg_21", parent="msg_99")
+    parts = (opened("prt_a", message_id="msg_21"), said("prt_a", "Hi", "msg_21"))
+    assert told(*WORKING, foreign, *parts, closed("prt_a", "Hi", message_id="msg_21")) == []
+
+
+def test_what_the_user_wrote_or_attached_is_never_shown() -> None:
+    attached = TextSnapshot(ROOT, ASK, "prt_file", TEXT, "contents of a file", ended=True)
+    wrote = TextSnapshot(ROOT, ASK, "prt_user", TEXT, "do something", ended=False)
+    assert told(attached, asked(), wrote, attached, begun(), wrote, asked()) == []
+
+
+def test_a_compaction_summary_is_never_shown() -> None:
+    summary = begun("msg_30", 30, speaker=Speaker.HOUSEKEEPING)
+    parts = (
+        opened("prt_s", message_id="msg_30"),
+        said("prt_s", "## Goal", "msg_30"),
+        closed("prt_s", "## Goal", message_id="msg_30"),
+    )
+    assert told(*WORKING, summary, *parts) == []
+
+
+def test_after_a_compaction_the_run_goes_on_under_a_younger_user_message() -> None:
+    updates = told(
+        *WORKING,
+        done(finish="stop"),
+        asked("msg_30", created=30),
+        begun("msg_40", 40, parent="msg_30"),
+        opened("prt_b", message_id="msg_40"),
+        said("prt_b", "more", "msg_40"),
+    )
+    assert shown(updates) == {"prt_b": "more"}
+
+
+def test_messages_older_than_the_prompt_are_not_the_turns() -> None:
+    turn = turn_after(asked("msg_05", created=5), asked(), asked("msg_05", created=5))
+    late = begun("msg_06", 6, parent="msg_05")
+    assert feed(turn, late, closed("prt_old", "an earlier answer", message_id="msg_06")) == []
+
+
+def test_a_part_may_be_heard_of_before_its_message() -> None:
+    assert told(asked(), closed("prt_a", "Hi"), begun()) == [text("prt_a", "Hi", last=True)]
+
+
+def test_a_sub_agents_text_is_not_shown_but_its_usage_counts() -> None:
+    turn = turn_after(*WORKING, ChildStarted(CHILD, ROOT))
+    updates = feed(
+        turn,
+        begun("msg_c", 30, "msg_x", session=CHILD),
+        TextSnapshot(CHILD, "msg_c", "prt_c", TEXT, "to myself", ended=True),
+        StepFinished(CHILD, "msg_c", "prt_f", Usage(7, 3)),
+    )
+    assert shown(updates) == {}
+    assert turn.usage == Usage(7, 3)
+
+
+def test_a_sub_agents_question_is_the_turns_question() -> None:
+    question = QuestionAsk("que_1", "ses_grandchild", ())
+    turn = turn_after(*WORKING, ChildStarted(CHILD, ROOT), ChildStarted("ses_grandchild", CHILD))
+    updates = feed(turn, InterruptAsked("ses_grandchild", question))
+    assert updates == [InterruptOpened(question)]
+    assert turn.interrupts == {"que_1": question}
+
+
+def test_a_sub_agent_named_by_its_tool_call_belongs_to_the_family() -> None:
+    turn = turn_after(*WORKING, tool("prt_t", "running", child=CHILD))
+    assert turn.family == {ROOT, CHILD}
+    assert len(feed(turn, permission("per_1", CHILD))) == 1
+
+
+def test_what_strangers_ask_or_spend_is_not_the_turns() -> None:
+    turn = turn_after(*WORKING, ChildStarted(CHILD, STRANGER))
+    assert feed(turn, permission("per_1", STRANGER), permission("per_2", CHILD)) == []
+    assert feed(turn, StepFinished(STRANGER, "msg_s", "prt_s", Usage(1))) == []
+    assert feed(turn, TodosChanged(STRANGER, ()), retrying(session=STRANGER)) == []
+
+
+def test_what_an_earlier_answer_cost_is_not_counted() -> None:
+    turn = turn_after(*WORKING)
+    assert feed(turn, StepFinished(ROOT, "msg_06", "prt_f", Usage(1))) == []
+    assert turn.usage == Usage()
+
+
+# -- what a block says
+
+
+def test_deltas_extend_a_block_that_the_first_of_them_begins() -> None:
+    updates = told(*WORKING, opened("prt_a"), said("prt_a", "He"), said("prt_a", "llo"))
+    assert updates == [text("prt_a", "He"), text("prt_a", "llo", append=True)]
+
+
+def test_an_empty_delta_says_nothing() -> None:
+    assert told(*WORKING, opened("prt_a"), said("prt_a", "")) == []
+
+
+def test_a_delta_before_its_part_is_made_up_for_by_the_closing_text() -> None:
+    updates = told(*WORKING, said("prt_a", "Hel"), closed("prt_a", "Hello"))
+    assert updates == [text("prt_a", "Hello", last=True)]
+
+
+def test_the_closing_text_adds_what_is_missing_and_closes_the_block() -> None:
+    updates = told(*WORKING, opened("prt_a"), said("prt_a", "He"), closed("prt_a", "Hello"))
+    assert updates[1:] == [text("prt_a", "llo", append=True, last=True)]
+
+
+def test_the_closing_text_closes_a_block_that_misses_nothing() -> None:
+    updates = told(*WORKING, opened("prt_a"), said("prt_a", "Hi"), closed("prt_a", "Hi"))
+    assert updates[1:] == [text("prt_a", "", append=True, last=True)]
+
+
+def test_a_closing_text_that_begins_differently_replaces_the_block() -> None:
+    updates = told(*WORKING, opened("prt_a"), said("prt_a", "Hello "), closed("prt_a", "Hello"))
+    assert updates[1:] == [text("prt_a", "Hello", append=False, last=True)]
+
+
+def test_an_empty_closing_text_empties_the_block() -> None:
+    updates = told(*WORKING, opened("prt_a"), said("prt_a", "Hello"), closed("prt_a", ""))
+    assert updates[1:] == [text("prt_a", "", append=False, last=True)]
+
+
+def test_a_snapshot_older_than_the_deltas_changes_nothing() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "Hello"))
+    older = TextSnapshot(ROOT, ANSWER, "prt_a", TEXT, "Hel", ended=False)
+    assert feed(turn, opened("prt_a"), older) == []
+    assert feed(turn, said("prt_a", "!")) == [text("prt_a", "!", append=True)]
+
+
+def test_a_closed_text_stays_closed() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), closed("prt_a", "Hello"))
+    longer = TextSnapshot(ROOT, ANSWER, "prt_a", TEXT, "Hello and", ended=False)
+    assert feed(turn, opened("prt_a"), said("prt_a", "!"), longer) == []
+    assert feed(turn, closed("prt_a", "Hello")) == []
+
+
+def test_a_text_that_was_empty_all_along_is_not_mentioned() -> None:
+    assert told(*WORKING, opened("prt_a"), closed("prt_a", ""), done()) == []
+
+
+def test_reasoning_is_a_block_of_its_own_kind() -> None:
+    updates = told(
+        *WORKING,
+        opened("prt_r", REASONING),
+        opened("prt_a"),
+        said("prt_r", "hmm"),
+        said("prt_a", "Hi"),
+    )
+    assert [(u.block_id, u.kind) for u in updates if isinstance(u, BlockText)] == [
+        ("prt_r", REASONING),
+        ("prt_a", TEXT),
+    ]
+
+
+def test_a_tool_call_is_told_whole_whenever_it_changes() -> None:
+    running = tool("prt_t", "running", title="ls")
+    updates = told(*WORKING, tool("prt_t", "pending"), running, running, tool("prt_t", "completed"))
+    assert [u.call.status for u in updates if isinstance(u, BlockTool)] == [
+        "pending",
+        "running",
+        "completed",
+    ]
+
+
+def test_a_finished_tool_stays_finished() -> None:
+    turn = turn_after(*WORKING, tool("prt_t", "completed", output="ok"))
+    assert feed(turn, tool("prt_t", "pending"), tool("prt_t", "running")) == []
+
+
+def test_an_open_part_that_is_removed_is_emptied() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "Hello"))
+    assert feed(turn, PartRemoved(ROOT, ANSWER, "prt_a")) == [text("prt_a", "", last=True)]
+    assert feed(turn, PartRemoved(ROOT, ANSWER, "prt_a")) == []
+
+
+# -- after a gap
+
+
+def test_a_gap_holds_back_what_was_open_until_its_closing_text() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "))
+    assert feed(turn, Gap(ROOT), said("prt_a", "three ")) == []
+    assert feed(turn, opened("prt_a"), CaughtUp(ROOT), said("prt_a", "four ")) == []
+    assert feed(turn, closed("prt_a", "one two three four five")) == [
+        text("prt_a", "two three four five", append=True, last=True)
+    ]
+
+
+def test_a_part_first_heard_of_in_a_gap_is_held_back_too() -> None:
+    turn = turn_after(*WORKING, Gap(ROOT), opened("prt_a"), CaughtUp(ROOT))
+    assert feed(turn, said("prt_a", "two ")) == []
+    assert feed(turn, closed("prt_a", "one two ")) == [text("prt_a", "one two ", last=True)]
+
+
+def test_a_part_that_begins_after_the_gap_is_made_up_for_streams_again() -> None:
+    turn = turn_after(*WORKING, Gap(ROOT), CaughtUp(ROOT), opened("prt_a"))
+    assert feed(turn, said("prt_a", "one ")) == [text("prt_a", "one ")]
+
+
+def test_a_gap_leaves_closed_blocks_alone() -> None:
+    turn = turn_after(*WORKING, closed("prt_a", "Hello"), Gap(ROOT))
+    assert feed(turn, begun(), closed("prt_a", "Hello"), CaughtUp(ROOT)) == []
+
+
+def test_an_answer_missed_in_a_gap_is_found_by_reading() -> None:
+    turn = turn_after(asked(), Gap(ROOT))
+    updates = feed(
+        turn, asked(), begun(), closed("prt_a", "Hello"), done(), Idle(ROOT), CaughtUp(ROOT)
+    )
+    assert shown(updates) == {"prt_a": "Hello"}
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+# -- when the provider is tried again
+
+
+def test_a_retried_part_takes_over_the_block_of_the_one_left_behind() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one tw"), retrying())
+    assert feed(turn, opened("prt_b"), said("prt_b", "one "), said("prt_b", "two")) == [
+        text("prt_a", "one ", append=False, part="prt_b"),
+        text("prt_a", "two", append=True, part="prt_b"),
+    ]
+
+
+def test_a_retried_part_takes_over_only_a_block_of_its_kind() -> None:
+    updates = told(
+        *WORKING,
+        opened("prt_r", REASONING),
+        said("prt_r", "hm"),
+        opened("prt_a"),
+        said("prt_a", "He"),
+        retrying(),
+        closed("prt_s", "hmm", REASONING),
+        closed("prt_b", "Hello"),
+    )
+    assert shown(updates) == {"prt_r": "hmm", "prt_a": "Hello"}
+
+
+def test_a_retry_leaves_what_was_closed_alone() -> None:
+    updates = told(*WORKING, closed("prt_a", "Hello"), retrying(), closed("prt_b", "World"))
+    assert shown(updates) == {"prt_a": "Hello", "prt_b": "World"}
+
+
+def test_deltas_of_a_part_left_behind_are_dropped() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
+    assert feed(turn, said("prt_a", "two ")) == []
+
+
+def test_a_void_block_that_nobody_takes_over_is_emptied() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
+    assert feed(turn, done(finish=None)) == [text("prt_a", "", last=True)]
+
+
+def test_a_part_its_completed_message_did_not_close_is_void() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "))
+    assert feed(turn, done()) == [text("prt_a", "", last=True)]
+
+
+def test_a_void_block_taken_over_by_a_part_that_said_nothing_is_emptied_too() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
+    assert feed(turn, opened("prt_b"), done(finish=None)) == [text("prt_a", "", last=True)]
+
+
+def test_one_block_serves_every_attempt() -> None:
+    updates = told(
+        *WORKING,
+        opened("prt_a"),
+        said("prt_a", "one "),
+        retrying(1),
+        opened("prt_b"),
+        retrying(2),
+        opened("prt_c"),
+        said("prt_c", "two "),
+        closed("prt_c", "two three"),
+        done(),
+    )
+    assert shown(updates) == {"prt_a": "two three"}
+
+
+def test_a_part_left_behind_does_not_come_back_when_it_is_read_again() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
+    assert feed(turn, begun(), opened("prt_a"), retrying(), CaughtUp(ROOT)) == []
+    assert feed(turn, closed("prt_b", "two")) == [text("prt_a", "two", last=True, part="prt_b")]
+
+
+def test_a_part_given_up_too_soon_is_not_lost() -> None:
+    """An old retry, heard after a look that was ahead of it, voids what has begun since."""
+    turn = turn_after(*WORKING, Gap(ROOT), opened("prt_b"), CaughtUp(ROOT), retrying())
+    updates = feed(turn, opened("prt_c"), closed("prt_b", "one"), closed("prt_c", "two"))
+    assert sorted(shown(updates).values()) == ["one", "two"]
+
+
+def test_a_retry_missed_in_a_gap_is_noticed_when_the_message_is_complete() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), Gap(ROOT))
+    updates = [text("prt_a", "one ")]
+    read = (begun(), opened("prt_a"), closed("prt_b", "two"), done(), Idle(ROOT), CaughtUp(ROOT))
+    assert shown([*updates, *feed(turn, *read)]) == {"prt_b": "two"}
+
+
+# -- signs of life
+
+
+def test_progress_is_told_once_however_often_it_is_read() -> None:
+    signs: Sequence[AgentEvent] = (
+        StepStarted(ROOT, ANSWER, "prt_s"),
+        StepFinished(ROOT, ANSWER, "prt_f", Usage(5, 1)),
+        Compacting(ROOT, done=False, part_id="prt_c"),
+        retrying(),
+    )
+    turn = turn_after(*WORKING)
+    assert [u.type for u in feed(turn, *signs) if isinstance(u, Progress)] == [
+        "step-start",
+        "step-finish",
+        "compaction",
+        "retry",
+    ]
+    assert feed(turn, *signs, CaughtUp(ROOT)) == []
+    assert [u.type for u in feed(turn, retrying(2)) if isinstance(u, Progress)] == ["retry"]
+
+
+def test_usage_is_counted_once_per_step_and_summed_over_steps() -> None:
+    turn = turn_after(*WORKING)
+    first = StepFinished(ROOT, ANSWER, "prt_1", Usage(5, 1, cost=0.5))
+    second = StepFinished(ROOT, ANSWER, "prt_2", Usage(6, 2, cost=0.25))
+    feed(turn, first, second, first, second)
+    assert turn.usage == Usage(11, 3, cost=0.75)
+
+
+def test_todos_and_the_end_of_a_compaction_are_told() -> None:
+    todos = (Todo("x", "pending", "high"),)
+    updates = told(*WORKING, TodosChanged(ROOT, todos), Compacting(ROOT, done=True))
+    assert updates == [
+        Progress("todo", "updated", todos=todos),
+        Progress("compaction", "completed"),
+    ]
+
+
+def test_a_compaction_before_the_prompt_is_not_the_turns() -> None:
+    assert told(Compacting(ROOT, done=False, part_id="prt_c"), Compacting(ROOT, done=True)) == []
+
+
+def test_the_title_is_the_latest_and_file_changes_are_noticed() -> None:
+    turn = turn_after(*WORKING, TitleChanged(ROOT, "first"), TitleChanged(CHILD, "not this"))
+    feed(turn, TitleChanged(ROOT, "second"), FilesChanged(ROOT, "msg_06"))
+    assert (turn.title, turn.files_changed) == ("second", False)
+    feed(turn, FilesChanged(ROOT, ANSWER))
+    assert turn.files_changed
+
+
+# -- what the agent asks
+
+
+def test_a_request_opens_and_its_answer_resolves_it() -> None:
+    turn = turn_after(*WORKING)
+    ask = permission("per_1")
+    assert feed(turn, ask, ask) == [InterruptOpened(ask.interrupt)]
+    assert feed(turn, InterruptClosed(ROOT, "per_1", "once")) == [
+        InterruptResolved(ask.interrupt, "once", still_open=0)
+    ]
+    assert feed(turn, InterruptClosed(ROOT, "per_1", "once")) == []
+
+
+def test_a_resolution_says_how_many_requests_are_still_open() -> None:
+    turn = turn_after(*WORKING, permission("per_1"), permission("per_2"))
+    closing = (InterruptClosed(ROOT, "per_1", "once"), InterruptClosed(ROOT, "per_2", "reject"))
+    updates = feed(turn, *closing)
+    assert [u.still_open for u in updates if isinstance(u, InterruptResolved)] == [1, 0]
+
+
+def test_a_request_answered_elsewhere_is_resolved_once_it_is_no_longer_listed() -> None:
+    turn = turn_after(*WORKING, permission("per_1"), permission("per_2"), Gap(ROOT))
+    updates = feed(turn, permission("per_2"), CaughtUp(ROOT, frozenset({"per_2"})))
+    assert updates == [InterruptResolved(permission("per_1").interrupt, "elsewhere", still_open=1)]
+
+
+def test_the_end_closes_what_is_still_asked() -> None:
+    turn = turn_after(*WORKING, permission("per_1"), done(aborted=True))
+    assert feed(turn, Idle(ROOT)) == [
+        InterruptResolved(permission("per_1").interrupt, "ended", still_open=0)
+    ]
+
+
+def test_a_lost_run_closes_what_is_still_asked() -> None:
+    turn = turn_after(*WORKING, permission("per_1"), Idle(ROOT))
+    listed = CaughtUp(ROOT, frozenset({"per_1"}))
+    assert feed(turn, listed) == []
+    assert [type(u) for u in feed(turn, listed)] == [InterruptResolved]
+    assert turn.outcome is not None
+
+
+# -- when it is over
+
+
+def test_an_idle_session_with_a_completed_answer_is_the_end() -> None:
+    assert turn_after(*WORKING, done(), Idle(ROOT)).outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_a_late_idle_of_the_previous_run_is_not_the_end() -> None:
+    turn = turn_after(asked(), Idle(ROOT), begun(), done())
+    assert turn.outcome is None
+    assert not turn.doubtful
+
+
+def test_an_idle_of_a_sub_agent_or_a_stranger_is_not_the_end() -> None:
+    turn = turn_after(*WORKING, ChildStarted(CHILD, ROOT), done(), Idle(CHILD), Idle(STRANGER))
+    assert turn.outcome is None
+
+
+def test_a_completed_step_is_not_the_end_while_the_session_is_busy() -> None:
+    turn = turn_after(*WORKING, done(finish="tool-calls"), begun("msg_30", 30), Idle(ROOT))
+    assert turn.outcome is None
+    feed(turn, done("msg_30", 30))
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_an_error_and_an_early_idle_wait_for_the_message_to_be_completed() -> None:
+    turn = turn_after(*WORKING, SessionErred(ROOT, PROBLEM), Idle(ROOT), Idle(ROOT))
+    assert turn.outcome is None
+    assert turn.doubtful
+    feed(turn, done(finish=None, problem=PROBLEM))
+    assert turn.outcome == Outcome(TaskState.FAILED, PROBLEM.message, PROBLEM)
+
+
+def test_an_error_is_not_the_end_of_a_run_that_goes_on() -> None:
+    turn = turn_after(*WORKING, SessionErred(ROOT, PROBLEM), done(finish=None), Busy(ROOT))
+    assert turn.outcome is None
+    feed(turn, begun("msg_30", 30), done("msg_30", 30), Idle(ROOT), Idle(ROOT))
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_busy_takes_an_early_idle_back() -> None:
+    turn = turn_after(*WORKING, Idle(ROOT), Busy(ROOT), done())
+    assert turn.outcome is None
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome"),
+    [
+        (done(), Outcome(TaskState.COMPLETED)),
+        (done(finish="unknown"), Outcome(TaskState.COMPLETED)),
+        (done(finish="length"), Outcome(TaskState.FAILED, CUT.message, CUT)),
+        (done(finish="content-filter"), Outcome(TaskState.FAILED, FILTERED.message, FILTERED)),
+        (done(problem=PROBLEM), Outcome(TaskState.FAILED, PROBLEM.message, PROBLEM)),
+        (done(finish=None, aborted=True), Outcome(TaskState.CANCELED, ABORTED)),
+        (done(finish=None), Outcome(TaskState.CANCELED, ABORTED)),  # while it waited to retry
+    ],
+)
+def test_the_outcome_is_read_from_the_newest_message(last: MessageSeen, outcome: Outcome) -> None:
+    assert turn_after(*WORKING, last, Idle(ROOT)).outcome == outcome
+
+
+def test_a_run_that_ends_in_a_compaction_is_completed() -> None:
+    summary = MessageSeen(ROOT, "msg_30", Speaker.HOUSEKEEPING, 30, ASK, completed=True)
+    assert turn_after(*WORKING, done(), summary, Idle(ROOT)).outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_the_newest_message_is_the_youngest_not_the_one_heard_of_last() -> None:
+    failed = done("msg_40", 40, finish=None, problem=PROBLEM)
+    turn = turn_after(
+        *WORKING,
+        Gap(ROOT),
+        begun("msg_40", 40),
+        done("msg_30", 30, finish="tool-calls"),
+        failed,
+        Idle(ROOT),
+        CaughtUp(ROOT),
+    )
+    assert turn.outcome == Outcome(TaskState.FAILED, PROBLEM.message, PROBLEM)
+
+
+def test_a_run_that_stops_at_a_refused_tool_is_canceled() -> None:
+    turn = turn_after(
+        *WORKING,
+        permission("per_1"),
+        InterruptClosed(ROOT, "per_1", "reject"),
+        tool("prt_t", "error", error="The user rejected permission"),
+        done(finish="tool-calls"),
+        Idle(ROOT),
+    )
+    assert turn.outcome == Outcome(TaskState.CANCELED, STOPPED)
+
+
+def test_a_refusal_that_nobody_heard_of_is_read_from_the_tool() -> None:
+    turn = turn_after(asked(), Gap(ROOT), begun(), tool("prt_t", "error"))
+    feed(turn, done(finish="tool-calls"), Idle(ROOT), CaughtUp(ROOT))
+    assert turn.outcome == Outcome(TaskState.CANCELED, STOPPED)
+
+
+def test_a_run_that_finds_another_way_after_a_refusal_is_completed() -> None:
+    refused = (permission("per_1"), InterruptClosed(ROOT, "per_1", "reject"))
+    step = (tool("prt_t", "error"), done(finish="tool-calls"))
+    turn = turn_after(*WORKING, *refused, *step, begun("msg_30", 30), done("msg_30", 30))
+    feed(turn, Idle(ROOT))
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_an_answer_given_through_a_tool_is_completed() -> None:
+    turn = turn_after(*WORKING, tool("prt_t", "completed"), done(finish="tool-calls"), Idle(ROOT))
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_nothing_is_said_after_the_outcome() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), closed("prt_a", "Hi"), done(), Idle(ROOT))
+    outcome = turn.outcome
+    later: Sequence[AgentEvent] = (
+        said("prt_a", "!"),
+        permission("per_1"),
+        begun("msg_50", 50),
+        closed("prt_z", "late", message_id="msg_50"),
+        done("msg_50", 50, finish=None, problem=PROBLEM),
+        StepFinished(ROOT, ANSWER, "prt_f", Usage(1)),
+        Gap(ROOT),
+        Idle(ROOT),
+        CaughtUp(ROOT),
+    )
+    assert feed(turn, *later) == []
+    assert turn.outcome is outcome
+    assert turn.usage == Usage()
+
+
+# -- the end, after a gap
+
+
+def test_after_a_gap_nothing_ends_until_what_is_stored_was_read() -> None:
+    turn = turn_after(*WORKING, Gap(ROOT), done(), Idle(ROOT))
+    assert (turn.outcome, turn.stale, turn.doubtful) == (None, True, True)
+    feed(turn, begun("msg_30", 30), CaughtUp(ROOT))
+    assert (turn.outcome, turn.stale) == (None, False)  # there was a newer message
+    feed(turn, done("msg_30", 30), Idle(ROOT))
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_a_part_still_open_in_a_gap_is_not_void_before_it_was_read() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), Gap(ROOT))
+    assert feed(turn, done()) == []
+    assert feed(turn, closed("prt_a", "one two")) == [text("prt_a", "two", append=True, last=True)]
+    assert feed(turn, Idle(ROOT), CaughtUp(ROOT)) == []
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_a_run_found_idle_and_unfinished_twice_is_lost() -> None:
+    turn = turn_after(*WORKING, Gap(ROOT), Idle(ROOT), CaughtUp(ROOT))
+    assert turn.outcome is None
+    feed(turn, Idle(ROOT), CaughtUp(ROOT))
+    assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
+
+
+def test_a_prompt_that_never_arrived_is_lost() -> None:
+    turn = turn_after(Idle(ROOT), CaughtUp(ROOT), Idle(ROOT), CaughtUp(ROOT))
+    assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
+
+
+def test_a_lost_run_fails_with_the_error_it_was_lost_with() -> None:
+    turn = turn_after(*WORKING, SessionErred(ROOT, PROBLEM), Idle(ROOT))
+    feed(turn, CaughtUp(ROOT), CaughtUp(ROOT))
+    assert turn.outcome == Outcome(TaskState.FAILED, PROBLEM.message, PROBLEM)
+
+
+def test_an_error_that_a_run_survived_is_not_why_it_was_lost() -> None:
+    turn = turn_after(*WORKING, SessionErred(ROOT, PROBLEM), begun("msg_30", 30))
+    assert not turn.doubtful
+    feed(turn, Idle(ROOT), CaughtUp(ROOT), CaughtUp(ROOT))
+    assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
+
+
+@pytest.mark.parametrize("between", [Busy(ROOT), retrying(), Gap(ROOT)])
+def test_only_two_idle_looks_in_a_row_mean_that_a_run_is_lost(between: AgentEvent) -> None:
+    turn = turn_after(*WORKING, Idle(ROOT), CaughtUp(ROOT), between, Idle(ROOT), CaughtUp(ROOT))
+    assert turn.outcome is None
+    feed(turn, CaughtUp(ROOT))
+    assert turn.outcome is not None
