@@ -10,11 +10,13 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvicorn
@@ -25,26 +27,41 @@ from . import __version__
 from .app import build, endpoint_of, public_url
 from .config import ConfigError, Settings, load
 from .demo import model as demo
+from .errors import StoreUnavailable
 from .opencode.http import Endpoint
 from .opencode.process import Launch, ManagedOpenCode, ManagedProcessFailed, has_provider
 from .store.migrate import SchemaTooNew
 
-HELP = """\
-Serve OpenCode, the coding agent, to any A2A client.
+HELP = "Serve OpenCode, the coding agent, to any A2A client."
 
-  opencode-a2a up       start OpenCode and the service together (the quick way)
-  opencode-a2a serve    serve an OpenCode that runs already (OPENCODE_BASE_URL)
+UP = """\
+Start OpenCode and the service together. Without a model provider of your own a
+built-in demo model answers; without a token one is made and shown.
+
+  cd your-project && opencode-a2a up
+"""
+
+SERVE = """\
+Serve the OpenCode that runs at OPENCODE_BASE_URL.
+
+  export OPENCODE_BASE_URL=http://127.0.0.1:4096 A2A_BEARER_TOKEN=choose-one
+  opencode-a2a serve
 """
 
 EPILOG = """\
 Settings come from the environment, from files in a secrets directory, and from a
-TOML file, in this order; see docs/settings.md. The most useful ones:
+TOML file, in this order; docs/reference/settings.md has them all. The most useful:
 
   A2A_BEARER_TOKEN        the token clients must present
   A2A_HOST, A2A_PORT      where to listen (127.0.0.1, 8000)
   OPENCODE_BASE_URL       the OpenCode server to use with `serve`
   OPENCODE_WORKSPACE_ROOT the directory the agent works in (the current one)
 """
+
+STORE_TROUBLE = """\
+the task store cannot be used, for the reason above. A2A_TASK_STORE_DATABASE_URL says where it is;
+a SQLite file needs a directory that exists and is writable."""
+BACKLOG = 1024  # connections that may wait to be accepted
 
 
 class Failed(Exception):
@@ -76,11 +93,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"opencode-a2a {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, text in (
-        ("up", "start OpenCode and the service together, with a demo model if there is no other"),
-        ("serve", "serve the OpenCode at OPENCODE_BASE_URL"),
+    for name, text, about in (
+        ("up", "start OpenCode and the service together (the quick way)", UP),
+        ("serve", "serve an OpenCode that runs already", SERVE),
     ):
-        command = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=about,
+            epilog=EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         command.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
         command.add_argument(
             "--secrets", type=Path, metavar="DIR", help="directory with one file per secret"
@@ -95,20 +118,32 @@ def _run(arguments: argparse.Namespace) -> None:
         settings = _settings(arguments)
         _configure_log(settings.server.log_level)
         work = _up(settings) if arguments.command == "up" else _serve(settings)
-        uvloop.run(work)
+        uvloop.run(_until_stopped(work))
     except ConfigError as exc:
         _exit("\n".join(f"opencode-a2a: {problem}" for problem in exc.problems), 2)
     except Failed as exc:
         _exit(f"opencode-a2a: {exc}", exc.code)
     except (ManagedProcessFailed, SchemaTooNew) as exc:
         _exit(f"opencode-a2a: {exc}", 1)
-    except KeyboardInterrupt:
+    except StoreUnavailable:
+        _exit(f"opencode-a2a: {STORE_TROUBLE}", 1)
+    except KeyboardInterrupt:  # before there was anything to take down
         sys.exit(130)
 
 
 def _exit(message: str, code: int) -> None:
     print(message, file=sys.stderr)
     sys.exit(code)
+
+
+async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Until it ends by itself, or is told to (Ctrl-C, SIGTERM): then it leaves in good order."""
+    working = asyncio.create_task(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, working.cancel)
+    await asyncio.wait({working})
+    if not working.cancelled():
+        working.result()
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -167,9 +202,9 @@ async def _up(settings: Settings) -> None:
         print("Starting OpenCode …", file=sys.stderr)
         async with _managed(settings) as (managed, is_demo):
             url = public_url(settings.server, listener.getsockname()[1])
-            serving = asyncio.create_task(_listen(settings, managed.endpoint, listener))
+            welcome = _welcome(settings, url, generated, is_demo)
+            serving = asyncio.create_task(_listen(settings, managed.endpoint, listener, welcome))
             failing = asyncio.create_task(managed.failed())
-            print(_welcome(settings, url, generated, is_demo), file=sys.stderr)
             try:
                 await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
                 if failing.done():
@@ -210,6 +245,7 @@ def _listening(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((server.host, server.port))
+        listener.listen(BACKLOG)  # from here on clients wait for an answer instead of being refused
     except OSError as exc:
         listener.close()
         raise Failed(
@@ -219,7 +255,9 @@ def _listening(settings: Settings) -> socket.socket:
     return listener
 
 
-async def _listen(settings: Settings, endpoint: Endpoint, listener: socket.socket) -> None:
+async def _listen(
+    settings: Settings, endpoint: Endpoint, listener: socket.socket, welcome: str = ""
+) -> None:
     url = public_url(settings.server, listener.getsockname()[1])
     async with build(settings, endpoint, url) as app:
         config = uvicorn.Config(
@@ -228,13 +266,31 @@ async def _listen(settings: Settings, endpoint: Endpoint, listener: socket.socke
             loop="none",
             lifespan="off",
             log_config=None,
+            log_level="critical",  # what breaks in a request is in our own log
             access_log=False,
             server_header=False,
-            backlog=1024,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,  # clients and proxies close theirs earlier, so nobody is cut off
             timeout_graceful_shutdown=3,
         )
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
         structlog.get_logger().info("serving", url=url)
-        await uvicorn.Server(config).serve(sockets=[listener])
+        if welcome:
+            print(welcome, file=sys.stderr)
+        try:
+            await asyncio.shield(serving)
+        finally:
+            server.should_exit = True
+            await serving
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone: there is more to take down than the server."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def _welcome(settings: Settings, url: str, generated: str | None, is_demo: bool) -> str:

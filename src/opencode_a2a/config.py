@@ -8,8 +8,10 @@ may be a stranger's.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -25,10 +28,12 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
 )
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 
 class ConfigError(Exception):
@@ -52,8 +57,30 @@ def _directory(value: Path) -> Path:
     return value.resolve()
 
 
+def _database(value: str) -> str:
+    try:
+        make_url(value).get_dialect().import_dbapi()
+    except ImportError as exc:
+        raise ValueError(f"needs the Python package {exc.name}") from None
+    except ArgumentError:
+        raise ValueError("must be a URL such as sqlite:////var/lib/a2a/tasks.db") from None
+    return value
+
+
+def _json(value: Any) -> Any:
+    """A list as text is JSON; a TOML file has lists of its own."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as exc:
+        raise ValueError(f"must be JSON; at character {exc.pos}: {exc.msg}") from None
+
+
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Directory = Annotated[Path, AfterValidator(_directory)]
+DatabaseUrl = Annotated[str, AfterValidator(_database)]
+Json = (NoDecode, BeforeValidator(_json))
 
 
 class Group(BaseSettings):
@@ -141,7 +168,7 @@ class Server(Group):
     bearer_token: SecretStr | None = Field(
         default=None, description="One token for one caller, the simple way."
     )
-    static_auth_credentials: list[CredentialSetting] = Field(
+    static_auth_credentials: Annotated[list[CredentialSetting], *Json] = Field(
         default=[],
         description='Several callers, as JSON: [{"scheme": "bearer", "token": …, "principal": …, '
         '"scopes": […]}, {"scheme": "basic", "username": …, "password": …, "principal": …}].',
@@ -171,7 +198,7 @@ class Server(Group):
         if self.bearer_token is not None:
             tokens.append(self.bearer_token.get_secret_value())
         if len(tokens) != len(set(tokens)):
-            raise ValueError("static_auth_credentials: the same token stands for two callers")
+            raise ValueError("A2A_STATIC_AUTH_CREDENTIALS: the same token stands for two callers")
         return self
 
 
@@ -183,8 +210,10 @@ class State(Group):
     backend: Literal["database", "memory"] = Field(
         default="database", description="`memory` forgets everything when the service stops."
     )
-    database_url: str | None = Field(
-        default=None, description="SQLAlchemy URL; a SQLite file in the user's state directory."
+    database_url: DatabaseUrl | None = Field(
+        default=None,
+        repr=False,  # it may hold a password
+        description="SQLAlchemy URL; a SQLite file in the user's state directory.",
     )
     replay_seconds: float = Field(
         default=900.0, ge=0, description="How long the single events of an ended task are kept."
@@ -207,7 +236,7 @@ class Outbound(Group):
 
     model_config = SettingsConfigDict(env_prefix="A2A_CLIENT_")
 
-    allowed_hosts: list[str] = Field(
+    allowed_hosts: Annotated[list[str], *Json] = Field(
         default=[], description="Hosts files may be fetched from, as JSON; none means any public."
     )
     allow_private_hosts: bool = Field(
@@ -245,12 +274,13 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     ]
 
     def group(kind: type[G]) -> G | None:
+        given = tables.get(_TABLES[kind], {})
+        known = {name: value for name, value in given.items() if name in kind.model_fields}
+        problems.extend(_unknown(kind, name) for name in given if name not in known)
         try:
-            return kind(_secrets_dir=secrets, **tables.get(_TABLES[kind], {}))
+            return kind(_secrets_dir=secrets, **known)
         except ValidationError as exc:
             problems.extend(_lines(kind, exc))
-        except (SettingsError, TypeError) as exc:
-            problems.append(f"{kind.model_config['env_prefix']}*: {exc}")
         return None
 
     upstream, server = group(Upstream), group(Server)
@@ -282,20 +312,35 @@ def _lines(kind: type[Group], exc: ValidationError) -> list[str]:
     lines = []
     for error in exc.errors():
         loc = [str(step) for step in error["loc"]]
-        name = f"{kind.model_config['env_prefix']}{loc[0].upper()}" if loc else "settings"
-        where = ".".join([name, *loc[1:]])
+        prefix = kind.model_config["env_prefix"]
+        where = ".".join([f"{prefix}{loc[0].upper()}", *loc[1:]]) + ":" if loc else ""
         shown = "" if _secret(kind, loc) else f" is {error['input']!r},"
-        lines.append(f"{where}:{shown} {error['msg'].removeprefix('Value error, ')}")
+        lines.append(f"{where}{shown} {_must(error['msg'])}".strip())
     return lines
+
+
+def _unknown(kind: type[Group], name: str) -> str:
+    meant = get_close_matches(name, kind.model_fields, 1)
+    advice = f"; did you mean {meant[0]}?" if meant else ""
+    return f"[{_TABLES[kind]}] {name}: there is no such setting{advice}"
+
+
+def _must(message: str) -> str:
+    """What is allowed, in words that fit after a setting's name."""
+    words = message.removeprefix("Value error, ").partition(", unable to")[0]
+    for noun in ("Input", "String", "List", "Value"):
+        words = words.replace(f"{noun} should", "must")
+    return words.replace("Extra inputs are not permitted", "there is no such setting")
 
 
 def _secret(kind: type[Group], loc: list[str]) -> bool:
     """Whether a value must not be shown. In doubt it must not."""
-    if len(loc) != 1:
-        return True
-    field = kind.model_fields.get(loc[0])
+    field = kind.model_fields.get(loc[0]) if len(loc) == 1 else None
     return (
-        field is None or "Secret" in str(field.annotation) or "Credential" in str(field.annotation)
+        field is None
+        or not field.repr
+        or "Secret" in str(field.annotation)
+        or ("Credential" in str(field.annotation))
     )
 
 

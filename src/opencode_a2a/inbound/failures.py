@@ -52,6 +52,7 @@ _V03_NAMES = {
     -32007: "ExtendedAgentCardNotConfiguredError",
     -32009: "VersionNotSupportedError",
 }
+_PARTS_IN_V03 = ("message.parts", f"message.{V03_REST.content}")
 
 
 def rpc_error(error: ServiceError, dialect: Dialect) -> Json:
@@ -72,7 +73,10 @@ def rpc_response(
 
 def rest_error(error: ServiceError, dialect: Dialect, status: int | None = None) -> Json:
     if dialect is V03_REST:
-        body = {"code": error.rpc_code, "message": error.message, "data": _facts(error)}
+        facts, message = _facts(error), error.message.replace(*_PARTS_IN_V03)
+        if fields := facts.get("fields"):
+            facts["fields"] = {k.replace(*_PARTS_IN_V03): v for k, v in fields.items()}
+        body = {"code": error.rpc_code, "message": message, "data": facts}
         return body | {"type": _V03_NAMES.get(error.rpc_code, error.type)}
     name = "FAILED_PRECONDITION" if error.rpc_code not in _INVALID else "INVALID_ARGUMENT"
     status = status or error.http_status

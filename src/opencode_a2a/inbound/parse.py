@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     ConfigDict,
@@ -38,13 +40,29 @@ from ..service.tasks import Request
 from .render import V03_REST, Dialect
 
 M = TypeVar("M", bound=BaseModel)
-Id = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+def _one_line(value: str) -> str:
+    if any(char < " " or char == "\x7f" for char in value):
+        raise ValueError("must not hold control characters")
+    return value
+
+
+Id = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_one_line)]
+MaybeId = Annotated[str, Field(max_length=255), AfterValidator(_one_line)] | None
 
 
 class Wire(BaseModel):
-    """camelCase on the wire; snake_case is understood too."""
+    """camelCase on the wire; snake_case is understood too, and null means absent."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: v for k, v in value.items() if v is not None or k == "data"}
+        return value
 
 
 class File03(Wire):
@@ -114,8 +132,8 @@ class MessageIn(Wire):
     message_id: Id
     role: Literal["user", "ROLE_USER"]
     parts: list[PartIn] = Field(min_length=1)
-    context_id: Annotated[str, Field(max_length=255)] | None = None
-    task_id: Annotated[str, Field(max_length=255)] | None = None
+    context_id: MaybeId = None
+    task_id: MaybeId = None
     metadata: dict[str, Any] | None = None
     extensions: list[str] = []
     reference_task_ids: list[str] = []
@@ -183,7 +201,7 @@ class TaskParams(Wire):
 
 
 class ListParams(Wire):
-    context_id: str | None = None
+    context_id: MaybeId = None
     status: str | None = None
     status_timestamp_after: str | None = None
     page_size: int | None = Field(default=None, ge=1, le=100)
@@ -274,10 +292,16 @@ def _position(token: str | None) -> tuple[int, str] | None:
     if not token:
         return None
     try:
-        at, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().partition(":")
-        return int(at), task_id
+        plain = base64.b64decode(token.encode(), b"-_", validate=True).decode()
     except (ValueError, binascii.Error):
-        raise InvalidParams.at("pageToken", "is not one of ours") from None
+        plain = ""
+    found = re.fullmatch(r"([0-9]{1,15}):([0-9a-f-]{36})", plain)
+    if found is None:
+        raise InvalidParams.at("pageToken", "is not one of ours")
+    return int(found[1]), found[2]
+
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def _moment(value: str | None) -> int | None:
@@ -287,7 +311,7 @@ def _moment(value: str | None) -> int | None:
         moment = datetime.fromisoformat(value)
         if moment.tzinfo is None:
             raise ValueError
-        return int(moment.timestamp() * 1000)
+        return -((_EPOCH - moment) // timedelta(milliseconds=1))  # rounded up: nothing earlier
     except (ValueError, OverflowError):
         raise InvalidParams.at(
             "statusTimestampAfter", "must be a time such as 2026-01-31T12:00:00Z"

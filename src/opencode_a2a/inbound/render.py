@@ -104,8 +104,7 @@ class Renderer:
             if task.changes:
                 shown.append(self._changes(head, task.changes, task.changes_seq))
             body["artifacts"] = [artifact for artifact in shown if artifact["parts"]]
-        messages = task.messages
-        kept = messages if history_length is None else messages[len(messages) - history_length :]
+        kept = task.messages[-history_length:] if history_length else task.messages
         if kept and history_length != 0:
             body["history"] = [self.message(message, head) for message in kept]
         shared: Json = {}

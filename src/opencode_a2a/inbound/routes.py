@@ -9,19 +9,30 @@ from typing import Any
 import orjson
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from ..domain.values import Caller
-from ..errors import Internal, InvalidRequest, MethodNotFound, ServiceError
+from ..errors import Internal, InvalidParams, InvalidRequest, MethodNotFound, ServiceError
 from .body import read_json
 from .card import Card
-from .failures import A2A_JSON, JSON, failure, rest_response, rpc_response
+from .failures import (
+    A2A_JSON,
+    JSON,
+    failure,
+    line_of,
+    rest_response,
+    rpc_response,
+    version_of,
+)
 from .health import Health
 from .operations import RPC_METHODS, SUPPORTED_METHODS, Call, Operation, Operations
 from .parse import from_query
-from .render import V03, V03_REST, V1, Dialect
+from .render import V03_REST, V1, Dialect
 from .sse import Envelope
+
+BROKEN = "Something went wrong here. The log has it."
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -100,6 +111,8 @@ def add_routes(
                 endpoint = _rest(operations, route.operation, dialect, body_limit)
                 add_route(app, prefix + route.path, endpoint, route.methods, route.summary)
     app.add_exception_handler(HTTPException, _unknown_path)
+    app.add_exception_handler(ClientDisconnect, _left)
+    app.add_exception_handler(Exception, _broken)
     app.router.redirect_slashes = False  # a redirect is no answer in anybody's shape
 
 
@@ -137,6 +150,9 @@ def _rpc(operations: Operations, body_limit: int) -> Endpoint:
             )
         except ServiceError as exc:
             return rpc_response(exc, dialect, request_id)
+        except Exception:
+            request.state.answer = rpc_response(Internal(BROKEN), dialect, request_id)
+            raise
         if isinstance(result, Response):
             return result
         if "id" not in body:
@@ -190,6 +206,14 @@ async def _has_body(request: Request, operation: Operation) -> bool:
     if operation in (Operations.send, Operations.stream):
         return True
     return request.headers.get("content-length", "0") != "0"
+
+
+async def _left(request: Request, exc: Exception) -> Response:
+    return Response(status_code=499)  # for the log: nobody is left to read it
+
+
+async def _broken(request: Request, exc: Exception) -> Response:
+    return getattr(request.state, "answer", None) or failure(request.scope, Internal(BROKEN))
 
 
 async def _unknown_path(request: Request, exc: Exception) -> Response:

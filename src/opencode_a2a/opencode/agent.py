@@ -14,7 +14,7 @@ from ..domain import events as ev
 from ..domain.values import Attachment, FileChange, Prompt, SessionRef
 from ..errors import UpstreamHttpError, UpstreamPayloadError
 from . import wire
-from .feed import Feed, Subscription
+from .feed import SILENCE, Feed, Subscription
 from .http import Endpoint, Http
 from .ids import new_id, part_id
 
@@ -66,9 +66,18 @@ class OpenCode:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, endpoint: Endpoint, defaults: Defaults, timeout: float = 30.0, concurrency: int = 0
+        cls,
+        endpoint: Endpoint,
+        defaults: Defaults,
+        timeout: float = 30.0,
+        concurrency: int = 0,
+        silence: float = SILENCE,
     ) -> AsyncIterator[OpenCode]:
-        async with Http.open(endpoint, timeout, concurrency) as http, Feed.open(http) as feed:
+        """`timeout` bounds each request, `silence` the time between two events."""
+        async with (
+            Http.open(endpoint, timeout, concurrency) as http,
+            Feed.open(http, silence) as feed,
+        ):
             yield cls(http, feed, defaults)
 
     @property

@@ -19,7 +19,12 @@ import orjson
 import structlog
 
 from ..domain.events import AgentEvent, Gap, ToolSnapshot
-from ..errors import UpstreamError, UpstreamPayloadError, UpstreamUnreachable
+from ..errors import (
+    UpstreamError,
+    UpstreamHttpError,
+    UpstreamPayloadError,
+    UpstreamUnreachable,
+)
 from .http import Http
 from .wire import parent_of, session_of, translate
 
@@ -27,6 +32,7 @@ logger = structlog.get_logger()
 
 SILENCE = 25.0  # seconds; OpenCode sends a heartbeat every ten
 BACKOFF = (0.1, 0.3, 1.0, 2.0, 5.0)
+HOPELESS = (UpstreamHttpError, UpstreamPayloadError)  # trouble that waiting does not end
 MAX_LINE = 256 << 20  # an event echoes whole attachments, but nobody sends this
 
 
@@ -54,16 +60,18 @@ class Subscription:
 
 
 class Feed:
-    def __init__(self, http: Http) -> None:
+    def __init__(self, http: Http, silence: float = SILENCE) -> None:
         self._http = http
+        self._silence = silence
         self._routes: dict[str, Subscription] = {}
-        self._connected = asyncio.Event()
+        self._connected = False
         self._trouble: UpstreamError | None = None
+        self._news = asyncio.Event()  # set, and replaced, when one of these two has changed
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, http: Http) -> AsyncIterator[Feed]:
-        self = cls(http)
+    async def open(cls, http: Http, silence: float = SILENCE) -> AsyncIterator[Feed]:
+        self = cls(http, silence)
         reading = asyncio.create_task(self._read_forever())
         try:
             yield self
@@ -74,17 +82,19 @@ class Feed:
 
     @property
     def connected(self) -> bool:
-        return self._connected.is_set()
+        return self._connected
 
     async def ready(self, within: float = 5.0) -> None:
         """Return once events arrive; raise what keeps them from arriving."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                await self._connected.wait()
-        except TimeoutError:
-            raise self._trouble or UpstreamUnreachable(
+                while not self.connected and not isinstance(self._trouble, HOPELESS):
+                    await self._news.wait()
+        if not self.connected:
+            trouble = self._trouble or UpstreamUnreachable(
                 "OpenCode does not send events.", retry_after=5
-            ) from None
+            )
+            raise trouble.with_traceback(None)  # raised often, and must not remember by whom
 
     @asynccontextmanager
     async def subscribe(self, session: str) -> AsyncIterator[Subscription]:
@@ -105,11 +115,11 @@ class Feed:
         attempt = 0
         while True:
             try:
-                async with self._http.stream("global", "event", silence=SILENCE) as chunks:
+                async with self._http.stream("global", "event", silence=self._silence) as chunks:
                     lines = _Lines()
                     async for chunk in chunks:
                         for line in lines.feed(chunk):
-                            if not self._connected.is_set():
+                            if not self._connected:
                                 attempt = 0
                                 self._up()
                             self._route(line)
@@ -124,17 +134,22 @@ class Feed:
         """The first event is sent only after the subscription is active."""
         if self._trouble is not None:
             logger.info("opencode.feed.connected")
-        self._trouble = None
-        self._connected.set()
+        self._trouble, self._connected = None, True
+        self._wake()
         self._tell_all()
 
     def _down(self, exc: UpstreamError) -> None:
-        if self._connected.is_set() or self._trouble is None:
+        was_connected = self._connected
+        if was_connected or self._trouble is None:
             logger.warning("opencode.feed.lost", type=exc.type, reason=exc.message)
-        self._trouble = exc
-        if self._connected.is_set():
-            self._connected.clear()
+        self._trouble, self._connected = exc, False
+        self._wake()
+        if was_connected:
             self._tell_all()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _tell_all(self) -> None:
         for subscription in set(self._routes.values()):

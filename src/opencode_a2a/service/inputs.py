@@ -56,7 +56,7 @@ class Inputs:
                 return f"Data (application/json):\n```json\n{text}\n```"
             case FileBytes(content=content, media_type=media_type, filename=name):
                 try:
-                    raw = base64.b64decode(content, validate=True)
+                    raw = _decoded(content)
                 except (binascii.Error, ValueError):
                     raise InvalidParams.at(where, "file bytes must be base64") from None
                 return self._attached(where, raw, media_type, name)
@@ -97,3 +97,9 @@ class Inputs:
                 f"{size} bytes are more than the {self.part_bytes} allowed in one part "
                 "(A2A_MAX_PART_BYTES)",
             )
+
+
+def _decoded(content: str) -> bytes:
+    """ProtoJSON takes base64 in both alphabets, padded or not."""
+    padding = "=" * (-len(content) % 4)
+    return base64.b64decode(content.replace("-", "+").replace("_", "/") + padding, validate=True)

@@ -21,7 +21,6 @@ from ..domain.values import (
 )
 from ..errors import (
     InvalidParams,
-    ServiceError,
     TaskNotCancelable,
     UnsupportedOperation,
 )
@@ -59,19 +58,19 @@ class Tasks:
         return await self._continue(caller, request, request.task_id)
 
     async def _start(self, caller: Caller, request: Request) -> Task:
-        self._turns.admit()
-        parts = await self._inputs.prepare(request.message.parts)
-        await self._agent.available()
-        head = TaskHead(
-            str(uuid.uuid4()),
-            request.context_id or str(uuid.uuid4()),
-            caller.principal,
-            self._clock(),
-            request.modes,
-        )
-        upstream_id = self._agent.new_message_id()
-        task = await self._log.create(head, [MessageAdded(request.message, upstream_id)])
-        self._turns.start(head, _title(request.message), Prompt(upstream_id, parts))
+        with self._turns.admit():
+            parts = await self._inputs.prepare(request.message.parts)
+            await self._agent.available()
+            head = TaskHead(
+                str(uuid.uuid4()),
+                request.context_id or str(uuid.uuid4()),
+                caller.principal,
+                self._clock(),
+                request.modes,
+            )
+            upstream_id = self._agent.new_message_id()
+            task = await self._log.create(head, [MessageAdded(request.message, upstream_id)])
+            self._turns.start(head, _title(request.message), Prompt(upstream_id, parts))
         return task
 
     async def _continue(self, caller: Caller, request: Request, task_id: str) -> Task:
@@ -98,7 +97,7 @@ class Tasks:
         upstream_id = self._agent.new_message_id()
         try:
             await self._log.write(task_id, [MessageAdded(request.message, upstream_id)])
-        except ServiceError:
+        except BaseException:  # a place that is never filled would keep the task open for ever
             place.set_result(None)
             raise
         place.set_result(Prompt(upstream_id, parts))

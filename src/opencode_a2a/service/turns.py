@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,14 +23,10 @@ from ..domain.task import TaskHead
 from ..domain.turn import Outcome, Turn
 from ..domain.updates import ChangesMade, Ended, Started, Update
 from ..domain.values import Failure, Problem, Prompt, TaskState, Usage
-from ..errors import ServiceError, UpstreamBusy, UpstreamError
+from ..errors import ServiceError, StoreUnavailable, UpstreamBusy, UpstreamError
 from .sessions import Lanes, Sessions
 
 logger = structlog.get_logger()
-
-QUIET = 15.0  # seconds without an event before we look for ourselves
-SOON = 1.0  # the same when something is in doubt
-UNREACHABLE = 30.0  # seconds OpenCode may be away before its runs are given up
 
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
@@ -38,10 +34,16 @@ BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this t
 
 @dataclass(frozen=True, slots=True)
 class TurnLimits:
-    deadline: float = 1800.0  # seconds of work; time spent waiting for a person does not count
-    running: int = 32  # 0 means no limit
+    """How many turns, and how many seconds of what."""
+
+    deadline: float = 1800.0  # work; time spent waiting for a person does not count
+    running: int = 32  # 0 means no limit, and then nothing waits but for its own session
     queued: int = 256
-    abort: float = 10.0
+    abort: float = 10.0  # what a goodbye may take
+    record: float = 10.0  # until the end of a task is in the log, for who waits for it
+    quiet: float = 15.0  # without an event before we look for ourselves
+    soon: float = 1.0  # the same when something is in doubt
+    unreachable: float = 30.0  # OpenCode may be away before its runs are given up
 
 
 @dataclass(slots=True)
@@ -53,11 +55,23 @@ class _Job:
     inbox: deque[asyncio.Future[Prompt | None]] = field(default_factory=deque)
     cancel: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    closed: bool = False
+    closed: bool = False  # nothing more is asked of the agent
+    begun: bool = False
     work: asyncio.Task[None] | None = None
     usage: Usage = Usage()
     session: AgentSession | None = None
     session_title: str = ""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One prompt of a task, and what the agent says to it."""
+
+    task_id: str
+    session: AgentSession
+    turn: Turn
+    asked: asyncio.Task[None]
+    events: AsyncIterator[Sequence[AgentEvent]]
 
 
 class Turns:
@@ -66,7 +80,7 @@ class Turns:
         self._sessions = sessions
         self._limits = limits
         self._jobs: dict[str, _Job] = {}
-        self._working = 0
+        self._arriving = 0
         self._lanes: Lanes[str] = Lanes()
         self._slots = asyncio.Semaphore(limits.running) if limits.running else None
 
@@ -84,14 +98,21 @@ class Turns:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
 
-    def admit(self) -> None:
-        """Refuse new work when too much is waiting already."""
-        if len(self._jobs) - self._working >= self._limits.queued:
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Keep a place for a task in the making, or refuse it: too much is waiting already."""
+        limits = self._limits
+        if limits.running and (len(self._jobs) + self._arriving >= limits.running + limits.queued):
             raise UpstreamBusy(
                 "Too many tasks are waiting for OpenCode. Try again later, or raise "
                 "OPENCODE_MAX_CONCURRENT_STREAMS.",
                 retry_after=10,
             )
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
 
     def start(self, head: TaskHead, title: str, prompt: Prompt) -> None:
         """Work on a new task as soon as its session and a slot are free."""
@@ -118,42 +139,51 @@ class Turns:
         job = self._jobs.get(task_id)
         if job is None or job.work is None:
             return
-        if not job.cancel.is_set():
+        if not job.closed and not job.cancel.is_set():
             job.cancel.set()
-            if job.session is None:
+            if job.begun and job.session is None:
                 job.work.cancel()  # it only waits, so nothing upstream needs stopping
-        await job.over.wait()
+        try:
+            async with asyncio.timeout(2 * self._limits.abort + self._limits.record):
+                await job.over.wait()
+        except TimeoutError:
+            raise StoreUnavailable(
+                "The task is being stopped, but this cannot be recorded right now.", retry_after=5
+            ) from None
 
     # -- the life of a job
 
     async def _work(self, job: _Job) -> None:
+        job.begun = True
         try:
-            outcome = await self._queue(job)
+            outcome = await self._outcome(job)
+            job.closed = True
+            self._end(job, outcome)
+            await self._log.flushed(job.head.id)
+            job.over.set()
+        finally:
+            del self._jobs[job.head.id]
+
+    async def _outcome(self, job: _Job) -> Outcome:
+        try:
+            return await self._queue(job)
         except asyncio.CancelledError:
             if not job.cancel.is_set():
                 raise  # the service stops; the task is picked up by the next start
-            outcome = CANCELED
+            return CANCELED
         except ServiceError as exc:
-            outcome = _failed(exc)
+            return CANCELED if job.cancel.is_set() else _failed(exc)
         except Exception:
             logger.exception("turn.broken", task=job.head.id)
-            outcome = Outcome(TaskState.FAILED, BROKEN.message, BROKEN)
-        finally:
-            self._jobs.pop(job.head.id, None)
-            job.closed = True
-        self._end(job, outcome)
-        await self._log.flushed(job.head.id)
-        job.over.set()
+            return Outcome(TaskState.FAILED, BROKEN.message, BROKEN)
 
     async def _queue(self, job: _Job) -> Outcome:
+        if job.cancel.is_set():
+            return CANCELED
         session = await self._sessions.serving(job.head.owner, job.head.context_id, job.title)
         async with self._lanes(session.ref.id), self._slots or _no_limit():
             job.session, job.session_title = session, session.ref.title
-            self._working += 1
-            try:
-                return await self._converse(job, session)
-            finally:
-                self._working -= 1
+            return await self._converse(job, session)
 
     async def _converse(self, job: _Job, session: AgentSession) -> Outcome:
         """The task's prompts one after the other; more may arrive while one is answered."""
@@ -167,89 +197,91 @@ class Turns:
             if changes:
                 self._log.append(job.head.id, [changes])
         job.closed = True
-        return outcome
+        return CANCELED if job.inbox else outcome
 
     async def _turn(
         self, job: _Job, session: AgentSession, prompt: Prompt
     ) -> tuple[Outcome, ChangesMade | None]:
         turn = Turn(session.ref.id, prompt.message_id)
         async with session.events() as events:
-            await session.prompt(prompt)
-            pump = asyncio.create_task(self._pump(job.head.id, session, turn, events))
+            asked = asyncio.create_task(session.prompt(prompt))
+            run = _Run(job.head.id, session, turn, asked, events)
+            pump = asyncio.create_task(self._pump(run))
             canceled = asyncio.create_task(job.cancel.wait())
             try:
                 await asyncio.wait({pump, canceled}, return_when=asyncio.FIRST_COMPLETED)
-                if not pump.done():
-                    await self._stop(session, turn, pump)
-                    outcome = turn.outcome or CANCELED
-                    if outcome.state is not TaskState.COMPLETED:
-                        outcome = CANCELED
-                else:
+                ended = pump.done()
+                if turn.outcome is None:
+                    await self._stop(run, pump)
+                if ended:
                     outcome = pump.result()
-                    if outcome.problem and outcome.problem.type is Failure.DEADLINE_EXCEEDED:
-                        await self._stop(session, turn, None)
+                elif turn.outcome and turn.outcome.state is TaskState.COMPLETED:
+                    outcome = turn.outcome  # the cancel came too late
+                else:
+                    outcome = CANCELED
             finally:
-                for task in (pump, canceled):
+                for task in (asked, pump, canceled):
                     task.cancel()
-                await asyncio.gather(pump, canceled, return_exceptions=True)
+                await asyncio.gather(asked, pump, canceled, return_exceptions=True)
                 job.usage += turn.usage
                 job.session_title = turn.title or job.session_title
         return outcome, await self._changes(session, turn)
 
-    async def _pump(
-        self,
-        task_id: str,
-        session: AgentSession,
-        turn: Turn,
-        events: AsyncIterator[Sequence[AgentEvent]],
-    ) -> Outcome:
+    async def _pump(self, run: _Run) -> Outcome:
         """Feed the turn until it is over, and look for ourselves when nothing is heard."""
-        work_until = time.monotonic() + self._limits.deadline
+        turn, limits = run.turn, self._limits
+        work_until = time.monotonic() + limits.deadline
         away_since: float | None = None
+        await run.asked
         while turn.outcome is None:
-            before = time.monotonic()
-            if before > work_until:
-                return self._too_late()
+            before, waiting = time.monotonic(), bool(turn.interrupts)
+            patience = limits.soon if turn.doubtful else limits.quiet
+            if not waiting:
+                if before >= work_until:
+                    return self._too_late()
+                patience = min(patience, work_until - before)
             try:
-                async with asyncio.timeout(SOON if turn.doubtful else QUIET):
-                    self._tell(task_id, turn, await anext(events))
+                async with asyncio.timeout(patience):
+                    self._tell(run, await anext(run.events))
                 look = turn.stale
             except TimeoutError:
                 look = True
             if look and turn.outcome is None:
                 try:
-                    self._tell(task_id, turn, await session.read(turn.message_id))
+                    self._tell(run, await run.session.read(turn.message_id))
                     away_since = None
                 except UpstreamError:
                     away_since = away_since or time.monotonic()
-                    if time.monotonic() - away_since > UNREACHABLE:
+                    if time.monotonic() - away_since > limits.unreachable:
                         raise
-            if turn.interrupts:  # a person's time is not the agent's
+            if waiting:  # a person's time is not the agent's
                 work_until += time.monotonic() - before
         return turn.outcome
 
-    def _tell(self, task_id: str, turn: Turn, events: Sequence[AgentEvent]) -> None:
+    def _tell(self, run: _Run, events: Sequence[AgentEvent]) -> None:
         updates: list[Update] = []
         for event in events:
-            updates += turn.feed(event)
-        self._log.append(task_id, updates)
+            updates += run.turn.feed(event)
+        self._log.append(run.task_id, updates)
 
-    async def _stop(
-        self, session: AgentSession, turn: Turn, pump: asyncio.Task[Outcome] | None
-    ) -> None:
+    async def _stop(self, run: _Run, pump: asyncio.Task[Outcome]) -> None:
         """Abort, then refuse what is pending: approving it later would run it after all."""
         with suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(self._limits.abort):
-                await session.abort()
-                await session.reject_pending(turn.family)
-                if pump is not None:
+                await asyncio.wait({run.asked})  # the abort must not overtake its prompt
+                await run.session.abort()
+                await run.session.reject_pending(run.turn.family)
+                if pump.done():  # it gave up, but the session is free only when this run is over
+                    await self._pump(run)
+                else:
                     await asyncio.wait({pump})
 
     async def _changes(self, session: AgentSession, turn: Turn) -> ChangesMade | None:
         if not turn.files_changed:
             return None
-        with suppress(UpstreamError):
-            files = await session.changes(turn.message_id)
+        with suppress(UpstreamError, TimeoutError):
+            async with asyncio.timeout(self._limits.abort):
+                files = await session.changes(turn.message_id)
             return ChangesMade(files) if files else None
         return None
 

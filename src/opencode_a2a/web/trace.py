@@ -24,24 +24,27 @@ class Trace:
             await self._app(scope, receive, send)
             return
         request_id = uuid.uuid4().hex
-        started, status = time.perf_counter(), 0
+        started, status, answered = time.perf_counter(), 0, False
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, answered
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message.setdefault("headers", []).append((b"x-request-id", request_id.encode()))
             await send(message)
+            body = message["type"] == "http.response.body"
+            answered = body and not message.get("more_body", False)
 
         with structlog.contextvars.bound_contextvars(request=request_id):
             try:
                 await self._app(scope, receive, watched)
             except Exception:
                 logger.exception("request.broken", method=scope["method"], path=scope["path"])
-                if status:
+                if status and not answered:
                     raise  # too late for an answer: the connection is cut
-                error = Internal("Something went wrong here. The log has it.", request=request_id)
-                await self._on_error(scope, error)(scope, receive, watched)
+                if not status:
+                    error = Internal("Something went wrong here. The log has it.")
+                    await self._on_error(scope, error)(scope, receive, watched)
             finally:
                 caller = scope.get("state", {}).get("caller")
                 logger.info(
