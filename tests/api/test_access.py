@@ -1,0 +1,244 @@
+"""Who may do what: credentials, scopes, and what belongs to somebody else."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.api.forms import (
+    FORBIDDEN,
+    RATE_LIMITED,
+    REST_1,
+    ROUTES,
+    TASK_NOT_FOUND,
+    UNAUTHENTICATED,
+    Form,
+    line_to,
+)
+from tests.running import Service
+
+PUBLIC = ("/health", "/ready", "/.well-known/agent-card.json", "/.well-known/agent.json")
+CHALLENGE = 'Bearer realm="opencode-a2a", Basic realm="opencode-a2a"'
+
+
+def basic(login: bytes) -> bytes:
+    return b"Basic " + base64.b64encode(login)
+
+
+WRONG = {
+    "wrong token": b"Bearer wrong",
+    "empty": b"",
+    "scheme only": b"Bearer",
+    "token only": b"alice-token",
+    "another scheme": b"Digest alice-token",
+    "bearer as basic": b"Basic alice-token",
+    "token as password": basic(b"alice:alice-token"),
+    "password as token": b"Bearer bob:bob:secret \xc3\xa9",
+    "wrong password": basic(b"bob:wrong"),
+    "wrong user": basic("eve:bob:secret é".encode()),
+    "latin-1 password": basic("bob:bob:secret é".encode("latin-1")),
+    "no colon": basic(b"bob"),
+    "not base64": b"Basic !!!",
+    "cut base64": basic(b"bob:bob")[:-1],
+    "prefix": b"Bearer alice-toke",
+    "more": b"Bearer alice-token2",
+    "two tokens": b"Bearer alice-token alice-token",
+    "non-ascii": "Bearer älice-tøken".encode(),
+    "not utf-8": b"Bearer \xff\xfe\xe9",
+    "non-ascii scheme": "Béarer alice-token".encode(),
+    "huge": b"Bearer " + b"a" * 60_000,
+    "huge basic": basic(b"bob:" + b"a" * 40_000),
+}
+
+
+@pytest.mark.parametrize("operation", ["send", "stream", "get", "cancel", "subscribe", "card"])
+def test_nothing_is_done_without_a_credential(
+    nobody: httpx.Client, form: Form, operation: str
+) -> None:
+    response = form.call(nobody, operation, {"id": "x"} if "{id}" in ROUTES[operation].path else {})
+    form.refused(response, UNAUTHENTICATED, rpc_id=None)
+    assert response.headers["www-authenticate"] == CHALLENGE
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_credential_is_refused(nobody: httpx.Client, form: Form, case: str) -> None:
+    request = form.request(nobody, "get", {"id": "x"})
+    request.headers = httpx.Headers([*request.headers.raw, (b"authorization", WRONG[case])])
+    response = nobody.send(request)
+    refusal = form.refused(response, UNAUTHENTICATED, rpc_id=None)
+    assert response.headers["www-authenticate"] == CHALLENGE
+    assert refusal.facts == {"challenge": CHALLENGE}
+    said = WRONG[case].decode("latin-1").split()[1:]
+    assert not any(secret in response.text for secret in said)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Bearer alice-token",
+        b"bearer alice-token",
+        b"BEARER   alice-token",
+        basic("bob:bob:secret é".encode()),
+        b"basic" + basic("bob:bob:secret é".encode())[5:],
+    ],
+)
+def test_a_right_credential_is_taken(nobody: httpx.Client, form: Form, header: bytes) -> None:
+    request = form.request(nobody, "get", {"id": "missing"})
+    request.headers = httpx.Headers([*request.headers.raw, (b"authorization", header)])
+    form.refused(nobody.send(request), TASK_NOT_FOUND)
+
+
+def test_an_unknown_path_says_no_more_than_a_known_one(nobody: httpx.Client) -> None:
+    for path in ("/nothing", "/tasks", "/admin"):
+        REST_1.refused(nobody.get(path), UNAUTHENTICATED)
+
+
+def test_a_body_is_not_read_before_the_caller_is_known(nobody: httpx.Client, form: Form) -> None:
+    path = "/" if form.rpc else form.route("send").path
+    response = nobody.post(path, content=b"\xff" * 2_000_000, headers=form.version)
+    form.refused(response, UNAUTHENTICATED, rpc_id=None)
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+@pytest.mark.parametrize("verb", ["GET", "HEAD"])
+def test_some_paths_are_open_to_everybody(nobody: httpx.Client, path: str, verb: str) -> None:
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        response = nobody.request(verb, path, headers=headers)
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "application/json"
+        assert bool(response.content) == (verb == "GET")
+
+
+def test_health_says_nothing_but_that_it_lives(nobody: httpx.Client, alice: httpx.Client) -> None:
+    for client in (nobody, alice):
+        assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_readiness_has_details_for_callers_only(nobody: httpx.Client, alice: httpx.Client) -> None:
+    assert nobody.get("/ready").json() == {"status": "ready"}
+    wrong = nobody.get("/ready", headers={"authorization": "Bearer wrong"})
+    assert wrong.json() == {"status": "ready"}
+    told = alice.get("/ready").json()
+    assert told["status"] == "ready"
+    assert told["checks"] == {"store": True, "opencode": True}
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+def test_the_documentation_is_for_callers(
+    nobody: httpx.Client, alice: httpx.Client, path: str
+) -> None:
+    REST_1.refused(nobody.get(path), UNAUTHENTICATED)
+    assert alice.get(path).status_code == 200
+
+
+# -- scopes
+
+
+@pytest.fixture(scope="module")
+def reader(guarded: Service) -> Iterator[httpx.Client]:
+    with line_to(guarded, headers={"authorization": "Bearer reader-token"}) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def writer(guarded: Service) -> Iterator[httpx.Client]:
+    with line_to(guarded, headers={"authorization": "Bearer writer-token"}) as found:
+        yield found
+
+
+@pytest.mark.parametrize("operation", ["send", "stream", "cancel"])
+def test_a_reader_changes_nothing(reader: httpx.Client, form: Form, operation: str) -> None:
+    params = {"id": "x"} if operation == "cancel" else form.sending("hello")
+    refusal = form.refused(form.call(reader, operation, params), FORBIDDEN)
+    assert refusal.facts == {"required_scope": "tasks:write"}
+
+
+def test_a_reader_reads(reader: httpx.Client, form: Form) -> None:
+    for operation in ("get", "subscribe"):
+        form.refused(form.call(reader, operation, {"id": "x"}), TASK_NOT_FOUND)
+    if form.offers("list"):
+        assert form.result(form.call(reader, "list"))["tasks"] == []
+
+
+@pytest.mark.parametrize("operation", ["get", "subscribe", "list"])
+def test_a_writer_without_the_scope_to_read_reads_nothing(
+    writer: httpx.Client, form: Form, operation: str
+) -> None:
+    if not form.offers(operation):
+        return
+    params = {} if operation == "list" else {"id": form.send(writer, "hello")["id"]}
+    refusal = form.refused(form.call(writer, operation, params), FORBIDDEN)
+    assert refusal.facts == {"required_scope": "tasks:read"}
+
+
+# -- what another caller owns does not exist
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("who", ["alice", "bob"])
+def test_a_task_of_somebody_else_does_not_exist(
+    form: Form, who: str, ended: bool, request: pytest.FixtureRequest
+) -> None:
+    owner: httpx.Client = request.getfixturevalue(who)
+    other: httpx.Client = request.getfixturevalue("bob" if who == "alice" else "alice")
+    task = form.send(owner, "hello" if ended else "[[hang]]", wait=ended)
+    missing = form.refused(form.call(other, "get", {"id": "x"}), TASK_NOT_FOUND)
+    for operation in ("get", "cancel", "subscribe"):
+        refusal = form.refused(form.call(other, operation, {"id": task["id"]}), TASK_NOT_FOUND)
+        assert refusal.message == missing.message
+        assert refusal.facts == {"task_id": task["id"]}
+    for context in ({}, {"contextId": task["contextId"]}, {"contextId": "another"}):
+        for operation in ("send", "stream"):
+            asked = form.sending("mine now", taskId=task["id"], **context)
+            form.refused(form.call(other, operation, asked), TASK_NOT_FOUND)
+    if form.offers("list"):
+        page = form.result(form.call(other, "list", {"contextId": task["contextId"]}))
+        assert (page["tasks"], page["totalSize"]) == ([], 0)
+        mine = form.result(form.call(owner, "list", {"contextId": task["contextId"]}))
+        assert [found["id"] for found in mine["tasks"]] == [task["id"]]
+    if not ended:
+        canceled = form.result(form.call(owner, "cancel", {"id": task["id"]}))
+        assert canceled["status"]["state"] == form.state("canceled")
+    assert len(form.get(owner, task["id"])["history"]) == 1
+
+
+def test_a_context_of_the_same_name_is_another_conversation(
+    alice: httpx.Client, bob: httpx.Client, form: Form
+) -> None:
+    first = form.send(alice, "hello")
+    again = form.send(alice, "hello", contextId=first["contextId"])
+    other = form.send(bob, "hello", contextId=first["contextId"])
+    sessions = [t["metadata"]["shared"]["session"]["id"] for t in (first, again, other)]
+    assert sessions[0] == sessions[1] != sessions[2]
+
+
+# -- guessing
+
+
+def test_many_failed_logins_are_slowed_down(
+    guarded: Service, addresses: Callable[[], str], form: Form
+) -> None:
+    transport = httpx.HTTPTransport(local_address=addresses())
+    with line_to(guarded, headers={}, transport=transport) as guesser:
+
+        def guess(token: str) -> httpx.Response:
+            request = form.request(guesser, "get", {"id": "missing"})
+            request.headers["authorization"] = f"Bearer {token}"
+            return guesser.send(request)
+
+        for n in range(30):
+            form.refused(guess(f"guess-{n}"), UNAUTHENTICATED, rpc_id=None)
+        response = guess("guess-30")
+        form.refused(response, RATE_LIMITED, rpc_id=None)
+        assert int(response.headers["retry-after"]) <= 60
+        # A caller behind the same address is not locked out by somebody else's guesses.
+        form.refused(guess("alice-token"), TASK_NOT_FOUND)
+        assert guesser.get("/health").status_code == 200
+
+
+def test_asking_without_a_credential_is_no_guess(nobody: httpx.Client) -> None:
+    for _ in range(40):
+        REST_1.refused(nobody.get("/tasks"), UNAUTHENTICATED)
