@@ -11,23 +11,28 @@ from tests.running import Service, Upstream, fake_opencode, real_opencode, servi
 
 @pytest.fixture(scope="session")
 def opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    """The real OpenCode on the scripted model; bash and edits are allowed."""
-    with real_opencode(tmp_path_factory.mktemp("opencode")) as upstream:
+    """The real OpenCode on the scripted model; bash and edits are allowed, and `seer` can see.
+
+    Without snapshots, which are half the work of a prompt, it cannot tell what a turn changed.
+    """
+    seer = {"mode": "primary", "model": "demo/demo-vision"}
+    with real_opencode(
+        tmp_path_factory.mktemp("opencode"), agent={"seer": seer}, snapshot=False
+    ) as upstream:
         yield upstream
 
 
 @pytest.fixture(scope="session")
 def asking_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    """A real OpenCode that asks before it runs a command or edits a file."""
-    permission = {"bash": "ask", "edit": "ask", "external_directory": "ask"}
+    """A real OpenCode that asks before it runs a command or edits a file outside of notes/."""
+    edit = {"*": "ask", "notes/*": "allow"}
+    permission = {"bash": "ask", "edit": edit, "external_directory": "ask"}
     with real_opencode(tmp_path_factory.mktemp("asking"), permission=permission) as upstream:
         yield upstream
 
 
 @pytest.fixture(scope="session")
-def real_service(
-    opencode: Upstream, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
+def real_service(opencode: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """`opencode-a2a serve` on the real OpenCode."""
     with service(opencode, tmp_path_factory.mktemp("service")) as running:
         yield running

@@ -31,7 +31,8 @@ async def main(workspace: Path, config: dict[str, object]) -> None:
                 "password": endpoint.password,
                 "model_url": model_url,
             }
-            print("ready", json.dumps(where), flush=True)
+            sys.stdout.write(f"ready {json.dumps(where)}\n")
+            sys.stdout.flush()
             await stop.wait()
 
 

@@ -212,8 +212,8 @@ class Turn:
                     return self._settle()
                 return []
             case SessionErred():
-                if event.session == self.session:
-                    self._error = event.problem
+                if event.session == self.session:  # the first says why, a second only that
+                    self._error = self._error or event.problem
                 return []
             case Gap():
                 self._stale, self._idle_reads = True, 0

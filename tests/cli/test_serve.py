@@ -1,0 +1,91 @@
+"""Where settings come from, and who wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.cli.commands import command
+from tests.running import Upstream, isolated, running
+
+
+@contextmanager
+def served(
+    upstream: Upstream, directory: Path, *words: str, **settings: str
+) -> Iterator[httpx.Client]:
+    """A client without a credential, of a service started with these words and settings."""
+    env = isolated(directory / "home", OPENCODE_BASE_URL=upstream.base_url, **settings)
+    with running(command(*words), env, directory) as program:
+        url = program.wait_for(r"event=serving url=(\S+)")[1]
+        with httpx.Client(base_url=url, timeout=20) as client:
+            yield client
+        assert program.stop() == 0
+
+
+def card(client: httpx.Client) -> dict[str, str]:
+    found: dict[str, str] = client.get("/.well-known/agent-card.json").json()
+    return found
+
+
+def accepts(client: httpx.Client, token: str) -> bool:
+    answer = client.get("/tasks", headers={"authorization": f"Bearer {token}"})
+    assert answer.status_code in (200, 401)
+    return answer.status_code == 200
+
+
+def test_the_environment_wins_over_secret_files_and_those_over_toml(
+    fake: Upstream, tmp_path: Path
+) -> None:
+    (tmp_path / "settings.toml").write_text(
+        """
+        [a2a]
+        port = 0
+        title = "from toml"
+        description = "from toml"
+        bearer_token = "toml-token"
+        static_auth_credentials = [
+            { scheme = "bearer", token = "second-token", principal = "second" },
+        ]
+        [task_store]
+        backend = "memory"
+        """
+    )
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    (secrets / "a2a_title").write_text("from a secret\n")
+    (secrets / "A2A_BEARER_TOKEN").write_text("secret-token\n")
+    words = ["opencode-a2a", "serve", "--config", "settings.toml", "--secrets", str(secrets)]
+    words += ["--host", "localhost"]  # a flag is a setting said louder
+    settings = {"A2A_TITLE": "from the environment", "A2A_HOST": "nowhere.invalid"}
+    with served(fake, tmp_path, *words, **settings) as client:
+        assert client.base_url.host == "localhost"
+        told = card(client)
+        assert (told["name"], told["description"]) == ("from the environment", "from toml")
+        assert accepts(client, "secret-token")
+        assert accepts(client, "second-token")
+        assert not accepts(client, "toml-token")
+    assert not list((tmp_path / "home").rglob("tasks.db")), "it was to keep tasks in memory"
+
+
+def test_nothing_in_the_workspace_changes_a_setting(fake: Upstream, tmp_path: Path) -> None:
+    """And the older program serves without being told to, with systemd's credentials."""
+    mine = "A2A_TITLE=mine\nA2A_BEARER_TOKEN=mine\nA2A_HOST=0.0.0.0\n"
+    for name in (".env", "env", ".env.local", "a2a.env"):
+        (tmp_path / name).write_text(mine)
+    table = '[a2a]\ntitle = "mine"\nbearer_token = "mine"\n'
+    for name in ("settings.toml", "config.toml", "opencode-a2a.toml", ".opencode-a2a.toml"):
+        (tmp_path / name).write_text(table)
+    (tmp_path / "A2A_TITLE").write_text("mine")
+    credentials = tmp_path / "home" / "credentials"
+    credentials.mkdir(parents=True)
+    (credentials / "a2a_bearer_token").write_text("from systemd")
+    settings = {"CREDENTIALS_DIRECTORY": str(credentials), "A2A_PORT": "0"}
+    with served(fake, tmp_path, "opencode-a2a-server", **settings) as client:
+        assert card(client)["name"] == "OpenCode"
+        assert client.base_url.host == "127.0.0.1"
+        assert accepts(client, "from systemd")
+        assert not accepts(client, "mine")
+    assert list((tmp_path / "home/.local/state").rglob("tasks.db")), "the usual place"

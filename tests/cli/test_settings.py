@@ -1,0 +1,160 @@
+"""Wrong settings and wrong usage: every problem in a line, no secret in any, and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.cli import main
+from opencode_a2a.config import ConfigError, load
+from tests.cli.commands import called, run
+
+Capture = pytest.CaptureFixture[str]
+SECRET = "s3cret-t0ken"
+FINE = {"OPENCODE_BASE_URL": "http://127.0.0.1:9", "A2A_BEARER_TOKEN": "t", "A2A_PORT": "0"}
+
+
+def test_every_problem_has_its_line_with_name_value_and_what_is_allowed(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        "opencode-a2a",
+        "serve",
+        A2A_STATIC_AUTH_CREDENTIALS=f'[{{"scheme": "bearer", "token": "{SECRET}"',
+        A2A_PORT="99999",
+        A2A_LOG_LEVEL="loud",
+        A2A_MAX_QUEUED_TASKS="many",
+        A2A_CLIENT_ALLOWED_HOSTS="example.com",
+        A2A_TASK_STORE_DATABASE_URL=f"nonsense:{SECRET}",
+        OPENCODE_BASE_URL="ftp://host",
+        OPENCODE_TIMEOUT="-1",
+        OPENCODE_WORKSPACE_ROOT="/nowhere",
+    )
+    assert ran.code == 2
+    assert sorted(ran.problems) == [
+        "A2A_CLIENT_ALLOWED_HOSTS: is 'example.com', must be JSON; at character 0: Expecting value",
+        "A2A_LOG_LEVEL: is 'loud', must be 'debug', 'info', 'warning' or 'error'",
+        "A2A_MAX_QUEUED_TASKS: is 'many', must be a valid integer",
+        "A2A_PORT: is '99999', must be less than or equal to 65535",
+        "A2A_STATIC_AUTH_CREDENTIALS: must be JSON; at character 45: Expecting ',' delimiter",
+        "A2A_TASK_STORE_DATABASE_URL: must be a URL such as sqlite:////var/lib/a2a/tasks.db",
+        "OPENCODE_BASE_URL: is 'ftp://host', must be an http or https URL",
+        "OPENCODE_TIMEOUT: is '-1', must be greater than 0",
+        "OPENCODE_WORKSPACE_ROOT: is '/nowhere', must be an existing directory",
+    ]
+
+
+def bearer(**members: object) -> dict[str, object]:
+    return {"scheme": "bearer", "token": SECRET, "principal": "someone", **members}
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (json.dumps([bearer()])[:-2], ": must be JSON; at character "),
+        (json.dumps(bearer()), ": must be a valid list"),
+        (json.dumps(SECRET), ": must be a valid list"),
+        (json.dumps([bearer(), bearer(principal="other")]), ": the same token stands for two"),
+        (json.dumps([bearer(scopes=[SECRET])]), ".0.scopes.0: must be 'tasks:read' or"),
+        (json.dumps([bearer(tokn=SECRET)]), ".0.tokn: there is no such setting"),
+        (json.dumps([{**bearer(), "scheme": SECRET}]), ".0.scheme: must be 'bearer' or 'basic'"),
+        (json.dumps([{**bearer(), "token": [SECRET]}]), ".0.token: must be a valid string"),
+        (json.dumps([{**bearer(), "scheme": "basic"}]), ".0: a basic credential needs a username"),
+    ],
+)
+def test_credentials_are_never_repeated(
+    monkeypatch: pytest.MonkeyPatch, value: str, problem: str
+) -> None:
+    monkeypatch.setenv("A2A_STATIC_AUTH_CREDENTIALS", value)
+    with pytest.raises(ConfigError) as error:
+        load()
+    (line,) = error.value.problems
+    assert line.startswith(f"A2A_STATIC_AUTH_CREDENTIALS{problem}")
+    assert SECRET not in line
+
+
+def test_a_settings_file_is_read_strictly(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        f"""
+        loose = 1
+        [a2a]
+        prot = 1
+        port = "x"
+        bearer_token = ["{SECRET}"]
+        _env_file = ".env"
+        [nosuch]
+        a = 1
+        [client]
+        allowed_hosts = "example.com"
+        """
+    )
+    ran = called(main, ["serve", "--config", str(file)], {}, capsys)
+    assert ran.code == 2
+    assert sorted(ran.problems) == [
+        f"{file}: loose stands outside any table",
+        "A2A_BEARER_TOKEN: must be a valid string",
+        "A2A_CLIENT_ALLOWED_HOSTS: is 'example.com', must be JSON; at character 0: Expecting value",
+        "A2A_PORT: is 'x', must be a valid integer",
+        "[a2a] _env_file: there is no such setting",
+        "[a2a] prot: there is no such setting; did you mean port?",
+        "[nosuch]: no such table; there are [a2a], [client], [opencode], [task_store]",
+    ]
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: Capture) -> None:
+    none, broken = str(tmp_path / "none"), tmp_path / "broken.toml"
+    ran = called(main, ["serve", "--config", none, "--secrets", none], {}, capsys)
+    assert ran.code == 2
+    assert ran.problems == [
+        f"{none}: cannot be read (No such file or directory)",
+        f"secrets directory {none}: does not exist",
+    ]
+    broken.write_text("[a2a\nport = 1\n")
+    ran = called(main, ["serve", "--config", str(broken)], {}, capsys)
+    assert ran.code == 2
+    (problem,) = ran.problems
+    assert problem.startswith(f"{broken}: ")
+    assert "line 1" in problem
+
+
+def test_serving_needs_an_opencode_and_a_credential(capsys: Capture) -> None:
+    nothing = called(main, ["serve"], {}, capsys)
+    assert nothing.code == 2
+    assert "OPENCODE_BASE_URL is not set" in nothing.problems[0]
+    assert "opencode-a2a up" in nothing.problems[0]
+    anyone = called(main, ["serve"], FINE | {"A2A_BEARER_TOKEN": ""}, capsys)
+    assert anyone.code == 2
+    assert "A2A_BEARER_TOKEN" in anyone.problems[0]
+    assert "A2A_STATIC_AUTH_CREDENTIALS" in anyone.problems[0]
+
+
+def test_a_port_in_use_is_said_with_what_to_do(capsys: Capture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ran = called(main, ["serve"], FINE | {"A2A_PORT": port}, capsys)
+    assert ran.code == 1
+    (problem,) = ran.problems
+    assert port in problem
+    assert "ddress already in use" in problem
+    assert "A2A_PORT" in problem
+
+
+def test_a_store_that_cannot_be_opened_is_said_with_what_to_do(capsys: Capture) -> None:
+    store = {"A2A_TASK_STORE_DATABASE_URL": "sqlite:////nowhere/tasks.db"}
+    ran = called(main, ["serve"], FINE | store, capsys)
+    assert ran.code == 1
+    assert "unable to open database file" in ran.err
+    assert "A2A_TASK_STORE_DATABASE_URL" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_an_opencode_that_is_not_installed_is_said_with_what_to_do(capsys: Capture) -> None:
+    settings = {"A2A_PORT": "0", "OPENCODE_COMMAND": "/nowhere/opencode"}
+    ran = called(main, ["up"], settings, capsys)
+    assert ran.code == 1
+    for words in ("/nowhere/opencode", "npm install", "OPENCODE_COMMAND"):
+        assert words in ran.err
+    assert "Traceback" not in ran.err

@@ -1,0 +1,120 @@
+"""`opencode-a2a up` with the real OpenCode: it works as printed, survives, and cleans up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.commands import command
+from tests.running import Program, isolated, opencode_command, running
+
+
+@contextmanager
+def up(directory: Path, **settings: str) -> Iterator[Program]:
+    workspace = directory / "workspace"
+    workspace.mkdir()
+    env = isolated(
+        directory / "home", OPENCODE_COMMAND=opencode_command(), A2A_PORT="0", **settings
+    )
+    with running(command("opencode-a2a", "up"), env, workspace) as program:
+        yield program
+
+
+def opencodes(program: Program) -> list[int]:
+    """The processes it has started, in that order."""
+    return [int(pid) for pid in re.findall(r"event=opencode.started pid=(\d+)", program.output)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def typed(said: str, **env: str) -> dict[str, object]:
+    """What the printed command answers, typed as it stands."""
+    found = re.search(r"Try it:\n\n(  curl .*?)\n\n", said, re.DOTALL)
+    assert found, said
+    done = subprocess.run(
+        ["sh", "-c", found[1]],
+        env={"PATH": os.environ["PATH"], **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    body: dict[str, dict[str, object]] = json.loads(done.stdout)
+    return body["task"]
+
+
+def answered(task: dict[str, object]) -> bool:
+    said = json.dumps(task)
+    return "TASK_STATE_COMPLETED" in said and "ECHO: Hello!" in said
+
+
+@pytest.mark.timeout(180)
+def test_the_printed_command_works_opencode_may_die_and_ctrl_c_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    with up(tmp_path) as program:
+        program.wait_for("Stop with Ctrl-C", 90)
+        said = program.output
+        assert "a built-in demo model answers" in said
+        url = program.wait_for(r"OpenCode answers A2A at (\S+)")[1]
+        token = program.wait_for(r"Token \(made for this run.*\): (\S+)")[1]
+        assert len(token) >= 32
+        assert f"It works in {(tmp_path / 'workspace').resolve()}" in said
+        assert answered(typed(said))
+
+        running_one = opencodes(program)[-1]
+        os.kill(running_one, signal.SIGKILL)
+        program.wait_for("event=opencode.died")
+        deadline = time.monotonic() + 60
+        while len(opencodes(program)) < 3 or httpx.get(f"{url}/ready").status_code != 200:
+            assert time.monotonic() < deadline, program.output
+            time.sleep(0.1)
+        assert answered(typed(said))
+
+        program.process.send_signal(signal.SIGINT)
+        assert program.process.wait(20) == 0
+        started = opencodes(program)
+        assert len(started) == 3  # to look for a provider, with the demo model, after its death
+        assert not any(alive(pid) for pid in started)
+        assert "Traceback" not in program.output
+
+
+@pytest.mark.timeout(120)
+def test_with_a_provider_and_a_token_of_ones_own_nothing_is_made_up(tmp_path: Path) -> None:
+    provider = {"provider": {"mine": {"models": {"m": {}}, "options": {"apiKey": "k"}}}}
+    mine = {"OPENCODE_CONFIG_CONTENT": json.dumps(provider), "A2A_BEARER_TOKEN": "my-own-token"}
+    with up(tmp_path, **mine) as program:
+        program.wait_for("Stop with Ctrl-C", 90)
+        assert "demo" not in program.output
+        assert "my-own-token" not in program.output
+        assert '"Authorization: Bearer $A2A_BEARER_TOKEN"' in program.output
+        (pid,) = opencodes(program)
+        program.process.send_signal(signal.SIGTERM)
+        assert program.process.wait(20) == 0
+        assert not alive(pid)
+
+
+@pytest.mark.timeout(120)
+def test_stopped_while_it_starts_it_leaves_nothing_either(tmp_path: Path) -> None:
+    with up(tmp_path) as program:
+        program.wait_for("event=opencode.started", 90)
+        program.process.send_signal(signal.SIGTERM)
+        assert program.process.wait(20) == 0
+        assert not any(alive(pid) for pid in opencodes(program))
+        assert "Traceback" not in program.output

@@ -1,0 +1,26 @@
+// The JavaScript SDK's 0.3 client: node v03.mjs URL JSONRPC|HTTP+JSON
+
+import {
+  ClientFactory,
+  DefaultAgentCardResolver,
+  JsonRpcTransportFactory,
+  RestTransportFactory,
+} from 'a2a-js-sdk-0.3/client';
+
+import { authorized as fetchImpl, binding, serve, url } from './lines.mjs';
+
+const factory = new ClientFactory({
+  transports: [new JsonRpcTransportFactory({ fetchImpl }), new RestTransportFactory({ fetchImpl })],
+  preferredTransports: [binding],
+  cardResolver: new DefaultAgentCardResolver({ fetchImpl }),
+});
+const client = await factory.createFromUrl(url);
+
+await serve({
+  who: async () => [client.transport.constructor.name.replace(/^_/, ''), '0.3'],
+  send: (params, options) => client.sendMessage(params, options),
+  stream: (params, options) => client.sendMessageStream(params, options),
+  get: (params, options) => client.getTask(params, options),
+  cancel: (params, options) => client.cancelTask(params, options),
+  resubscribe: (params, options) => client.resubscribeTask(params, options),
+});

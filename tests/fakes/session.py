@@ -1,0 +1,219 @@
+"""An agent that does nothing by itself: the test says what happens, and when.
+
+Implements the ports `Agent` and `AgentSession`. What the service does to it is
+remembered, and `until` waits for it, so that no test has to sleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+
+from opencode_a2a.domain.events import (
+    AgentEvent,
+    BlockKind,
+    CaughtUp,
+    Idle,
+    MessageSeen,
+    Speaker,
+    TextSnapshot,
+)
+from opencode_a2a.domain.values import FileChange, Prompt, SessionRef
+from opencode_a2a.errors import UpstreamError
+
+PATIENCE = 10.0
+
+
+class Watched:
+    """Something whose changes can be waited for."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, so: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not so():
+                await self._changed.wait()
+
+
+class ScriptedSession(Watched):
+    def __init__(self, ref: SessionRef) -> None:
+        super().__init__()
+        self.ref = ref
+        self.prompts: list[Prompt] = []
+        self.aborts = 0
+        self.refused: list[set[str]] = []
+        self.looks = 0
+        self.subscribed = False
+        self.stored: list[AgentEvent] = []
+        self.open_requests: frozenset[str] = frozenset()
+        self.trouble: Exception | None = None  # what every call meets
+        self.deaf = False  # it takes an abort, and does nothing
+        self.last_words = ""  # what it still says when it is aborted
+        self.line, self.gate = asyncio.Event(), asyncio.Event()  # closed, they keep who
+        self.line.set()  # … subscribes
+        self.gate.set()  # … or prompts waiting
+        self._events: asyncio.Queue[Sequence[AgentEvent]] = asyncio.Queue()
+
+    # -- what the test does
+
+    @property
+    def asked(self) -> str:
+        """The text of the newest prompt."""
+        return "".join(part for part in self.prompts[-1].parts if isinstance(part, str))
+
+    async def until_asked(self, text: str) -> None:
+        await self.until(lambda: self.prompts and self.asked == text)
+
+    async def until_looks(self, count: int) -> None:
+        await self.until(lambda: self.looks >= count)
+
+    def say(self, *events: AgentEvent) -> None:
+        assert self.subscribed, "nobody listens"
+        self._events.put_nowait(events)
+
+    def begin(self) -> str:
+        """Take up the newest prompt; the id of the answer that will come."""
+        question = self.prompts[-1].message_id
+        self.say(
+            MessageSeen(self.ref.id, question, Speaker.USER, len(self.prompts)),
+            self._message(),
+        )
+        return f"answer-to-{question}"
+
+    def answer(self, text: str) -> None:
+        """Answer the newest prompt, completely."""
+        self.begin()
+        self.say(*self.told(text))
+
+    def told(self, text: str) -> list[AgentEvent]:
+        """The newest prompt's answer, from its text to the end."""
+        answer = self._message(completed=True, finish="stop")
+        part = f"part-of-{answer.message_id}"
+        block = TextSnapshot(self.ref.id, answer.message_id, part, BlockKind.TEXT, text, ended=True)
+        return [block, answer, Idle(self.ref.id)]
+
+    def remember(self, text: str) -> None:
+        """Have the newest prompt answered in the store, without a word about it."""
+        question = self.prompts[-1].message_id
+        asked = MessageSeen(self.ref.id, question, Speaker.USER, len(self.prompts))
+        self.stored = [asked, self._message(), *self.told(text)]
+
+    def _message(self, **end: object) -> MessageSeen:
+        question = self.prompts[-1].message_id
+        return MessageSeen(
+            self.ref.id,
+            f"answer-to-{question}",
+            Speaker.AGENT,
+            len(self.prompts),
+            question,
+            completed=bool(end.get("completed")),
+            finish=str(end["finish"]) if "finish" in end else None,
+            aborted=bool(end.get("aborted")),
+        )
+
+    # -- the port
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[Sequence[AgentEvent]]]:
+        await self.line.wait()
+        self._meet_trouble()
+        self._events = asyncio.Queue()
+        self.subscribed = True
+        self.changed()
+        try:
+            yield _Arriving(self)
+        finally:
+            self.subscribed = False
+
+    async def next(self) -> Sequence[AgentEvent]:
+        return await self._events.get()
+
+    async def prompt(self, prompt: Prompt) -> None:
+        assert self.subscribed, "subscribe, then prompt"
+        await self.gate.wait()
+        self._meet_trouble()
+        self.prompts.append(prompt)
+        self.changed()
+
+    async def read(self, since: str) -> Sequence[AgentEvent]:
+        self.looks += 1
+        self.changed()
+        self._meet_trouble()
+        return [*self.stored, CaughtUp(self.ref.id, self.open_requests)]
+
+    async def abort(self) -> None:
+        self.aborts += 1
+        self.changed()
+        self._meet_trouble()
+        if self.prompts and self.subscribed and not self.deaf:
+            self.begin()
+            if self.last_words:
+                self.say(self.told(self.last_words)[0])
+            self.say(self._message(completed=True, aborted=True), Idle(self.ref.id))
+
+    async def reject_pending(self, family: Collection[str]) -> None:
+        self._meet_trouble()
+        self.refused.append(set(family))
+
+    async def changes(self, message_id: str) -> tuple[FileChange, ...]:
+        return ()
+
+    def _meet_trouble(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+
+
+class _Arriving:
+    """An iterator that may be cancelled while it waits, and asked again."""
+
+    def __init__(self, session: ScriptedSession) -> None:
+        self._session = session
+
+    def __aiter__(self) -> _Arriving:
+        return self
+
+    async def __anext__(self) -> Sequence[AgentEvent]:
+        return await self._session.next()
+
+
+class ScriptedAgent(Watched):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: dict[str, ScriptedSession] = {}
+        self.creating = 0
+        self.gate = asyncio.Event()  # sessions are made while it is set
+        self.gate.set()
+        self.trouble: UpstreamError | None = None
+        self._ids = 0
+
+    def of(self, context_id: str) -> ScriptedSession:
+        (found,) = [s for s in self.sessions.values() if s.ref.title.startswith(f"{context_id}/")]
+        return found
+
+    async def available(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+
+    def new_message_id(self) -> str:
+        self._ids += 1
+        return f"msg_{self._ids:04}"
+
+    async def create(self, title: str, context_id: str) -> SessionRef:
+        self.creating += 1
+        self.changed()
+        await self.gate.wait()
+        if self.trouble is not None:
+            raise self.trouble
+        ref = SessionRef(f"ses_{len(self.sessions)}", f"{context_id}/{title}", "/work")
+        self.sessions[ref.id] = ScriptedSession(ref)
+        self.changed()
+        return ref
+
+    def session(self, ref: SessionRef) -> ScriptedSession:
+        return self.sessions[ref.id]

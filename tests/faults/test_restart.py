@@ -1,0 +1,140 @@
+"""The service is stopped, killed, or cannot write: nothing is left hanging."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import sqlite3
+import sys
+import time
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.fakes.opencode import expected_text
+from tests.faults.steering import control
+from tests.load.client import FORMS, REST, Client, Refused, connected, last
+from tests.running import Program, Upstream, service
+
+
+async def test_after_a_kill_nothing_is_still_working_and_contexts_go_on(
+    breakable: Upstream, tmp_path: Path
+) -> None:
+    with service(breakable, tmp_path, OPENCODE_MAX_CONCURRENT_STREAMS="4") as running:
+        async with connected(running) as clients:
+            client = clients[REST]
+            done = await client.send("before")
+            asked = await client.send("[[permission]]")
+            long = [
+                await clients[form].send("[[tokens:600]] [[rate:400]]", wait=False)
+                for form in FORMS
+            ]
+            for task in long[:3]:  # the fourth has no slot: the permission holds one
+                await client.until(task.id, "working")
+            assert (await client.get(long[3].id)).state == "submitted"
+            running.program.kill()
+    with service(breakable, tmp_path) as restarted:
+        async with connected(restarted) as clients:
+            client = clients[REST]
+            for state in ("submitted", "working", "input-required"):
+                assert not await client.list(state)
+            for task in (asked, *long):
+                ended = await client.get(task.id)
+                assert (ended.state, ended.problem) == ("failed", "UPSTREAM_INTERRUPTED")
+                assert "same context" in ended.note
+            assert (await client.get(done.id)).answer == "ECHO: before"
+            await control(breakable, "lose")  # the runs nobody follows any more
+            for task in (done, long[0], long[3]):
+                again = await client.send("after", contextId=task.context)
+                assert again.answer == "ECHO: after"
+                assert again.session == (await client.get(task.id)).session or task is long[3]
+
+
+async def open_streams(client: Client, count: int) -> list[aiohttp.ClientResponse]:
+    params = client.form.sending("[[hang]]")
+    streams = []
+    for _ in range(count):
+        response = await client.http.post(f"{client.url}/message:stream", json=params)
+        await response.content.readany()
+        streams.append(response)
+    return streams
+
+
+async def exit_of(program: Program, number: signal.Signals) -> tuple[int, float]:
+    """The exit code after a signal, and how long it took."""
+    started = time.monotonic()
+    program.process.send_signal(number)
+    code = await asyncio.to_thread(program.process.wait, 20)
+    return code, time.monotonic() - started
+
+
+async def test_told_to_stop_it_leaves_in_order_although_streams_are_open(
+    breakable: Upstream, tmp_path: Path
+) -> None:
+    """By SIGTERM, by Ctrl-C, or at once when somebody insists."""
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    for directory in (one, two, three):
+        directory.mkdir()
+    with (
+        service(breakable, one) as terminated,
+        service(breakable, two) as interrupted,
+        service(breakable, three) as hurried,
+    ):
+        async with AsyncExitStack() as stack:
+            for running in (terminated, interrupted, hurried):
+                clients = await stack.enter_async_context(connected(running))
+                for stream in await open_streams(clients[REST], 5):
+                    stack.callback(stream.close)
+            hurried.program.process.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.3)  # two signals at the same time are one
+            (*patient, (code, took)) = await asyncio.gather(
+                exit_of(terminated.program, signal.SIGTERM),
+                exit_of(interrupted.program, signal.SIGINT),
+                exit_of(hurried.program, signal.SIGINT),
+            )
+    assert (code, *(code for code, _ in patient)) == (0, 0, 0)
+    assert all(each < 8 for _, each in patient)
+    assert took < 2.5
+    for running in (terminated, interrupted, hurried):
+        for word in ("Traceback", "CancelledError", "Unclosed"):
+            assert word not in running.program.output
+    for directory in (one, two, three):
+        with closing(sqlite3.connect(directory / "tasks.db")) as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    await control(breakable, "lose")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+async def test_a_full_disk_refuses_new_tasks_and_delays_running_ones(
+    breakable: Upstream, tmp_path: Path
+) -> None:
+    tokens = 900
+    with service(breakable, tmp_path) as running:
+        pid = running.program.process.pid
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        async with connected(running) as clients:
+            client = clients[REST]
+            async with client.stream(f"[[tokens:{tokens}]] [[rate:600]]") as telling:
+                async for told in telling:
+                    if told.answer:
+                        break
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))  # no file may grow
+                refusals = await asyncio.gather(
+                    *(clients[form].send("hello") for form in FORMS), return_exceptions=True
+                )
+                for form, refusal in zip(FORMS, refusals, strict=True):
+                    assert isinstance(refusal, Refused)
+                    assert refusal.reason == "STORE_UNAVAILABLE"
+                    assert refusal.status == (200 if form.rpc else 503)
+                    assert int(refusal.retry_after or 0) > 0
+                assert (await client.get(told.id)).state == "working", "reading goes on"
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+                told = await last(telling)
+            assert told.state == "completed"
+            assert told.session is not None
+            assert told.answer == expected_text(told.session, tokens)
+            assert (await client.send("hello")).state == "completed"
+    assert "Traceback" not in running.program.output

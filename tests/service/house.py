@@ -1,0 +1,116 @@
+"""The service between a scripted agent and a real log in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from opencode_a2a.domain.ports import Fetched, Refused
+from opencode_a2a.domain.task import Task
+from opencode_a2a.domain.updates import Ended, LogEntry
+from opencode_a2a.domain.values import Caller, Message, Role, TaskState, Text
+from opencode_a2a.service.inputs import Inputs
+from opencode_a2a.service.sessions import Sessions
+from opencode_a2a.service.tasks import Request, Tasks
+from opencode_a2a.service.turns import TurnLimits, Turns
+from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.log import SqlTaskLog, now_ms
+from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
+
+ALICE, BOB = Caller("alice"), Caller("bob")
+
+
+class NoFiles:
+    async def fetch(self, url: str, limit: int) -> Fetched:
+        raise Refused("There are no files here.")
+
+
+@dataclass
+class House:
+    agent: ScriptedAgent
+    database: Database
+    log: SqlTaskLog
+    turns: Turns
+    tasks: Tasks
+
+    async def send(
+        self,
+        text: str,
+        context: str | None = None,
+        *,
+        task: str | None = None,
+        caller: Caller = ALICE,
+    ) -> str:
+        """Send a message; the id of its task."""
+        message = Message(str(uuid.uuid4()), Role.USER, (Text(text),))
+        async with asyncio.timeout(PATIENCE):
+            sent = await self.tasks.send(caller, Request(message, context, task))
+        return sent.head.id
+
+    async def working(self, context: str, text: str = "hello") -> tuple[str, ScriptedSession]:
+        """A new task that the agent was asked to do, and its session."""
+        task = await self.send(text, context)
+        await self.agent.until(lambda: self._has(context))
+        session = self.agent.of(context)
+        await session.until_asked(text)
+        await self.until(task, TaskState.WORKING)
+        return task, session
+
+    def _has(self, context: str) -> bool:
+        return any(s.ref.title.startswith(f"{context}/") for s in self.agent.sessions.values())
+
+    async def state(self, task_id: str, caller: Caller = ALICE) -> TaskState:
+        return (await self.tasks.get(caller, task_id)).state
+
+    async def until(self, task_id: str, *states: TaskState, caller: Caller = ALICE) -> Task:
+        """The task once it is in one of these states, as its log says."""
+        cursor = self.log.follow(task_id, 0)
+        async with asyncio.timeout(PATIENCE):
+            while (task := await self.tasks.get(caller, task_id)).state not in states:
+                assert await cursor.read(), f"it ended {task.state}"
+        return task
+
+    async def ended(self, task_id: str) -> Task:
+        return await self.until(task_id, TaskState.COMPLETED, TaskState.CANCELED, TaskState.FAILED)
+
+    async def entries(self, task_id: str) -> list[LogEntry]:
+        """The whole log of a task that has ended."""
+        cursor, entries = self.log.follow(task_id, 0), list[LogEntry]()
+        async with asyncio.timeout(PATIENCE):
+            while found := await cursor.read():
+                entries += found
+        return entries
+
+    async def ends(self, task_id: str) -> int:
+        return sum(isinstance(e.update, Ended) for e in await self.entries(task_id))
+
+
+@asynccontextmanager
+async def house(
+    limits: TurnLimits = TurnLimits(),  # noqa: B008 (it is frozen)
+    url: str = "sqlite://",
+    agent: ScriptedAgent | None = None,
+) -> AsyncIterator[House]:
+    agent = agent or ScriptedAgent()
+    async with (
+        Database.open(url) as database,
+        SqlTaskLog.open(database) as log,
+        Turns.open(log, Sessions(agent, SqlBindings(database)), limits) as turns,
+    ):
+        tasks = Tasks(agent, log, turns, Inputs(NoFiles(), 1 << 20), now_ms)
+        yield House(agent, database, log, turns, tasks)
+
+
+def rename(db: Connection, before: str, after: str) -> None:
+    """Take a table away, and give it back: a store that fails, and recovers."""
+    db.exec_driver_sql(f"ALTER TABLE {before} RENAME TO {after}")
+
+
+def answers(task: Task) -> list[str]:
+    return [block.text for block in task.visible_blocks()]

@@ -1,0 +1,307 @@
+"""Turns at work: who goes when, what is one task, and when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.domain.events import Gap, InterruptAsked, InterruptClosed
+from opencode_a2a.domain.values import Failure, PermissionAsk, TaskState
+from opencode_a2a.errors import (
+    StoreUnavailable,
+    UnsupportedOperation,
+    UpstreamBusy,
+    UpstreamUnreachable,
+)
+from opencode_a2a.service.recovery import close_orphans
+from opencode_a2a.service.turns import TurnLimits
+from tests.fakes.session import ScriptedAgent
+from tests.service.house import ALICE, BOB, answers, house, rename
+
+SUBMITTED, WORKING, COMPLETED = TaskState.SUBMITTED, TaskState.WORKING, TaskState.COMPLETED
+FAILED, ASKING = TaskState.FAILED, TaskState.INPUT_REQUIRED
+QUICK = TurnLimits(quiet=0.05, soon=0.02, unreachable=0.1, abort=0.5)
+AWAY = UpstreamUnreachable("OpenCode cannot be reached.")
+
+
+# -- who goes when
+
+
+async def test_a_session_has_one_turn_at_a_time_in_the_order_of_arrival() -> None:
+    async with house() as at:
+        first, session = await at.working("c", "one")
+        second, third = await at.send("two", "c"), await at.send("three", "c")
+        assert [await at.state(t) for t in (first, second, third)] == [
+            WORKING,
+            SUBMITTED,
+            SUBMITTED,
+        ]
+        session.answer("ONE")
+        await session.until_asked("two")
+        assert await at.state(third) is SUBMITTED
+        session.answer("TWO")
+        await session.until_asked("three")
+        session.answer("THREE")
+        told = [answers(await at.ended(task)) for task in (first, second, third)]
+        assert told == [["ONE"], ["TWO"], ["THREE"]]
+        assert len(at.agent.sessions) == 1
+
+
+async def test_contexts_do_not_wait_for_each_other() -> None:
+    async with house() as at:
+        _, one = await at.working("one")
+        second, two = await at.working("two")
+        two.answer("first")
+        assert (await at.ended(second)).state is COMPLETED
+        assert one.subscribed
+
+
+async def test_with_one_slot_contexts_take_turns_in_the_order_of_arrival() -> None:
+    async with house(TurnLimits(running=1)) as at:
+        _, session = await at.working("a")
+        waiting = []
+        for context in "bcd":
+            waiting.append(await at.send("hello", context))
+            await at.agent.until(lambda: len(at.agent.sessions) == 1 + len(waiting))
+        for context, task in zip("bcd", waiting, strict=True):
+            assert await at.state(task) is SUBMITTED
+            session.answer("done")
+            session = at.agent.of(context)
+            await session.until_asked("hello")
+            await at.until(task, WORKING)
+
+
+async def test_one_more_than_may_run_and_wait_is_refused_whoever_is_still_arriving() -> None:
+    async with house(TurnLimits(running=1, queued=1)) as at:
+        sent = await asyncio.gather(
+            *(at.send("hello", f"c{i}") for i in range(8)), return_exceptions=True
+        )
+        refused = [result for result in sent if isinstance(result, UpstreamBusy)]
+        assert len(refused) == 6
+        assert all(refusal.retry_after for refusal in refused)
+
+
+async def test_without_a_queue_a_free_slot_is_enough() -> None:
+    async with house(TurnLimits(running=1, queued=0)) as at:
+        first, session = await at.working("c")
+        with pytest.raises(UpstreamBusy):
+            await at.send("too much", "d")
+        session.answer("done")
+        await at.ended(first)
+        await at.working("d")
+
+
+async def test_a_refused_send_gives_its_place_back() -> None:
+    async with house(TurnLimits(running=1, queued=0)) as at:
+        at.agent.trouble = AWAY
+        for _ in range(3):
+            with pytest.raises(UpstreamUnreachable):
+                await at.send("hello", "c")
+        at.agent.trouble = None
+        await at.working("c")
+
+
+# -- which session
+
+
+async def test_two_sends_in_a_new_context_create_one_session() -> None:
+    async with house() as at:
+        at.agent.gate.clear()
+        tasks = [await at.send("one", "c"), await at.send("two", "c")]
+        await at.agent.until(lambda: at.agent.creating)
+        at.agent.gate.set()
+        await at.agent.until(lambda: at.agent.sessions)
+        session = at.agent.of("c")
+        for text in ("one", "two"):
+            await session.until_asked(text)
+            session.answer(text)
+        for task in tasks:
+            assert (await at.ended(task)).state is COMPLETED
+        assert at.agent.creating == 1
+
+
+async def test_a_session_that_could_not_be_made_is_tried_again_by_the_next() -> None:
+    async with house() as at:
+        at.agent.gate.clear()
+        first = await at.send("hello", "c")
+        await at.agent.until(lambda: at.agent.creating)
+        at.agent.trouble = AWAY
+        at.agent.gate.set()
+        ended = (await at.ended(first)).ended
+        assert ended is not None
+        assert ended.problem is not None
+        assert ended.problem.type is Failure.UPSTREAM_UNREACHABLE
+        at.agent.trouble = None
+        await at.working("c")
+        assert at.agent.creating == 2
+
+
+async def test_the_same_context_of_another_caller_is_another_session() -> None:
+    async with house() as at:
+        await at.send("mine", "c", caller=ALICE)
+        await at.send("mine", "c", caller=BOB)
+        await at.agent.until(lambda: len(at.agent.sessions) == 2)
+
+
+# -- one task, several prompts
+
+
+async def test_a_message_to_a_working_task_is_its_next_prompt() -> None:
+    async with house() as at:
+        task, session = await at.working("c", "one")
+        assert await at.send("two", task=task) == task
+        session.answer("ONE")
+        await session.until_asked("two")
+        assert await at.state(task) is WORKING
+        session.answer("TWO")
+        done = await at.ended(task)
+        assert (done.state, answers(done)) == (COMPLETED, ["ONE", "TWO"])
+        assert len(done.messages) == 2
+        assert await at.ends(task) == 1
+        with pytest.raises(UnsupportedOperation):
+            await at.send("three", task=task)
+
+
+async def test_a_message_to_a_waiting_task_is_prompted_after_its_first() -> None:
+    async with house() as at:
+        _, session = await at.working("c", "before")
+        task = await at.send("one", "c")
+        await at.send("two", task=task)
+        for text in ("before", "one", "two"):
+            await session.until_asked(text)
+            session.answer(text.upper())
+        assert answers(await at.ended(task)) == ["ONE", "TWO"]
+
+
+async def test_a_message_that_cannot_be_stored_gives_up_its_place() -> None:
+    async with house() as at:
+        task, session = await at.working("c")
+        await at.database.write(rename, "entries", "away")
+        with pytest.raises(StoreUnavailable):
+            await at.send("lost", task=task)
+        await at.database.write(rename, "away", "entries")
+        session.answer("done")
+        done = await at.ended(task)
+        assert (done.state, answers(done)) == (COMPLETED, ["done"])
+        assert len(session.prompts) == len(done.messages) == 1
+
+
+# -- when it is over
+
+
+async def test_a_quiet_agent_is_looked_at_and_its_stored_answer_counts() -> None:
+    async with house(QUICK) as at:
+        task, session = await at.working("c")
+        session.remember("said while nobody listened")
+        done = await at.ended(task)
+        assert (done.state, answers(done)) == (COMPLETED, ["said while nobody listened"])
+
+
+async def test_a_gap_is_closed_at_once() -> None:
+    async with house() as at:  # nothing is quiet for fifteen seconds here
+        task, session = await at.working("c")
+        session.begin()
+        session.remember("said in the gap")
+        session.say(Gap(session.ref.id))
+        assert answers(await at.ended(task)) == ["said in the gap"]
+        assert session.looks == 1
+
+
+async def test_an_agent_that_is_away_for_a_moment_is_waited_for() -> None:
+    async with house(TurnLimits(quiet=0.02, soon=0.02, unreachable=60)) as at:
+        task, session = await at.working("c")
+        session.trouble = AWAY
+        await session.until(lambda: session.looks > 3)
+        assert await at.state(task) is WORKING
+        session.remember("back again")
+        session.trouble = None
+        assert answers(await at.ended(task)) == ["back again"]
+
+
+async def test_an_agent_that_stays_away_fails_the_task_and_frees_the_session() -> None:
+    async with house(QUICK) as at:
+        task, session = await at.working("c")
+        later = await at.send("later", "c")
+        session.trouble = AWAY
+        ended = (await at.ended(task)).ended
+        assert ended is not None
+        assert ended.problem is not None
+        assert ended.problem.type is Failure.UPSTREAM_UNREACHABLE
+        assert session.aborts == 1, "it may still be at work"
+        assert (await at.ended(later)).state is FAILED
+        session.trouble = None
+        await at.working("c", "again")
+
+
+async def test_work_has_a_deadline() -> None:
+    async with house(TurnLimits(deadline=0.1, quiet=60, abort=1)) as at:
+        task, session = await at.working("c")
+        later = await at.send("later", "c")
+        session.last_words = "so far"
+        done = await at.ended(task)
+        assert done.ended is not None
+        assert done.ended.problem is not None
+        assert done.ended.problem.type is Failure.DEADLINE_EXCEEDED
+        assert answers(done) == ["so far"]
+        assert (session.aborts, session.refused) == (1, [{session.ref.id}])
+        await session.until_asked("later")
+        session.answer("in time")
+        assert (await at.ended(later)).state is COMPLETED
+
+
+async def test_the_time_a_person_takes_is_not_the_agents() -> None:
+    async with house(TurnLimits(deadline=1, quiet=0.05)) as at:
+        task, session = await at.working("c")
+        session.begin()
+        for number in range(3):
+            ask = PermissionAsk(f"per_{number}", session.ref.id, "bash")
+            session.open_requests = frozenset({ask.request_id})
+            session.say(InterruptAsked(session.ref.id, ask))
+            await at.until(task, ASKING)
+            thinking = session.looks + 9  # looks, a twentieth of a second apart
+            await session.until_looks(thinking)
+            session.open_requests = frozenset()
+            session.say(InterruptClosed(session.ref.id, ask.request_id, "once"))
+            await at.until(task, WORKING)
+        session.say(*session.told("allowed"))
+        done = await at.ended(task)
+        assert (done.state, answers(done)) == (COMPLETED, ["allowed"])
+
+
+async def test_a_fault_of_ours_fails_the_task_and_nothing_else() -> None:
+    async with house() as at:
+        task, session = await at.working("c")
+        later = await at.send("later", "c")
+        session.stored = [object()]  # type: ignore[list-item]  # nothing a turn understands
+        session.say(Gap(session.ref.id))
+        ended = (await at.ended(task)).ended
+        assert ended is not None
+        assert ended.problem is not None
+        assert ended.problem.type is Failure.INTERNAL
+        await session.until_asked("later")
+        session.answer("fine")
+        assert (await at.ended(later)).state is COMPLETED
+
+
+async def test_a_stop_of_the_service_is_no_end_and_the_next_start_says_what_happened(
+    tmp_path: Path,
+) -> None:
+    url, agent = f"sqlite:///{tmp_path / 'tasks.db'}", ScriptedAgent()
+    async with house(url=url, agent=agent) as at:
+        working, session = await at.working("c", "one")
+        waiting = await at.send("two", "c")
+    assert session.aborts == 0
+    async with house(url=url, agent=agent) as at:
+        assert await at.state(working) is WORKING
+        await close_orphans(at.log)
+        for task in (working, waiting):
+            done = await at.tasks.get(ALICE, task)
+            assert done.ended is not None
+            assert done.ended.problem is not None
+            assert done.ended.problem.type is Failure.UPSTREAM_INTERRUPTED
+        again, same = await at.working("c", "three")
+        assert same is session
+        session.answer("THREE")
+        assert answers(await at.ended(again)) == ["THREE"]
