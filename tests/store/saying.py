@@ -23,6 +23,8 @@ from opencode_a2a.domain.values import (
     Usage,
 )
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.holder import LEASE
+from opencode_a2a.store.log import SqlTaskLog
 
 OWNER = "alice"
 HELLO = MessageAdded(Message("m-1", Role.USER, (Text("Hello"),)), "msg_1")
@@ -41,6 +43,10 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now
+
+    def outlast_leases(self) -> None:
+        """What is held now, and not renewed, is nobody's afterwards."""
+        self.now += LEASE + 1
 
 
 def head(
@@ -69,6 +75,11 @@ async def rest(cursor: Cursor) -> list[LogEntry]:
         while entries := await cursor.read():
             found.extend(entries)
     return found
+
+
+async def taken(log: SqlTaskLog) -> list[str]:
+    """The tasks that a log takes up, because nobody holds them."""
+    return [task.head.id for task in await log.take_orphans()]
 
 
 def numbers(entries: list[LogEntry]) -> list[int]:

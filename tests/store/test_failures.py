@@ -21,12 +21,26 @@ from sqlalchemy.pool import Pool
 
 from opencode_a2a.domain.updates import MessageAdded
 from opencode_a2a.domain.values import Message, Role, SessionRef, TaskQuery, TaskState, Text
-from opencode_a2a.errors import StoreUnavailable, TaskNotFound
+from opencode_a2a.errors import StoreUnavailable, TaskNotFound, UnsupportedOperation
 from opencode_a2a.store import log as log_module
+from opencode_a2a.store import statements
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
-from tests.store.saying import DONE, HELLO, OWNER, delta, head, numbers, rest, settle, soon, step
+from tests.store.saying import (
+    DONE,
+    HELLO,
+    OWNER,
+    Clock,
+    delta,
+    head,
+    numbers,
+    rest,
+    settle,
+    soon,
+    step,
+    taken,
+)
 
 BIG = "x" * 400_000
 LONG_MESSAGE = MessageAdded(Message("m-1", Role.USER, (Text(BIG),)), "msg_1")
@@ -112,8 +126,11 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[SqlTaskLog]:
-    async with Database.open(url) as database, SqlTaskLog.open(database) as log:
+async def opened(url: str, clock: Clock | None = None) -> AsyncIterator[SqlTaskLog]:
+    async with (
+        Database.open(url) as database,
+        SqlTaskLog.open(database, clock=clock or Clock()) as log,
+    ):
         yield log
 
 
@@ -182,7 +199,7 @@ async def test_a_folder_that_is_taken_away_is_noticed_and_waited_for(
     path: Path, file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "TAIL", 2)
-    monkeypatch.setattr(log_module, "PAGE", 4)
+    monkeypatch.setattr(statements, "PAGE", 4)
     away = path.parent.with_name("away")
     async with soon(), opened(file_url) as log:
         await log.create(head("t"), [HELLO, *(step(n) for n in range(10))])
@@ -196,7 +213,7 @@ async def test_a_folder_that_is_taken_away_is_noticed_and_waited_for(
         with pytest.raises(StoreUnavailable):
             await log.list(TaskQuery(OWNER))
         with pytest.raises(StoreUnavailable):
-            await log.unfinished()
+            await log.take_orphans()
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await cursor.read()
@@ -248,8 +265,10 @@ async def test_a_database_that_may_only_be_read_can_be_read(path: Path, file_url
             assert (await log.get(OWNER, "t")).last_seq == 1
             with pytest.raises(StoreUnavailable):
                 await log.create(head("u"), [HELLO])
-            await log.adopt(head("t"))
             with pytest.raises(StoreUnavailable):
+                await log.take_orphans()
+            assert not log.holds("t")
+            with pytest.raises(UnsupportedOperation):
                 await log.write("t", [DONE])
             with pytest.raises(StoreUnavailable):
                 await SqlBindings(database).bind(OWNER, "c", SessionRef("s"))
@@ -292,7 +311,7 @@ async def test_a_task_whose_caller_leaves_while_the_disk_refuses_never_was(
 
 
 async def test_stopping_while_the_disk_refuses_takes_a_bounded_time(
-    path: Path, file_url: str, monkeypatch: pytest.MonkeyPatch
+    path: Path, file_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "GOODBYE_SECONDS", 0.2)
     monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01, 60.0))
@@ -314,8 +333,12 @@ async def test_stopping_while_the_disk_refuses_takes_a_bounded_time(
             await waiting
         away.rename(path.parent)
         async with opened(file_url) as again:
-            assert [found.id for found in await again.unfinished()] == ["t"]
-            assert numbers(await rest(again.follow("t", 0))) == [1]
+            assert await taken(again) == []  # it could not be released, so its lease has to run out
+            assert numbers(list(await again.follow("t", 0).read())) == [1]
+        clock.outlast_leases()
+        async with opened(file_url, clock) as again:
+            assert await taken(again) == ["t"]
+            assert (await again.get(OWNER, "t")).last_seq == 1
 
 
 async def test_being_cancelled_while_stopping_leaves_nobody_behind(

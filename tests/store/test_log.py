@@ -16,6 +16,7 @@ from opencode_a2a.domain.updates import BlockText, Ended, LogEntry, MessageAdded
 from opencode_a2a.domain.values import Message, Role, TaskQuery, TaskState
 from opencode_a2a.errors import Internal, ServiceError, TaskNotFound, UnsupportedOperation
 from opencode_a2a.store import log as log_module
+from opencode_a2a.store import statements
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
 from tests.store.saying import (
@@ -23,6 +24,7 @@ from tests.store.saying import (
     FAILED,
     HELLO,
     OWNER,
+    Clock,
     delta,
     head,
     numbers,
@@ -31,6 +33,7 @@ from tests.store.saying import (
     shown,
     soon,
     step,
+    taken,
     writer_busy,
 )
 
@@ -225,14 +228,15 @@ async def test_a_task_can_end_where_it_begins(log: SqlTaskLog) -> None:
 
 @pytest.mark.parametrize("later", [[FAILED], [Started("ses_2")], [delta("more")]])
 async def test_an_end_told_by_another_process_is_the_end_here_too(
-    database: Database, log: SqlTaskLog, later: list[Ended | Started | BlockText]
+    database: Database, log: SqlTaskLog, clock: Clock, later: list[Ended | Started | BlockText]
 ) -> None:
-    async with soon(), SqlTaskLog.open(database) as another:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
         await log.create(head("t"), [HELLO])
-        await log.create(head("bystander"), [HELLO])
         cursor = log.follow("t", 0)
         assert numbers(list(await cursor.read())) == [1]
-        await another.adopt(head("t"))
+        clock.outlast_leases()
+        await log.create(head("bystander"), [HELLO])
+        assert await taken(another) == ["t"]
         another.append("t", [step(1), DONE])
         await another.flushed("t")
 
@@ -246,21 +250,25 @@ async def test_an_end_told_by_another_process_is_the_end_here_too(
         assert (await log.get(OWNER, "bystander")).last_seq == 2
 
 
-async def test_two_processes_on_one_file_agree_on_the_end(file_url: str) -> None:
+async def test_two_processes_on_one_file_agree_on_the_end(file_url: str, clock: Clock) -> None:
     async with (
         soon(),
         Database.open(file_url) as here,
         Database.open(file_url) as there,
-        SqlTaskLog.open(here) as log,
-        SqlTaskLog.open(there) as another,
+        SqlTaskLog.open(here, clock=clock) as log,
+        SqlTaskLog.open(there, clock=clock) as another,
     ):
-        tasks = [f"t-{n}" for n in range(40)]
+        tasks = [f"t-{n:02}" for n in range(40)]
         for task in tasks:
             await log.create(head(task), [HELLO])
-            await another.adopt(head(task))
+        clock.outlast_leases()
+        taking = asyncio.create_task(taken(another))  # while the former holder still talks
         cursors = [(log.follow(task, 0), another.follow(task, 0)) for task in tasks]
-        for task in tasks:
+        for n, task in enumerate(tasks):
             log.append(task, [DONE])
+            if n % 10 == 0:
+                await log.flushed(task)
+        for task in await taking:
             another.append(task, [FAILED])
         for task, (ours, theirs) in zip(tasks, cursors, strict=True):
             told = await rest(ours)
@@ -281,7 +289,8 @@ async def test_an_id_that_is_taken_is_refused_and_leaves_the_first_task_alone(
         )
         assert isinstance(taken, ServiceError)
         assert not isinstance(free, BaseException)
-        assert [entry.update for entry in await rest(another.follow("t", 0))] == [HELLO, step(1)]
+        told = list(await another.follow("t", 0).read())
+        assert [entry.update for entry in told] == [HELLO, step(1)]
         with pytest.raises(TaskNotFound):
             await another.get("mallory", "t")
 
@@ -302,11 +311,12 @@ async def test_writing_to_a_task_that_has_ended_is_refused(
 
 
 async def test_writing_to_a_task_that_another_process_has_ended_is_refused(
-    database: Database, log: SqlTaskLog
+    database: Database, log: SqlTaskLog, clock: Clock
 ) -> None:
-    async with soon(), SqlTaskLog.open(database) as another:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
         await log.create(head("t"), [HELLO])
-        await another.adopt(head("t"))
+        clock.outlast_leases()
+        assert await taken(another) == ["t"]
         await another.write("t", [DONE])
         writes = [log.write("t", [step(n)]) for n in range(2)]
         answers = await asyncio.gather(*writes, return_exceptions=True)
@@ -390,7 +400,7 @@ async def test_a_slow_cursor_gets_every_entry_once(
     log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "TAIL", 8)
-    monkeypatch.setattr(log_module, "PAGE", 3)
+    monkeypatch.setattr(statements, "PAGE", 3)
     async with soon():
         await log.create(head("t"), [HELLO])
         slow = [log.follow("t", 0)]
@@ -431,7 +441,7 @@ async def test_a_reader_interrupted_anywhere_loses_nothing(
     log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "TAIL", 4)
-    monkeypatch.setattr(log_module, "PAGE", 2)
+    monkeypatch.setattr(statements, "PAGE", 2)
     found: list[LogEntry] = []
     async with soon():
         await log.create(head("t"), [HELLO])
@@ -479,7 +489,7 @@ async def test_a_task_whose_caller_leaves_while_it_is_created_is_canceled(
         await log.flushed("t")
         task = await log.get(OWNER, "t")
         assert (task.state, task.messages) == (TaskState.CANCELED, [HELLO.message])
-        assert await log.unfinished() == []
+        assert not log.holds("t")
         assert numbers(await rest(log.follow("t", 0))) == [1, 2]
 
 
@@ -519,32 +529,42 @@ async def test_unfinished_tasks_are_found_and_carried_on(database: Database) -> 
             await first.write("a", [Started("ses_1", "Title"), delta("one ")])
             await first.write("done", [DONE])
         async with SqlTaskLog.open(database) as second:
-            heads = await second.unfinished()
-            assert [found.id for found in heads] == ["b", "a", "c"]
-            task = await second.adopt(heads[1])
+            found = await second.take_orphans()
+            assert [task.head.id for task in found] == ["b", "a", "c"]
+            task = found[1]
             assert (task.state, task.last_seq) == (TaskState.WORKING, 3)
             cursor = second.follow("a", 0)
             second.append("a", [delta("two"), DONE])
             assert numbers(await rest(cursor)) == [1, 2, 3, 4, 5]
             assert (await second.get(OWNER, "a")).blocks["b"].text == "one two"
-            assert [found.id for found in await second.unfinished()] == ["b", "c"]
+            assert [second.holds(task) for task in "abc"] == [False, True, True]
+            assert await taken(second) == []
+        async with SqlTaskLog.open(database) as third:
+            assert await taken(third) == ["b", "c"]
 
 
-async def test_adopting_a_task_twice_is_adopting_it_once(log: SqlTaskLog) -> None:
+async def test_nobody_takes_what_is_its_own(log: SqlTaskLog, clock: Clock) -> None:
     async with soon():
         task = await log.create(head("t"), [HELLO])
         log.append("t", [step(1)])
-        assert await log.adopt(head("t")) is task
+        assert await taken(log) == []
+        clock.outlast_leases()  # late, but nobody was faster
+        assert await taken(log) == []
         log.append("t", [DONE])
         assert numbers(await rest(log.follow("t", 0))) == [1, 2, 3]
+        assert task.ended == DONE
 
 
-async def test_only_what_is_there_and_open_can_be_adopted(log: SqlTaskLog) -> None:
-    async with soon():
-        with pytest.raises(TaskNotFound):
-            await log.adopt(head("unknown"))
+async def test_what_has_ended_is_not_taken(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        assert await taken(another) == []
         await log.create(head("t"), [HELLO, DONE])
-        assert (await log.adopt(head("t"))).ended == DONE
+        clock.outlast_leases()
+        assert await taken(another) == []
+        another.append("t", [FAILED])
+        await another.flushed("t")
         log.append("t", [FAILED])
         await log.flushed("t")
         assert (await log.get(OWNER, "t")).ended == DONE

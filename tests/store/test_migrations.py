@@ -15,9 +15,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, text
 
+from opencode_a2a.domain.values import TaskQuery
 from opencode_a2a.errors import StoreUnavailable
 from opencode_a2a.store import migrate
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.holder import Holder
 from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.tables import metadata
 from tests.store.saying import HELLO, OWNER, head, soon
@@ -90,14 +92,14 @@ async def test_opening_again_changes_nothing(path: Path, file_url: str) -> None:
         await log.create(head("t"), [HELLO])
     before = fingerprint(path)
     async with soon(), Database.open(file_url), Database.open(file_url) as database:
-        assert (await SqlTaskLog(database).get(OWNER, "t")).messages == [HELLO.message]
+        assert (await SqlTaskLog(database, Holder("h")).get(OWNER, "t")).messages == [HELLO.message]
     assert fingerprint(path) == before
 
 
 async def test_several_processes_may_open_an_empty_database_at_once(file_url: str) -> None:
     async def open_it() -> None:
         async with Database.open(file_url) as database, SqlTaskLog.open(database) as log:
-            await log.unfinished()
+            await log.take_orphans()
 
     async with soon():
         await asyncio.gather(*(open_it() for _ in range(4)))
@@ -119,6 +121,6 @@ async def test_an_upgrade_that_fails_leaves_nothing_behind(path: Path, file_url:
 async def test_every_way_to_say_in_memory_is_one_database(url: str) -> None:
     async with soon(), Database.open(url) as database, SqlTaskLog.open(database) as log:
         await log.create(head("t"), [HELLO])
-        assert [found.id for found in await log.unfinished()] == ["t"]
+        assert (await log.list(TaskQuery(OWNER))).total == 1
     async with soon(), Database.open(url) as database, SqlTaskLog.open(database) as log:
-        assert await log.unfinished() == []
+        assert (await log.list(TaskQuery(OWNER))).total == 0

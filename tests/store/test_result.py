@@ -32,8 +32,9 @@ from opencode_a2a.domain.values import (
     Usage,
 )
 from opencode_a2a.store import log as log_module
+from opencode_a2a.store import statements
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.log import SqlTaskLog
+from opencode_a2a.store.log import Retention, SqlTaskLog
 from tests.store.saying import (
     DONE,
     HELLO,
@@ -48,6 +49,8 @@ from tests.store.saying import (
     step,
 )
 
+TASKS = ["old", "running", "recent"]
+AT_ONCE = Retention(replay=0)
 ASK = PermissionAsk("per_1", "ses_1", "bash", ("rm *",), command="rm -rf build")
 STORY: list[Update] = [
     Started("ses_1", "New session"),
@@ -97,10 +100,11 @@ async def test_the_result_equals_the_live_task_before_and_after_sweeping(
         assert shown(Task.of(live.head, told)) == shown(live)
 
         clock.now += 10
-        async with SqlTaskLog.open(database) as fresh:
+        async with SqlTaskLog.open(database, clock=clock) as fresh:
             assert shown(await fresh.get(OWNER, "t")) == shown(live)
             assert await rest(fresh.follow("t", 0)) == told
-            assert await fresh.sweep(clock.now) == 1
+            await fresh.sweep(AT_ONCE)
+            assert await fresh.as_of("t", 1) is None
             swept = await fresh.get(OWNER, "t")
             assert shown(swept) == shown(live)
             (row,) = (await fresh.list(TaskQuery(OWNER))).rows
@@ -112,14 +116,17 @@ async def test_sweeping_takes_only_the_deltas_of_tasks_that_ended_long_ago(
     log: SqlTaskLog, clock: Clock
 ) -> None:
     async with soon():
-        for task, now in [("old", 1_000), ("running", 1_000), ("recent", 2_000)]:
+        for task, now in zip(TASKS, [1_000, 1_000, 2_000], strict=True):
             clock.now = now
             await log.create(head(task), [HELLO, Started("ses_1"), delta("x"), delta("y", "c")])
             if task != "running":
                 await log.write(task, [DONE])
-        assert await log.sweep(1_000) == 0
-        assert await log.sweep(2_000) == 1
-        assert await log.sweep(2_000) == 0  # once is enough
+        clock.now = 2_000
+        await log.sweep(Retention(replay=1.0))
+        assert await log.as_of("old", 1) is not None
+        clock.now = 2_001
+        await log.sweep(Retention(replay=1.0))
+        assert [task for task in TASKS if await log.as_of(task, 1) is None] == ["old"]
         assert numbers(await rest(log.follow("recent", 0))) == [1, 2, 3, 4, 5]
         assert (await log.get(OWNER, "running")).state is TaskState.WORKING
         assert (await log.get(OWNER, "old")).blocks["b"].text == "x"
@@ -130,22 +137,24 @@ async def test_sweeping_takes_only_the_deltas_of_tasks_that_ended_long_ago(
 
 
 async def test_sweeping_a_crowd_goes_on_in_small_steps(
-    log: SqlTaskLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    database: Database, log: SqlTaskLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "SWEEP_TASKS", 4)
+    monkeypatch.setattr(statements, "SWEEP", 4)
     async with soon():
         for n in range(10):
             await log.create(head(f"t-{n}"), [HELLO, DONE])
         clock.now += 1
-        assert [await log.sweep(clock.now) for _ in range(4)] == [4, 4, 2, 0]
+        for step in (statements.sweep, statements.forget):
+            swept = [await database.write(step, clock.now) for _ in range(4)]
+            assert swept == [4, 4, 2, 0]
 
 
 async def test_the_log_sweeps_by_itself(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "SWEEP_SECONDS", 0.001)
-    monkeypatch.setattr(log_module, "SWEEP_TASKS", 2)
-    async with soon(), SqlTaskLog.open(database, replay_seconds=10, clock=clock) as log:
+    monkeypatch.setattr(statements, "SWEEP", 2)
+    async with soon(), SqlTaskLog.open(database, Retention(replay=10), clock=clock) as log:
         for n in range(5):
             await log.create(head(f"t-{n}"), [HELLO, delta("x"), delta("y", "c"), delta("z"), DONE])
 
@@ -156,14 +165,14 @@ async def test_the_log_sweeps_by_itself(
         clock.now += 10_001
         while await entries() != [4] * 5:
             pass
-        assert await log.sweep(clock.now) == 0
+        assert [await log.as_of(f"t-{n}", 1) for n in range(5)] == [None] * 5
 
 
 async def test_a_cursor_that_is_overtaken_by_the_sweep_ends_with_the_same_text(
     log: SqlTaskLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "TAIL", 2)
-    monkeypatch.setattr(log_module, "PAGE", 4)
+    monkeypatch.setattr(statements, "PAGE", 4)
     async with soon():
         live = await log.create(head("t"), [HELLO])
         slow, gone = log.follow("t", 0), log.follow("t", 0)
@@ -173,7 +182,8 @@ async def test_a_cursor_that_is_overtaken_by_the_sweep_ends_with_the_same_text(
         assert len(seen) == 4
         await log.write("t", [DONE])
         clock.now += 1
-        assert await log.sweep(clock.now) == 1
+        await log.sweep(AT_ONCE)
+        assert await log.as_of("t", 1) is None
         for cursor, before in [(slow, seen), (gone, []), (log.follow("t", 0), [])]:
             told = [*before, *await rest(cursor)]
             assert numbers(told) == sorted(numbers(told))

@@ -31,6 +31,10 @@ class AgentSession(Protocol):
         """Start the agent working; output arrives through `events`."""
         ...
 
+    async def has(self, message_id: str) -> bool:
+        """Whether a prompt of this id has arrived: then it must not be sent again."""
+        ...
+
     async def read(self, since: str) -> Sequence[AgentEvent]:
         """What is stored from message `since` on, told as events and closed by `CaughtUp`."""
         ...
@@ -82,6 +86,19 @@ class TaskPage:
     next: tuple[int, str] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a request is known by when it is repeated, and a digest of what it asked."""
+
+    name: str
+    digest: str
+    at: int
+
+
+class KeyTaken(Exception):
+    """Another request with the same key was first."""
+
+
 class Cursor(Protocol):
     """A place in a task's log. A reader that is slow, or leaves, costs nobody anything."""
 
@@ -93,12 +110,20 @@ class Cursor(Protocol):
 class TaskLog(Protocol):
     """The truth about tasks. What it acknowledges is committed, and only that is shown."""
 
-    async def create(self, head: TaskHead, updates: Sequence[Update]) -> Task:
-        """Begin a task; the task as it was committed, or an error and no task."""
+    async def create(
+        self, head: TaskHead, updates: Sequence[Update], keys: Sequence[Key] = ()
+    ) -> Task:
+        """Begin a task; the task as it was committed, or an error (or `KeyTaken`) and no task."""
         ...
 
-    async def write(self, task_id: str, updates: Sequence[Update]) -> None:
+    async def write(
+        self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
+    ) -> None:
         """Say more about a running task; returns once that is committed, or it was not said."""
+        ...
+
+    async def known(self, owner: str, key: str) -> tuple[str, str] | None:
+        """The task a key stands for, and the digest of what was asked with it."""
         ...
 
     def append(self, task_id: str, updates: Sequence[Update]) -> None:
@@ -119,12 +144,28 @@ class TaskLog(Protocol):
         """Every entry after a number, as it is committed, to the last there will be."""
         ...
 
-    async def unfinished(self) -> Sequence[TaskHead]:
-        """The tasks that have not ended."""
+    async def as_of(self, task_id: str, seq: int) -> Task | None:
+        """The task as it was after an entry; None when its single entries are gone."""
         ...
 
-    async def adopt(self, head: TaskHead) -> Task:
-        """Take up the writing of a task that an earlier process began."""
+    async def beat(self) -> Sequence[str]:
+        """Show that we are alive; the tasks of ours that somebody else was asked to stop."""
+        ...
+
+    async def take_orphans(self) -> Sequence[Task]:
+        """Take up the tasks that no process holds any more, oldest first."""
+        ...
+
+    async def elsewhere(self, head: TaskHead) -> bool:
+        """Whether another process works on an older task of the same context."""
+        ...
+
+    async def ask_to_stop(self, task_id: str) -> None:
+        """Ask the process that holds a task to cancel it."""
+        ...
+
+    def holds(self, task_id: str) -> bool:
+        """Whether the task is ours to write."""
         ...
 
 

@@ -73,6 +73,8 @@ class Task:
     changes_seq: int = 0
     session: SessionRef | None = None
     usage: Usage | None = None
+    steps: dict[str, Usage] = field(default_factory=dict)  # by upstream part
+    reported: set[Progress] = field(default_factory=set)  # what is told once only
     ended: Ended | None = None
 
     @classmethod
@@ -125,9 +127,12 @@ class Task:
                 self.interrupts[interrupt.request_id] = entry
             case InterruptResolved(interrupt=interrupt):
                 self.interrupts.pop(interrupt.request_id, None)
-            case Progress(usage=usage):
-                if usage is not None:
+            case Progress(usage=usage, part_id=part_id):
+                if usage is None:
+                    self.reported.add(update)
+                else:
                     self.usage = (self.usage or Usage()) + usage
+                    self.steps[part_id or ""] = usage
             case ChangesMade(files=files):
                 self.changes, self.changes_seq = files, entry.seq
             case Ended():

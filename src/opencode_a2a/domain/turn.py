@@ -60,6 +60,7 @@ from .events import (
     ToolCall,
     ToolSnapshot,
 )
+from .task import Task
 from .updates import (
     BlockText,
     BlockTool,
@@ -137,6 +138,22 @@ class Turn:
         self._idle = False
         self._stale = False
         self._idle_reads = 0
+
+    def resume(self, task: Task) -> None:
+        """Take up where the log of the task ends, as after a gap.
+
+        What the log shows was shown; what was open there may have gone on meanwhile.
+        """
+        for block in task.blocks.values():
+            shown = _Block(block.id, block.kind, block.message_id, call=block.call)
+            if block.call is None:
+                shown.chunks, shown.started = [block.text], True
+                shown.ended, shown.behind = block.last, not block.last
+            self._blocks[block.part_id or block.id] = shown
+        self.interrupts = {ask.request_id: ask for ask in task.open_interrupts}
+        self._counted = dict(task.steps)
+        self._reported = set(task.reported)
+        self._stale = True
 
     @property
     def usage(self) -> Usage:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
@@ -73,6 +73,10 @@ def _work(engine: Engine, work: Callable[..., T], args: Any) -> T:
         ) from exc
 
 
+def ping(db: Connection) -> None:
+    db.execute(text("SELECT 1 FROM tasks LIMIT 1"))
+
+
 def _in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
@@ -90,8 +94,12 @@ def _engine(url: str) -> Engine:
         # Ours to begin: the driver would otherwise open transactions at moments of its choosing.
         connection.isolation_level = None
         # A killed process loses nothing with NORMAL; only a power cut can take the last moments.
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        for pragma in ("journal_size_limit=16777216", "synchronous=NORMAL"):
             connection.execute(f"PRAGMA {pragma}")
+        if connection.execute("PRAGMA page_count").fetchone() == (0,):
+            # Of use in a new file only; elsewhere it would be written again at each connection.
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        connection.execute("PRAGMA journal_mode=WAL")
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         entry.info["file"] = (path, _identity(path)) if path else None
 

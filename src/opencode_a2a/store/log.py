@@ -14,42 +14,41 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-import orjson
 import structlog
-from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
-from sqlalchemy.exc import DataError, IntegrityError
 
-from ..domain.phrases import asking
-from ..domain.ports import TaskPage, TaskRow
+from ..domain.ports import Key, KeyTaken, TaskPage
 from ..domain.task import Task, TaskHead
-from ..domain.updates import (
-    Ended,
-    InterruptOpened,
-    LogEntry,
-    Started,
-    Update,
-    coalesce,
-    state_after,
-)
-from ..domain.values import OutputModes, SessionRef, TaskQuery, TaskState
+from ..domain.updates import Ended, LogEntry, Update, coalesce
+from ..domain.values import TaskQuery, TaskState
 from ..errors import ServiceError, StoreUnavailable, TaskNotFound, UnsupportedOperation
 from . import codec
+from . import statements as sql
 from .database import Database
-from .tables import OPEN_STATES, entries, tasks
+from .holder import LEASE, Holder
 
 logger = structlog.get_logger()
 
 TAIL = 2_048  # entries of a running task kept in memory; older ones are read from the table
-PAGE = 256  # entries a cursor takes at once
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the disk refuses
 GOODBYE_SECONDS = 5.0  # for what still waits when the service stops
 SWEEP_SECONDS = 60.0
-SWEEP_TASKS = 20  # at once: commits wait while entries are deleted
+POLL_SECONDS = 0.25  # between looks at a task that another process writes
 
 ABANDONED = Ended(TaskState.CANCELED, "The caller left before the task could begin.")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long things are kept, in seconds."""
+
+    replay: float = 900.0  # the single entries of an ended task
+    tasks: float = 30 * 86_400.0  # an ended task; 0 means for ever
+    keys: float = 86_400.0  # what a repeated request is known by
+
+
+KEPT = Retention()
 
 
 def now_ms() -> int:
@@ -62,12 +61,13 @@ class _Saying:
 
     updates: Sequence[Update]
     done: asyncio.Future[None] | None = None
+    keys: Sequence[Key] = ()
 
     @property
     def ends(self) -> bool:
         return any(isinstance(update, Ended) for update in self.updates)
 
-    def answer(self, refusal: ServiceError | None = None) -> None:
+    def answer(self, refusal: ServiceError | KeyTaken | None = None) -> None:
         if self.done is None or self.done.done():
             return
         if refusal is None:
@@ -108,19 +108,14 @@ class _Live:
         self.changed = asyncio.Event()
 
 
-@dataclass(slots=True)
-class _Batch:
-    """What one transaction writes about one task."""
-
-    live: _Live
-    entries: list[LogEntry]
-
-
 class SqlTaskLog:
     """Implements `domain.ports.TaskLog`."""
 
-    def __init__(self, database: Database, clock: Callable[[], int] = now_ms) -> None:
+    def __init__(
+        self, database: Database, holder: Holder, clock: Callable[[], int] = now_ms
+    ) -> None:
         self._database = database
+        self._holder = holder.name
         self._clock = clock
         self._live: dict[str, _Live] = {}
         self._dirty: dict[str, _Live] = {}
@@ -129,12 +124,15 @@ class SqlTaskLog:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, database: Database, replay_seconds: float = 900, clock: Callable[[], int] = now_ms
+        cls,
+        database: Database,
+        retention: Retention = KEPT,
+        clock: Callable[[], int] = now_ms,
     ) -> AsyncIterator[SqlTaskLog]:
-        """The log at work. Ended tasks keep their deltas `replay_seconds` for those who return."""
-        self = cls(database, clock)
+        """The log at work. On the way out, what it holds is released for the next to take up."""
+        self = cls(database, Holder.this_process(), clock)
         writing = asyncio.create_task(self._write_forever())
-        sweeping = asyncio.create_task(self._sweep_forever(replay_seconds))
+        sweeping = asyncio.create_task(self._sweep_forever(retention))
         try:
             yield self
         finally:
@@ -143,6 +141,8 @@ class SqlTaskLog:
                     async with asyncio.timeout(GOODBYE_SECONDS):
                         for task_id in list(self._live):
                             await self.flushed(task_id)
+                        with suppress(StoreUnavailable):
+                            await self._database.write(sql.release, self._holder)
             finally:
                 sweeping.cancel()
                 writing.cancel()
@@ -153,9 +153,11 @@ class SqlTaskLog:
 
     # -- saying things
 
-    async def create(self, head: TaskHead, updates: Sequence[Update]) -> Task:
+    async def create(
+        self, head: TaskHead, updates: Sequence[Update], keys: Sequence[Key] = ()
+    ) -> Task:
         live = _Live(Task(head, status_at=head.created_at))
-        committed = self._promise(live, updates)
+        committed = self._promise(live, updates, keys)
         self._live[head.id] = live
         try:
             await committed
@@ -164,11 +166,13 @@ class SqlTaskLog:
             raise
         return live.task
 
-    async def write(self, task_id: str, updates: Sequence[Update]) -> None:
+    async def write(
+        self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
+    ) -> None:
         live = self._live.get(task_id)
         if live is None or live.ending:
             raise _has_ended(task_id)
-        await self._promise(live, updates)
+        await self._promise(live, updates, keys)
 
     def append(self, task_id: str, updates: Sequence[Update]) -> None:
         live = self._live.get(task_id)
@@ -181,7 +185,11 @@ class SqlTaskLog:
             await live.changed.wait()
 
     def _say(
-        self, live: _Live, updates: Sequence[Update], done: asyncio.Future[None] | None = None
+        self,
+        live: _Live,
+        updates: Sequence[Update],
+        done: asyncio.Future[None] | None = None,
+        keys: Sequence[Key] = (),
     ) -> None:
         if live.ending:
             return
@@ -193,14 +201,16 @@ class SqlTaskLog:
             if isinstance(saying, Ended):
                 live.ending = True
                 break
-        live.waiting.append(_Saying(said, done))
+        live.waiting.append(_Saying(said, done, keys))
         self._dirty[live.task.head.id] = live
         self._wake.set()
 
-    def _promise(self, live: _Live, updates: Sequence[Update]) -> asyncio.Future[None]:
+    def _promise(
+        self, live: _Live, updates: Sequence[Update], keys: Sequence[Key]
+    ) -> asyncio.Future[None]:
         """Say it; what is returned is done when it is committed, or tells why it is not."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._say(live, updates, done)
+        self._say(live, updates, done, keys)
         return done
 
     # -- the writer
@@ -211,73 +221,127 @@ class SqlTaskLog:
             await self._wake.wait()
             self._wake.clear()
             dirty, self._dirty = self._dirty, {}
-            batches = [self._take(live) for live in dirty.values() if live.waiting]
+            written = [live for live in dirty.values() if live.waiting]
+            batches = [self._take(live) for live in written]
+            until = self._clock() + LEASE
             try:
-                refused = await self._database.write(_commit, batches)
+                refused = await self._database.write(sql.commit, batches, self._holder, until)
             except Exception as exc:
-                self._give_back(batches, exc)
+                self._give_back(written, exc)
                 await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
                 failures += 1
             else:
                 failures = 0
-                self._publish(batches, refused)
+                for live, batch in zip(written, batches, strict=True):
+                    self._publish(live, batch, refused.get(live.task.head.id))
 
-    def _take(self, live: _Live) -> _Batch:
+    def _take(self, live: _Live) -> sql.Batch:
         """Number what waits. Numbers are final only once committed, and only then used up."""
         live.being_written, live.waiting = live.waiting, []
         updates = coalesce([u for saying in live.being_written for u in saying.updates])
         first, at = live.task.last_seq + 1, self._clock()
-        return _Batch(live, [LogEntry(first + i, at, u) for i, u in enumerate(updates)])
+        numbered = [LogEntry(first + i, at, update) for i, update in enumerate(updates)]
+        keys = [key for saying in live.being_written for key in saying.keys]
+        return sql.Batch(live.task, live.is_new, numbered, keys)
 
-    def _publish(self, batches: list[_Batch], refused: set[str]) -> None:
-        for batch in batches:
-            live, task_id = batch.live, batch.live.task.head.id
-            written, live.being_written = live.being_written, []
-            if task_id in refused:
-                live.superseded = live.ending = True
-                unheard, live.waiting = [*written, *live.waiting], []
-                for saying in unheard:
-                    saying.answer(_has_ended(task_id))
-            else:
-                live.publish(batch.entries)
-                for saying in written:
-                    saying.answer()
-            if live.over:
-                self._live.pop(task_id, None)
-            live.wake()
+    def _publish(self, live: _Live, batch: sql.Batch, refused: sql.Refusal | None) -> None:
+        if refused is not None:
+            self._let_go(live, refused)
+            return
+        written, live.being_written = live.being_written, []
+        live.publish(batch.entries)
+        for saying in written:
+            saying.answer()
+        if live.over:
+            self._live.pop(live.task.head.id, None)
+        live.wake()
 
-    def _give_back(self, batches: list[_Batch], exc: Exception) -> None:
+    def _let_go(self, live: _Live, refused: sql.Refusal) -> None:
+        """It is not ours to write; its readers go on with what the table says."""
+        task_id = live.task.head.id
+        refusal = KeyTaken() if refused is sql.Refusal.KEY else _has_ended(task_id)
+        unheard = [*live.being_written, *live.waiting]
+        live.being_written, live.waiting = [], []
+        live.superseded = live.ending = True
+        for saying in unheard:
+            saying.answer(refusal)
+        if self._live.get(task_id) is live:
+            del self._live[task_id]
+        live.wake()
+
+    def _give_back(self, written: list[_Live], exc: Exception) -> None:
         """Who waits is told no, and was not heard; the rest is kept and tried again."""
         if not isinstance(exc, StoreUnavailable):
             logger.error("store.broken", exc_info=exc)
             exc = StoreUnavailable("The task store does not work. Nothing was changed.")
-        for batch in batches:
-            live, task_id = batch.live, batch.live.task.head.id
-            written, live.being_written = live.being_written, []
-            for saying in written:
+        for live in written:
+            task_id = live.task.head.id
+            sayings, live.being_written = live.being_written, []
+            for saying in sayings:
                 saying.answer(exc)
             if live.is_new:
                 live.waiting.clear()  # without its beginning there is nothing to say about it
                 self._live.pop(task_id, None)
             else:
-                live.waiting[:0] = [saying for saying in written if saying.done is None]
+                live.waiting[:0] = [saying for saying in sayings if saying.done is None]
             live.ending = any(saying.ends for saying in live.waiting)
             if live.waiting:
                 self._dirty[task_id] = live
                 self._wake.set()
             live.wake()
 
-    async def _sweep_forever(self, replay_seconds: float) -> None:
+    # -- holding
+
+    async def beat(self) -> Sequence[str]:
+        if not self._live:
+            return ()
+        until = self._clock() + LEASE
+        ours = {task_id: live for task_id, live in self._live.items() if not live.is_new}
+        asked, lost = await self._database.write(sql.beat, self._holder, until, list(ours))
+        for task_id in lost:
+            self._let_go(ours[task_id], sql.Refusal.GONE)
+        return asked
+
+    async def take_orphans(self) -> Sequence[Task]:
+        now = self._clock()
+        # What we have lost and do not know it yet is not taken back before we do.
+        orphans = await self._database.write(
+            sql.take_orphans, self._holder, now, now + LEASE, set(self._live)
+        )
+        for task in orphans:
+            self._live[task.head.id] = _Live(task, is_new=False, tail_start=task.last_seq)
+        return orphans
+
+    async def elsewhere(self, head: TaskHead) -> bool:
+        return await self._database.read(sql.elsewhere, head, self._holder, self._clock())
+
+    async def ask_to_stop(self, task_id: str) -> None:
+        await self._database.write(sql.ask_to_stop, task_id)
+
+    def holds(self, task_id: str) -> bool:
+        return task_id in self._live
+
+    # -- keeping the file small
+
+    async def _sweep_forever(self, retention: Retention) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             with suppress(StoreUnavailable):  # already logged; the next round tries again
-                ended_before = self._clock() - int(replay_seconds * 1000)
-                while await self.sweep(ended_before) == SWEEP_TASKS:
-                    pass
+                await self.sweep(retention)
 
-    async def sweep(self, ended_before: int) -> int:
-        """Drop the deltas of some tasks that ended long ago; their folded result stays."""
-        return await self._database.write(_sweep, ended_before)
+    async def sweep(self, retention: Retention) -> None:
+        """Drop what has been kept long enough, a little at a time: commits wait meanwhile."""
+        for statement, seconds in (
+            (sql.sweep, retention.replay),
+            (sql.forget, retention.tasks),
+            (sql.forget_keys, retention.keys),
+        ):
+            before = self._clock() - int(seconds * 1000)
+            if seconds or statement is not sql.forget:
+                while await self._database.write(statement, before) >= sql.SWEEP:
+                    pass
+        while await self._database.write(sql.shrink):
+            pass
 
     # -- reading
 
@@ -288,29 +352,22 @@ class SqlTaskLog:
             if live.task.head.owner == owner:
                 return live.task
             raise TaskNotFound(task_id)
-        task = await self._database.read(_load, task_id)
+        task = await self._database.read(sql.load, task_id)
         if task is None or task.head.owner != owner:
             raise TaskNotFound(task_id)
         return task
 
     async def list(self, query: TaskQuery) -> TaskPage:
-        return await self._database.read(_list, query)
+        return await self._database.read(sql.page, query)
+
+    async def known(self, owner: str, key: str) -> tuple[str, str] | None:
+        return await self._database.read(sql.find_key, owner, key)
+
+    async def as_of(self, task_id: str, seq: int) -> Task | None:
+        return await self._database.read(sql.as_of, task_id, seq)
 
     def follow(self, task_id: str, after: int) -> SqlCursor:
         return SqlCursor(self._database, task_id, self._live.get(task_id), after)
-
-    async def unfinished(self) -> Sequence[TaskHead]:
-        return await self._database.read(_unfinished)
-
-    async def adopt(self, head: TaskHead) -> Task:
-        """Take up the writing of a task that an earlier process began."""
-        task = await self._database.read(_load, head.id)
-        if task is None:
-            raise TaskNotFound(head.id)
-        if task.ended is not None:
-            return task
-        live = _Live(task, is_new=False, tail_start=task.last_seq)
-        return self._live.setdefault(head.id, live).task
 
 
 class SqlCursor:
@@ -325,223 +382,24 @@ class SqlCursor:
     async def read(self) -> Sequence[LogEntry]:
         while True:
             live = self._live
-            if live is None or live.superseded or self._after < live.tail_start:
-                found = await self._database.read(_next, self._task_id, self._after)
+            ours = live is not None and not live.superseded
+            if live is None or not ours or self._after < live.tail_start:
+                found, more = await self._database.read(
+                    sql.next_entries, self._task_id, self._after
+                )
             else:
                 first = self._after - live.tail_start
-                found = live.tail[first : first + PAGE]
+                found, more = live.tail[first : first + sql.PAGE], not live.over
             if found:
                 self._after = found[-1].seq
                 return found
-            if live is None or live.over:
+            if not more:
                 return ()
-            await live.changed.wait()
-
-
-# -- statements, each run in a thread of the database
-
-
-def _commit(db: Connection, batches: list[_Batch]) -> set[str]:
-    """Write everything at once; returns the tasks that were refused.
-
-    Refused is what had ended before. A number that is taken means another process
-    writes that task, and some databases do not take every text: then the tasks are
-    written one by one, so that only the one concerned is refused.
-    """
-    try:
-        with db.begin_nested():
-            return _commit_together(db, batches)
-    except (IntegrityError, DataError):
-        refused: set[str] = set()
-        for batch in batches:
-            try:
-                with db.begin_nested():
-                    refused |= _commit_together(db, [batch])
-            except (IntegrityError, DataError):
-                refused.add(batch.live.task.head.id)
-        return refused
-
-
-def _commit_together(db: Connection, batches: list[_Batch]) -> set[str]:
-    fresh = [_task_row(batch.live.task.head) for batch in batches if batch.live.is_new]
-    if fresh:
-        db.execute(insert(tasks), fresh)
-    refused = {batch.live.task.head.id for batch in batches if not _move(db, batch)}
-    rows = []
-    for batch in batches:
-        task_id = batch.live.task.head.id
-        if task_id not in refused:
-            for entry in batch.entries:
-                kind, body = codec.encode(entry.update)
-                rows.append(
-                    {
-                        "task_id": task_id,
-                        "seq": entry.seq,
-                        "at": entry.at,
-                        "kind": kind,
-                        "body": body,
-                    }
-                )
-    if rows:
-        db.execute(insert(entries), rows)
-    return refused
-
-
-def _move(db: Connection, batch: _Batch) -> bool:
-    """Carry the task's state into its row. False when it had ended: the first end wins."""
-    values: dict[str, Any] = {}
-    for entry in batch.entries:
-        state = state_after(entry.update)
-        if state is not None:
-            values |= {"state": state.value, "status_at": entry.at, "message": None}
-        match entry.update:
-            case Started(session=session, title=title):
-                values |= {"session_id": session, "title": title}
-            case InterruptOpened(interrupt=interrupt):
-                values["message"] = asking(interrupt)
-            case Ended(message=message, session=session, title=title):
-                values |= {"message": message, "folded": codec.fold(_whole(batch))}
-                if session:
-                    values |= {"session_id": session, "title": title}
-            case _:
-                pass
-    if not values:
-        return True
-    for column in ("message", "title"):
-        if text := values.get(column):
-            values[column] = text.replace("\0", "")  # PostgreSQL has no place for it
-    statement = (
-        update(tasks)
-        .where(tasks.c.id == batch.live.task.head.id, tasks.c.state.in_(OPEN_STATES))
-        .values(values)
-    )
-    return db.execute(statement).rowcount == 1
-
-
-def _whole(batch: _Batch) -> Task:
-    """The task with this batch; its fold itself changes only once that is committed."""
-    task = batch.live.task
-    whole = replace(
-        task,
-        history=[*task.history],
-        blocks={id: replace(block, pieces=[block.text]) for id, block in task.blocks.items()},
-        interrupts={**task.interrupts},
-    )
-    for entry in batch.entries:
-        whole.apply(entry)
-    return whole
+            if live is not None and ours:
+                await live.changed.wait()
+            else:
+                await asyncio.sleep(POLL_SECONDS)  # another process writes it
 
 
 def _has_ended(task_id: str) -> UnsupportedOperation:
     return UnsupportedOperation("This task has ended; nothing can be added.", task_id=task_id)
-
-
-def _task_row(head: TaskHead) -> dict[str, Any]:
-    return {
-        "id": head.id,
-        "owner": head.owner,
-        "context_id": head.context_id,
-        "state": TaskState.SUBMITTED.value,
-        "status_at": head.created_at,
-        "created_at": head.created_at,
-        "modes": orjson.dumps(head.modes.accepted).decode(),
-    }
-
-
-def _head(row: Any) -> TaskHead:
-    modes = OutputModes(tuple(orjson.loads(row.modes)))
-    return TaskHead(row.id, row.context_id, row.owner, row.created_at, modes)
-
-
-def _load(db: Connection, task_id: str) -> Task | None:
-    row = db.execute(select(tasks).where(tasks.c.id == task_id)).first()
-    if row is None:
-        return None
-    if row.folded is not None:
-        return codec.unfold(_head(row), row.folded)
-    return Task.of(_head(row), _entries_after(db, task_id, 0, None))
-
-
-def _next(db: Connection, task_id: str, after: int) -> list[LogEntry]:
-    """What a cursor reads next. Of a task that was swept: its blocks, each in one piece."""
-    if found := _entries_after(db, task_id, after, PAGE):
-        return found
-    swept = select(tasks).where(tasks.c.id == task_id, tasks.c.cleared == 1)
-    row = db.execute(swept).first()
-    if row is None:
-        return []
-    told = codec.unfold(_head(row), row.folded).compacted()
-    return sorted((entry for entry in told if entry.seq > after), key=lambda entry: entry.seq)
-
-
-def _entries_after(db: Connection, task_id: str, after: int, limit: int | None) -> list[LogEntry]:
-    statement = (
-        select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body)
-        .where(entries.c.task_id == task_id, entries.c.seq > after)
-        .order_by(entries.c.seq)
-        .limit(limit)
-    )
-    return [codec.decode(*row) for row in db.execute(statement)]
-
-
-_ROW = (
-    tasks.c.id,
-    tasks.c.owner,
-    tasks.c.context_id,
-    tasks.c.state,
-    tasks.c.status_at,
-    tasks.c.created_at,
-    tasks.c.modes,
-    tasks.c.message,
-    tasks.c.session_id,
-    tasks.c.title,
-)
-
-
-def _list(db: Connection, query: TaskQuery) -> TaskPage:
-    wanted = [tasks.c.owner == query.owner]
-    if query.context_id is not None:
-        wanted.append(tasks.c.context_id == query.context_id)
-    if query.state is not None:
-        wanted.append(tasks.c.state == query.state.value)
-    if query.since is not None:
-        wanted.append(tasks.c.status_at >= query.since)
-    total = db.execute(select(func.count()).select_from(tasks).where(*wanted)).scalar_one()
-    page: Select[Any] = select(*_ROW).where(*wanted)
-    if query.after is not None:
-        at, task_id = query.after
-        older = tasks.c.status_at < at
-        page = page.where(or_(older, and_(tasks.c.status_at == at, tasks.c.id < task_id)))
-    newest_first = page.order_by(tasks.c.status_at.desc(), tasks.c.id.desc())
-    found = db.execute(newest_first.limit(query.limit + 1)).all()
-    rows = [
-        TaskRow(
-            _head(row),
-            TaskState(row.state),
-            row.status_at,
-            row.message,
-            SessionRef(row.session_id, row.title or "") if row.session_id else None,
-        )
-        for row in found[: query.limit]
-    ]
-    more = len(found) > query.limit
-    return TaskPage(tuple(rows), total, (rows[-1].status_at, rows[-1].head.id) if more else None)
-
-
-def _unfinished(db: Connection) -> list[TaskHead]:
-    statement = select(*_ROW).where(tasks.c.state.in_(OPEN_STATES)).order_by(tasks.c.created_at)
-    return [_head(row) for row in db.execute(statement)]
-
-
-def _sweep(db: Connection, ended_before: int) -> int:
-    statement = (
-        select(tasks.c.id)
-        .where(tasks.c.cleared == 0, tasks.c.status_at < ended_before)
-        .where(tasks.c.state.not_in(OPEN_STATES))
-        .limit(SWEEP_TASKS)
-    )
-    done = list(db.execute(statement).scalars())
-    if done:
-        db.execute(delete(entries).where(entries.c.task_id.in_(done)))
-        db.execute(update(tasks).where(tasks.c.id.in_(done)).values(cleared=1))
-    return len(done)

@@ -32,6 +32,9 @@ tasks = Table(
     Column("message", Text),
     Column("session_id", String(64)),
     Column("title", Text),
+    Column("holder", String(80)),  # the process that writes it
+    Column("held_until", BigInteger, nullable=False, server_default="0"),
+    Column("stop_asked", BigInteger, nullable=False, server_default="0"),
     Column("cleared", BigInteger, nullable=False, server_default="0"),  # entries were deleted
     Column("folded", LargeBinary),  # last, so that a row is read without it
     Index("ix_tasks_owner", "owner", "status_at", "id"),
@@ -68,4 +71,15 @@ sessions = Table(
     Column("title", Text, nullable=False),
     Column("directory", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("name", String(600), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("task_id", String(64), nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Index("ix_keys_at", "at"),
 )

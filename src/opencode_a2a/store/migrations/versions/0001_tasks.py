@@ -24,6 +24,9 @@ def upgrade() -> None:
         sa.Column("message", sa.Text),
         sa.Column("session_id", sa.String(64)),
         sa.Column("title", sa.Text),
+        sa.Column("holder", sa.String(80)),
+        sa.Column("held_until", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("stop_asked", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("cleared", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("folded", sa.LargeBinary),
     )
@@ -57,3 +60,12 @@ def upgrade() -> None:
         sa.Column("directory", sa.Text, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
     )
+    op.create_table(
+        "keys",
+        sa.Column("owner", sa.String(255), primary_key=True),
+        sa.Column("name", sa.String(600), primary_key=True),
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("task_id", sa.String(64), nullable=False),
+        sa.Column("at", sa.BigInteger, nullable=False),
+    )
+    op.create_index("ix_keys_at", "keys", ["at"])

@@ -1,0 +1,55 @@
+"""Who is writing a task: one process, known by name, for as long as its lease lasts.
+
+A lease is short and renewed often. It is given up early when its holder is known
+to be dead, which the name tells on the same machine; otherwise it runs out.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+LEASE = 10_000  # milliseconds a task is held without a sign of life
+BEAT = 2.0  # seconds between two signs of life
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process: where it runs, its number, and when it began, so that numbers can be reused."""
+
+    name: str
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        pid = os.getpid()
+        began = _began(pid) or secrets.token_hex(4)
+        return cls(f"{_machine()}/{pid}/{began}/{secrets.token_hex(4)}")
+
+    @staticmethod
+    def is_dead(name: str) -> bool:
+        """Whether the process of this name certainly no longer exists."""
+        machine, pid, began, *_ = [*name.split("/"), "", "", ""]
+        if machine != _machine() or not pid.isdecimal() or not Path("/proc/self/stat").exists():
+            return False
+        return _began(int(pid)) != began
+
+
+def _machine() -> str:
+    """Where process numbers mean the same: a machine since its start, and one container of it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:13]
+        return f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return socket.gethostname().replace("/", "_")[:32]
+
+
+def _began(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    after_name = stat.rpartition(")")[2].split()
+    return None if after_name[0] in ("Z", "X") else after_name[19]

@@ -1,0 +1,385 @@
+"""Every statement of the log, each run in a thread of the database, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
+from sqlalchemy.exc import DataError, IntegrityError
+
+from ..domain.phrases import asking
+from ..domain.ports import Key, TaskPage, TaskRow
+from ..domain.task import Task, TaskHead
+from ..domain.updates import Ended, InterruptOpened, LogEntry, Started, state_after
+from ..domain.values import OutputModes, SessionRef, TaskQuery, TaskState
+from . import codec
+from .holder import Holder
+from .tables import OPEN_STATES, entries, keys, tasks
+
+PAGE = 256  # entries a cursor takes at once
+SWEEP = 20  # tasks at once: commits wait while entries are deleted
+SHRINK = 256  # pages at once, for the same reason
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one transaction writes about one task."""
+
+    task: Task  # as committed so far
+    is_new: bool
+    entries: list[LogEntry]
+    keys: Sequence[Key] = ()
+
+
+class Refusal(Enum):
+    GONE = "it has ended, is held by another process, or cannot be stored"
+    KEY = "one of its keys is taken"
+
+
+def commit(db: Connection, batches: Sequence[Batch], holder: str, until: int) -> dict[str, Refusal]:
+    """Write everything at once; returns the tasks that were refused.
+
+    Refused is what has ended or is held by another process, and a new task whose key
+    is taken. Where a database refuses a row, the tasks are written one by one, so that
+    only the one concerned is refused.
+    """
+    try:
+        with db.begin_nested():
+            return _commit_together(db, batches, holder, until)
+    except (IntegrityError, DataError):
+        refused: dict[str, Refusal] = {}
+        for batch in batches:
+            try:
+                with db.begin_nested():
+                    refused |= _commit_together(db, [batch], holder, until)
+            except (IntegrityError, DataError):
+                refused[batch.task.head.id] = Refusal.GONE
+        return refused
+
+
+def _commit_together(
+    db: Connection, batches: Sequence[Batch], holder: str, until: int
+) -> dict[str, Refusal]:
+    known = [batch.task.head.id for batch in batches if not batch.is_new]
+    refused = dict.fromkeys(set(known) - _held(db, known, holder), Refusal.GONE)
+    for batch in batches:
+        if batch.task.head.id not in refused and not _claim(db, batch):
+            refused[batch.task.head.id] = Refusal.KEY
+    fresh = [
+        _task_row(batch.task.head) | {"holder": holder, "held_until": until}
+        for batch in batches
+        if batch.is_new and batch.task.head.id not in refused
+    ]
+    if fresh:
+        db.execute(insert(tasks), fresh)
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        task_id = batch.task.head.id
+        if task_id in refused:
+            continue
+        if not _move(db, batch):
+            refused[task_id] = Refusal.GONE
+            continue
+        for entry in batch.entries:
+            kind, body = codec.encode(entry.update)
+            row = {"seq": entry.seq, "at": entry.at, "kind": kind, "body": body}
+            rows.append({"task_id": task_id, **row})
+    if rows:
+        db.execute(insert(entries), rows)
+    return refused
+
+
+def _held(db: Connection, task_ids: Collection[str], holder: str) -> set[str]:
+    """Which of these are open and ours to write, and stay so for this transaction."""
+    if not task_ids:
+        return set()
+    ours = select(tasks.c.id).where(
+        tasks.c.id.in_(task_ids), tasks.c.holder == holder, tasks.c.state.in_(OPEN_STATES)
+    )
+    return set(db.execute(ours.with_for_update()).scalars())
+
+
+def _claim(db: Connection, batch: Batch) -> bool:
+    """Note the keys a request came with. False for a new task when one was used before."""
+    owner, task_id = batch.task.head.owner, batch.task.head.id
+    unused = {key.name: key for key in batch.keys if find_key(db, owner, key.name) is None}
+    if batch.is_new and len(unused) < len(batch.keys):
+        return False
+    for key in unused.values():
+        row = {"owner": owner, "name": key.name, "digest": key.digest, "at": key.at}
+        db.execute(insert(keys), {**row, "task_id": task_id})
+    return True
+
+
+def find_key(db: Connection, owner: str, name: str) -> tuple[str, str] | None:
+    """The task and the content a key stands for."""
+    wanted = select(keys.c.task_id, keys.c.digest).where(keys.c.owner == owner, keys.c.name == name)
+    row = db.execute(wanted).first()
+    return (row.task_id, row.digest) if row else None
+
+
+def _move(db: Connection, batch: Batch) -> bool:
+    """Carry the task's state into its row. False when it had ended: the first end wins."""
+    values: dict[str, Any] = {}
+    for entry in batch.entries:
+        state = state_after(entry.update)
+        if state is not None:
+            values |= {"state": state.value, "status_at": entry.at, "message": None}
+        match entry.update:
+            case Started(session=session, title=title):
+                values |= {"session_id": session, "title": title}
+            case InterruptOpened(interrupt=interrupt):
+                values["message"] = asking(interrupt)
+            case Ended(message=message, session=session, title=title):
+                values |= {"message": message, "folded": codec.fold(_whole(batch))}
+                if session:
+                    values |= {"session_id": session, "title": title}
+            case _:
+                pass
+    if not values:
+        return True
+    for column in ("message", "title"):
+        if text := values.get(column):
+            values[column] = text.replace("\0", "")  # PostgreSQL has no place for it
+    statement = (
+        update(tasks)
+        .where(tasks.c.id == batch.task.head.id, tasks.c.state.in_(OPEN_STATES))
+        .values(values)
+    )
+    return db.execute(statement).rowcount == 1
+
+
+def _whole(batch: Batch) -> Task:
+    """The task with this batch; its fold itself changes only once that is committed."""
+    task = batch.task
+    whole = replace(
+        task,
+        history=[*task.history],
+        blocks={id: replace(block, pieces=[block.text]) for id, block in task.blocks.items()},
+        interrupts={**task.interrupts},
+    )
+    for entry in batch.entries:
+        whole.apply(entry)
+    return whole
+
+
+def _task_row(head: TaskHead) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "owner": head.owner,
+        "context_id": head.context_id,
+        "state": TaskState.SUBMITTED.value,
+        "status_at": head.created_at,
+        "created_at": head.created_at,
+        "modes": orjson.dumps(head.modes.accepted).decode(),
+    }
+
+
+def _head(row: Any) -> TaskHead:
+    modes = OutputModes(tuple(orjson.loads(row.modes)))
+    return TaskHead(row.id, row.context_id, row.owner, row.created_at, modes)
+
+
+def load(db: Connection, task_id: str) -> Task | None:
+    row = db.execute(select(tasks).where(tasks.c.id == task_id)).first()
+    if row is None:
+        return None
+    if row.folded is not None:
+        return codec.unfold(_head(row), row.folded)
+    return Task.of(_head(row), entries_after(db, task_id, 0, None))
+
+
+def next_entries(db: Connection, task_id: str, after: int) -> tuple[list[LogEntry], bool]:
+    """What a cursor reads next, and whether there may be more.
+
+    Of a task that was swept it gets the blocks, each in one piece.
+    """
+    row = db.execute(select(tasks.c.state, tasks.c.cleared).where(tasks.c.id == task_id)).first()
+    if row is None:
+        return [], False
+    more = row.state in OPEN_STATES
+    if not row.cleared:
+        return entries_after(db, task_id, after, PAGE), more
+    whole = load(db, task_id)
+    told = whole.compacted() if whole is not None else []
+    left = [entry for entry in told if entry.seq > after]
+    return sorted(left, key=lambda entry: entry.seq), more
+
+
+def entries_after(
+    db: Connection, task_id: str, after: int, limit: int | None, until: int | None = None
+) -> list[LogEntry]:
+    statement = (
+        select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body)
+        .where(entries.c.task_id == task_id, entries.c.seq > after)
+        .order_by(entries.c.seq)
+        .limit(limit)
+    )
+    if until is not None:
+        statement = statement.where(entries.c.seq <= until)
+    return [codec.decode(*row) for row in db.execute(statement)]
+
+
+_ROW = (
+    tasks.c.id,
+    tasks.c.owner,
+    tasks.c.context_id,
+    tasks.c.state,
+    tasks.c.status_at,
+    tasks.c.created_at,
+    tasks.c.modes,
+    tasks.c.message,
+    tasks.c.session_id,
+    tasks.c.title,
+)
+
+
+def page(db: Connection, query: TaskQuery) -> TaskPage:
+    wanted = [tasks.c.owner == query.owner]
+    if query.context_id is not None:
+        wanted.append(tasks.c.context_id == query.context_id)
+    if query.state is not None:
+        wanted.append(tasks.c.state == query.state.value)
+    if query.since is not None:
+        wanted.append(tasks.c.status_at >= query.since)
+    total = db.execute(select(func.count()).select_from(tasks).where(*wanted)).scalar_one()
+    page: Select[Any] = select(*_ROW).where(*wanted)
+    if query.after is not None:
+        at, task_id = query.after
+        older = tasks.c.status_at < at
+        page = page.where(or_(older, and_(tasks.c.status_at == at, tasks.c.id < task_id)))
+    newest_first = page.order_by(tasks.c.status_at.desc(), tasks.c.id.desc())
+    found = db.execute(newest_first.limit(query.limit + 1)).all()
+    rows = [
+        TaskRow(
+            _head(row),
+            TaskState(row.state),
+            row.status_at,
+            row.message,
+            SessionRef(row.session_id, row.title or "") if row.session_id else None,
+        )
+        for row in found[: query.limit]
+    ]
+    more = len(found) > query.limit
+    return TaskPage(tuple(rows), total, (rows[-1].status_at, rows[-1].head.id) if more else None)
+
+
+def elsewhere(db: Connection, head: TaskHead, holder: str, now: int) -> bool:
+    """Whether another process works on an older task of the same context."""
+    at, same_time = tasks.c.created_at, tasks.c.created_at == head.created_at
+    older = select(tasks.c.holder).where(
+        tasks.c.owner == head.owner,
+        tasks.c.context_id == head.context_id,
+        tasks.c.state.in_(OPEN_STATES),
+        or_(at < head.created_at, and_(same_time, tasks.c.id < head.id)),
+        tasks.c.holder != holder,
+        tasks.c.held_until > now,
+    )
+    return any(not Holder.is_dead(name) for name in db.execute(older).scalars())
+
+
+def take_orphans(
+    db: Connection, holder: str, now: int, until: int, but: Collection[str]
+) -> list[Task]:
+    """Hold what nobody holds any more: released, run out, or its holder is dead.
+
+    In the order they must go on: what has begun, then what waited, oldest first.
+    """
+    statement = (
+        select(tasks.c.id, tasks.c.holder, tasks.c.held_until)
+        .where(tasks.c.state.in_(OPEN_STATES))
+        .where(or_(tasks.c.holder.is_(None), tasks.c.holder != holder))
+        .order_by(tasks.c.state == TaskState.SUBMITTED.value, tasks.c.created_at, tasks.c.id)
+        .with_for_update()  # where two look at once, the second sees what the first took
+    )
+    orphans = [
+        row.id
+        for row in db.execute(statement)
+        if row.id not in but
+        and (row.holder is None or row.held_until < now or Holder.is_dead(row.holder))
+    ]
+    if orphans:
+        taken = update(tasks).where(tasks.c.id.in_(orphans))
+        db.execute(taken.values(holder=holder, held_until=until))
+    # In the same transaction: what is held but could not be read would be nobody's.
+    loaded = (load(db, task_id) for task_id in orphans)
+    return [task for task in loaded if task is not None]
+
+
+def beat(
+    db: Connection, holder: str, until: int, ours: Collection[str]
+) -> tuple[list[str], set[str]]:
+    """Go on holding what is ours: what somebody asked us to stop, and what we have lost."""
+    held = (tasks.c.holder == holder, tasks.c.state.in_(OPEN_STATES))
+    db.execute(update(tasks).where(*held).values(held_until=until))
+    asked = list(db.execute(select(tasks.c.id).where(*held, tasks.c.stop_asked == 1)).scalars())
+    still = select(tasks.c.id).where(tasks.c.id.in_(ours), tasks.c.holder == holder)
+    return asked, set(ours) - set(db.execute(still).scalars())
+
+
+def release(db: Connection, holder: str) -> None:
+    ours = (tasks.c.holder == holder, tasks.c.state.in_(OPEN_STATES))
+    db.execute(update(tasks).where(*ours).values(holder=None, held_until=0))
+
+
+def ask_to_stop(db: Connection, task_id: str) -> None:
+    open_one = (tasks.c.id == task_id, tasks.c.state.in_(OPEN_STATES))
+    db.execute(update(tasks).where(*open_one).values(stop_asked=1))
+
+
+def as_of(db: Connection, task_id: str, seq: int) -> Task | None:
+    """The task as it was after an entry; None when its single entries are gone."""
+    row = db.execute(select(tasks).where(tasks.c.id == task_id)).first()
+    if row is None or row.cleared:
+        return None
+    return Task.of(_head(row), entries_after(db, task_id, 0, None, until=seq))
+
+
+def sweep(db: Connection, cleared_before: int) -> int:
+    """Drop the single entries of tasks that ended before then; their folded result stays."""
+    statement = (
+        select(tasks.c.id)
+        .where(tasks.c.cleared == 0, tasks.c.status_at < cleared_before)
+        .where(tasks.c.state.not_in(OPEN_STATES))
+        .limit(SWEEP)
+    )
+    done = list(db.execute(statement).scalars())
+    if done:
+        db.execute(delete(entries).where(entries.c.task_id.in_(done)))
+        db.execute(update(tasks).where(tasks.c.id.in_(done)).values(cleared=1))
+    return len(done)
+
+
+def forget(db: Connection, ended_before: int) -> int:
+    """Forget tasks that ended before then altogether, and the requests that made them."""
+    statement = (
+        select(tasks.c.id)
+        .where(tasks.c.cleared == 1, tasks.c.status_at < ended_before)
+        .limit(SWEEP)
+    )
+    done = list(db.execute(statement).scalars())
+    if done:
+        db.execute(delete(tasks).where(tasks.c.id.in_(done)))
+        db.execute(delete(keys).where(keys.c.task_id.in_(done)))
+    return len(done)
+
+
+def forget_keys(db: Connection, before: int) -> int:
+    stale = select(keys.c.owner, keys.c.name).where(keys.c.at < before).limit(SWEEP).subquery()
+    same = and_(keys.c.owner == stale.c.owner, keys.c.name == stale.c.name)
+    return db.execute(delete(keys).where(select(stale).where(same).exists())).rowcount
+
+
+def shrink(db: Connection) -> bool:
+    """Give some freed pages back to the file system. Whether there are more."""
+    if db.dialect.name != "sqlite":
+        return False
+    cursor = db.connection.cursor()
+    cursor.execute(f"PRAGMA incremental_vacuum({SHRINK})")
+    cursor.fetchall()  # it frees a page at each step, and SQLAlchemy would take only the first
+    free: int = db.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    return free >= SHRINK

@@ -1,0 +1,394 @@
+"""Who may write a task: one process at a time, and never none for long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from opencode_a2a.domain.updates import LogEntry, Started
+from opencode_a2a.domain.values import TaskState
+from opencode_a2a.errors import UnsupportedOperation
+from opencode_a2a.store import holder as holder_module
+from opencode_a2a.store import log as log_module
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.holder import LEASE, Holder
+from opencode_a2a.store.log import SqlTaskLog
+from tests.store.saying import (
+    DONE,
+    FAILED,
+    HELLO,
+    OWNER,
+    Clock,
+    delta,
+    head,
+    numbers,
+    rest,
+    settle,
+    shown,
+    soon,
+    step,
+    taken,
+    writer_busy,
+)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "POLL_SECONDS", 0.01)
+
+
+@asynccontextmanager
+async def process(url: str, clock: Clock) -> AsyncIterator[SqlTaskLog]:
+    """A log with a database connection of its own, as another process would have it."""
+    async with Database.open(url) as database, SqlTaskLog.open(database, clock=clock) as log:
+        yield log
+
+
+# -- when a task becomes free
+
+
+async def test_a_task_is_left_to_its_holder_until_the_lease_has_run_out(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        await log.create(head("t"), [HELLO])
+        for passed in (0, LEASE - 1, 1):
+            clock.now += passed
+            assert await taken(another) == []
+            assert not another.holds("t")
+        clock.now += 1
+        (task,) = await another.take_orphans()
+        assert shown(task) == shown(await log.get(OWNER, "t"))
+        assert another.holds("t")
+        assert await taken(another) == []
+
+
+async def test_a_beat_renews_the_lease(database: Database, log: SqlTaskLog, clock: Clock) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        assert await log.beat() == ()
+        await log.create(head("t"), [HELLO])
+        for _ in range(5):
+            clock.now += LEASE
+            assert list(await log.beat()) == []
+            assert await taken(another) == []
+        assert log.holds("t")
+        clock.outlast_leases()
+        assert list(await log.beat()) == []  # late, but nobody was faster
+        assert await taken(another) == []
+        clock.outlast_leases()
+        assert await taken(another) == ["t"]
+
+
+async def test_a_lease_that_has_run_out_is_taken_by_one_of_those_who_try(
+    file_url: str, clock: Clock
+) -> None:
+    async with (
+        soon(),
+        process(file_url, clock) as first,
+        process(file_url, clock) as second,
+        process(file_url, clock) as third,
+    ):
+        for n in range(30):
+            await first.create(head(f"t-{n:02}", created_at=n), [HELLO])
+            await first.write(f"t-{n:02}", [step(1)])
+            if n % 3 == 0:
+                clock.outlast_leases()
+                for log in (second, third):
+                    await log.beat()
+                races = [taken(log) for log in (second, third) for _ in range(2)]
+                won = await asyncio.gather(*races)
+                names = [name for names in won for name in names]
+                assert sorted(names) == [f"t-{m:02}" for m in range(max(0, n - 2), n + 1)]
+        for n in range(28):
+            assert [log.holds(f"t-{n:02}") for log in (second, third)].count(True) == 1
+
+
+async def test_what_is_released_is_taken_at_once(database: Database, clock: Clock) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        async with SqlTaskLog.open(database, clock=clock) as log:
+            for n, name in enumerate(["b", "c", "a"]):
+                await log.create(head(name, created_at=n), [HELLO])
+            log.append("c", [step(1)])
+            assert await taken(another) == []
+        assert await taken(another) == ["b", "c", "a"]
+        assert (await another.get(OWNER, "c")).last_seq == 2
+
+
+CREATOR = """
+import asyncio, sys
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.log import SqlTaskLog
+from tests.store.saying import HELLO, head, step
+
+async def main():
+    async with Database.open(sys.argv[1]) as database, SqlTaskLog.open(database) as log:
+        await log.create(head("t"), [HELLO, step(1)])
+        print("created", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_process_held_is_taken_at_once(file_url: str) -> None:
+    creator = await asyncio.to_thread(
+        lambda: subprocess.Popen(
+            [sys.executable, "-c", CREATOR, file_url], stdout=subprocess.PIPE, text=True
+        )
+    )
+    try:
+        assert creator.stdout is not None
+        assert await asyncio.to_thread(creator.stdout.readline) == "created\n"
+        async with (
+            soon(),
+            Database.open(file_url) as database,
+            SqlTaskLog.open(database) as log,
+        ):
+            assert await taken(log) == []
+            os.kill(creator.pid, signal.SIGSTOP)  # a process that hangs is not dead
+            assert await taken(log) == []
+            os.kill(creator.pid, signal.SIGKILL)
+            found: list[str] = []
+            while not found:  # a zombie is dead enough: nobody has waited for it yet
+                found = await taken(log)
+                await asyncio.sleep(0.01)
+            assert found == ["t"]
+            cursor = log.follow("t", 0)
+            await log.write("t", [DONE])
+            assert numbers(await rest(cursor)) == [1, 2, 3]
+    finally:
+        creator.kill()
+        await asyncio.to_thread(creator.communicate)
+
+
+def test_only_a_process_that_is_certainly_gone_is_called_dead() -> None:
+    ours = Holder.this_process().name
+    machine, pid, began, _ = ours.split("/")
+    assert len(ours) <= 80
+    assert ours != Holder.this_process().name
+    assert not Holder.is_dead(ours)
+    assert Holder.is_dead(f"{machine}/{pid}/{int(began) + 1}/x")  # its number was used again
+    assert Holder.is_dead(f"{machine}/99999999/{began}/x")
+    assert not Holder.is_dead(f"elsewhere/99999999/{began}/x")
+    for odd in ("", "x", "/", f"{machine}", f"{machine}/", f"{machine}/x/y"):
+        assert not Holder.is_dead(odd)
+
+
+def test_a_number_says_nothing_about_a_process_in_another_container() -> None:
+    """Containers of one machine share its boot id, and each has a process 1."""
+    boot, _, namespace = holder_module._machine().rpartition("-")
+    assert namespace.isdecimal()
+    assert not Holder.is_dead(f"{boot}-{int(namespace) + 1}/99999999/1/x")
+
+
+# -- the former holder
+
+
+@pytest.mark.parametrize("noticed", ["by a word", "by a beat"])
+async def test_the_former_holder_is_refused_and_its_readers_go_on(
+    database: Database, log: SqlTaskLog, clock: Clock, noticed: str
+) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        await log.create(head("t"), [HELLO])
+        log.append("t", [delta("one ")])
+        await log.flushed("t")
+        early, late = log.follow("t", 0), log.follow("t", 2)
+        before = list(await early.read())
+        waiting = asyncio.create_task(rest(late))
+        clock.outlast_leases()
+        assert await taken(another) == ["t"]
+        await another.write("t", [delta("two ")])
+
+        if noticed == "by a beat":
+            assert list(await log.beat()) == []
+        else:
+            log.append("t", [delta("lost")])
+            with pytest.raises(UnsupportedOperation):
+                await log.write("t", [FAILED])
+        assert not log.holds("t")
+        with pytest.raises(UnsupportedOperation):
+            await log.write("t", [step(1)])
+        log.append("t", [FAILED])
+        await log.flushed("t")
+        assert (await log.get(OWNER, "t")).blocks["b"].text == "one two "
+
+        await another.write("t", [delta("three")])
+        another.append("t", [DONE])
+        told = [*before, *await rest(early)]
+        assert numbers(told) == [1, 2, 3, 4, 5]
+        assert await waiting == told[2:]
+        assert await rest(another.follow("t", 0)) == told
+        assert (await log.get(OWNER, "t")).blocks["b"].text == "one two three"
+
+
+async def test_what_was_lost_is_not_taken_back_before_that_is_known(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    async with soon():
+        await log.create(head("t"), [HELLO])
+        clock.outlast_leases()
+        async with SqlTaskLog.open(database, clock=clock) as another:
+            assert await taken(another) == ["t"]
+            await another.write("t", [step(1)])
+        assert await taken(log) == []  # our own idea of it is old
+        assert list(await log.beat()) == []
+        assert not log.holds("t")
+        assert await taken(log) == ["t"]
+        cursor = log.follow("t", 0)
+        await log.write("t", [step(2), DONE])
+        assert numbers(await rest(cursor)) == [1, 2, 3, 4]
+
+
+async def test_a_beat_in_the_middle_of_things_loses_nothing(
+    database: Database, log: SqlTaskLog
+) -> None:
+    async with soon():
+        await log.create(head("old"), [HELLO])
+        async with writer_busy(database):
+            creating = asyncio.create_task(log.create(head("new"), [HELLO]))
+            log.append("old", [DONE])
+            await settle()
+            beating = asyncio.create_task(log.beat())
+            await settle()
+        assert list(await beating) == []
+        await creating
+        assert log.holds("new")
+        assert (await log.get(OWNER, "old")).ended == DONE
+        await log.write("new", [DONE])
+
+
+# -- asking
+
+
+async def test_the_holder_hears_at_its_next_beat_that_it_should_stop(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        for task in ("t", "u", "done"):
+            await log.create(head(task), [HELLO])
+        await log.write("done", [DONE])
+        await another.create(head("theirs"), [HELLO])
+        for task in ("t", "done", "unknown"):
+            await another.ask_to_stop(task)
+        assert list(await another.beat()) == []
+        assert list(await log.beat()) == ["t"]
+        assert log.holds("t")
+        await log.write("t", [FAILED])
+        assert list(await log.beat()) == []
+
+
+async def test_who_takes_up_a_task_hears_what_its_former_holder_was_asked(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        await log.create(head("t"), [HELLO])
+        await another.ask_to_stop("t")
+        clock.outlast_leases()
+        assert await taken(another) == ["t"]
+        assert list(await another.beat()) == ["t"]
+
+
+async def test_elsewhere_means_an_older_task_of_the_context_in_another_process(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        mine = head("m", created_at=500)
+        await log.create(mine, [HELLO])
+        await log.create(head("my older one", created_at=1), [HELLO])
+        await another.create(head("younger", created_at=501), [HELLO])
+        await another.create(head("other context", "c", created_at=1), [HELLO])
+        await another.create(head("other owner", owner="bob", created_at=1), [HELLO])
+        assert not await log.elsewhere(mine)
+        await another.create(head("older", created_at=499), [HELLO])
+        assert await log.elsewhere(mine)
+        await another.write("older", [Started("ses_1")])
+        assert await log.elsewhere(mine)
+        await another.write("older", [DONE])
+        assert not await log.elsewhere(mine)
+
+
+async def test_a_holder_that_is_gone_is_not_waited_for(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    mine = head("m", created_at=500)
+    async with soon():
+        async with SqlTaskLog.open(database, clock=clock) as another:
+            await another.create(head("older", created_at=499), [HELLO])
+            await log.create(mine, [HELLO])
+            assert await log.elsewhere(mine)
+            clock.outlast_leases()
+            assert not await log.elsewhere(mine)
+            await another.beat()
+            assert await log.elsewhere(mine)
+        assert not await log.elsewhere(mine)
+
+
+async def test_of_two_tasks_of_one_moment_one_goes_first(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        await log.create(head("b"), [HELLO])
+        await another.create(head("a"), [HELLO])
+        assert await log.elsewhere(head("b"))
+        assert not await another.elsewhere(head("a"))
+
+
+# -- reading what another process writes
+
+
+async def test_a_reader_in_another_process_gets_everything_to_the_end(
+    file_url: str, clock: Clock
+) -> None:
+    async with soon(), process(file_url, clock) as log, process(file_url, clock) as another:
+        task = await log.create(head("t"), [HELLO])
+        readers = [asyncio.create_task(rest(another.follow("t", n % 2))) for n in range(6)]
+        for n in range(200):
+            log.append("t", [step(n)])
+            if n % 20 == 0:
+                await log.flushed("t")
+                readers.append(asyncio.create_task(rest(another.follow("t", 0))))
+                await asyncio.sleep(0.01)
+        log.append("t", [step(999), DONE])  # the last words come with the end
+        told = await asyncio.gather(*readers)
+        whole = await rest(log.follow("t", 0))
+        assert task.state is TaskState.COMPLETED
+        assert numbers(whole) == list(range(1, 204))
+        for entries in told:
+            assert entries in (whole, whole[1:])
+
+
+async def test_the_end_in_the_middle_of_a_page_is_not_lost(
+    file_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opencode_a2a.store.statements.PAGE", 3)
+    async with soon(), process(file_url, clock) as log, process(file_url, clock) as another:
+        for size in range(1, 12):
+            name = f"t-{size}"
+            await log.create(head(name), [HELLO])
+            cursor = another.follow(name, 0)
+            found: list[LogEntry] = list(await cursor.read())
+            log.append(name, [step(n) for n in range(size)])
+            log.append(name, [DONE])
+            found += await rest(cursor)
+            assert numbers(found) == list(range(1, size + 3))
+
+
+async def test_a_reader_follows_a_task_from_process_to_process(file_url: str, clock: Clock) -> None:
+    async with soon(), process(file_url, clock) as reading:
+        async with process(file_url, clock) as log:
+            await log.create(head("t"), [HELLO])
+            told = asyncio.create_task(rest(reading.follow("t", 0)))
+        for n in range(3):
+            async with process(file_url, clock) as log:
+                assert await taken(log) == ["t"]
+                await log.write("t", [step(n)])
+        assert await taken(reading) == ["t"]
+        await reading.write("t", [step(3), DONE])
+        assert numbers(await told) == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,151 @@
+"""What a repeated request is known by: one key, one task, whoever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import Connection, func, select
+
+from opencode_a2a.domain.ports import Key, KeyTaken
+from opencode_a2a.domain.task import Task
+from opencode_a2a.domain.values import TaskQuery
+from opencode_a2a.errors import ServiceError, TaskNotFound, UnsupportedOperation
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.log import SqlTaskLog
+from opencode_a2a.store.tables import keys
+from tests.store.saying import DONE, HELLO, OWNER, Clock, head, rest, soon, step, taken
+
+KEY = Key("key:1", "digest", 1_000)
+OTHER = Key("key:2", "digest", 1_000)
+
+
+def _stored_keys(db: Connection) -> int:
+    return db.execute(select(func.count()).select_from(keys)).scalar_one()
+
+
+async def test_a_key_stands_for_the_task_it_came_with(database: Database, log: SqlTaskLog) -> None:
+    async with soon(), SqlTaskLog.open(database) as another:
+        assert await log.known(OWNER, KEY.name) is None
+        await log.create(head("t"), [HELLO], [KEY, OTHER])
+        for found in (log, another):
+            assert await found.known(OWNER, KEY.name) == ("t", "digest")
+            assert await found.known(OWNER, OTHER.name) == ("t", "digest")
+            assert await found.known("bob", KEY.name) is None
+            assert await found.known(OWNER, "key:3") is None
+        await log.write("t", [DONE])
+        assert await log.known(OWNER, KEY.name) == ("t", "digest")
+
+
+async def test_the_same_key_again_makes_no_task(log: SqlTaskLog) -> None:
+    async with soon():
+        await log.create(head("t"), [HELLO], [KEY])
+        with pytest.raises(KeyTaken):
+            await log.create(head("u"), [HELLO], [Key(KEY.name, "another digest", 2_000)])
+        assert not log.holds("u")
+        with pytest.raises(TaskNotFound):
+            await log.get(OWNER, "u")
+        assert await rest(log.follow("u", 0)) == []
+        assert await log.known(OWNER, KEY.name) == ("t", "digest")
+        assert (await log.list(TaskQuery(OWNER))).total == 1
+        await log.create(head("v", owner="bob"), [HELLO], [KEY])  # a key is its caller's own
+
+
+async def test_a_task_that_is_refused_takes_none_of_its_keys(
+    database: Database, log: SqlTaskLog
+) -> None:
+    async with soon():
+        await log.create(head("t"), [HELLO], [KEY])
+        for keys in ([OTHER, KEY], [KEY, OTHER]):
+            with pytest.raises(KeyTaken):
+                await log.create(head("u"), [HELLO], keys)
+        assert await log.known(OWNER, OTHER.name) is None
+        assert await database.read(_stored_keys) == 1
+        await log.create(head("u"), [HELLO], [OTHER])
+
+
+async def test_of_many_at_once_one_is_first(log: SqlTaskLog, commits: list[Connection]) -> None:
+    async with soon():
+        answers = await asyncio.gather(
+            *(log.create(head(f"t-{n}"), [HELLO], [KEY]) for n in range(20)),
+            log.create(head("bystander"), [HELLO], [OTHER]),
+            return_exceptions=True,
+        )
+        assert len(commits) == 1
+        made = [answer.head.id for answer in answers if isinstance(answer, Task)]
+        refused = [answer for answer in answers if isinstance(answer, KeyTaken)]
+        assert (made, len(refused)) == (["t-0", "bystander"], 19)
+        page = await log.list(TaskQuery(OWNER))
+        assert {row.head.id for row in page.rows} == set(made)
+        assert await log.known(OWNER, KEY.name) == ("t-0", "digest")
+
+
+async def test_of_two_processes_one_is_first(file_url: str) -> None:
+    async with (
+        soon(),
+        Database.open(file_url) as here,
+        Database.open(file_url) as there,
+        SqlTaskLog.open(here) as log,
+        SqlTaskLog.open(there) as another,
+    ):
+        for n in range(20):
+            key = Key(f"key:{n}", "digest", n)
+            answers = await asyncio.gather(
+                log.create(head(f"a-{n}"), [HELLO], [key]),
+                another.create(head(f"b-{n}"), [HELLO], [key]),
+                return_exceptions=True,
+            )
+            assert {type(answer) for answer in answers} == {Task, KeyTaken}
+            (made,) = (answer.head.id for answer in answers if isinstance(answer, Task))
+            for asked in (log, another):
+                assert await asked.known(OWNER, key.name) == (made, "digest")
+        assert (await log.list(TaskQuery(OWNER))).total == 20
+
+
+async def test_another_refusal_is_not_taken_for_a_taken_key(
+    database: Database, log: SqlTaskLog
+) -> None:
+    """Who is told that a key is taken looks for its task, and would do so for ever."""
+    async with soon(), SqlTaskLog.open(database) as another:
+        await log.create(head("t"), [HELLO])
+        with pytest.raises(ServiceError):
+            await another.create(head("t"), [HELLO], [KEY])
+        assert await log.known(OWNER, KEY.name) is None
+
+
+# -- saying more
+
+
+async def test_what_is_said_later_has_keys_too(log: SqlTaskLog) -> None:
+    async with soon():
+        task = await log.create(head("t"), [HELLO], [KEY])
+        await log.write("t", [step(1)], [OTHER])
+        assert await log.known(OWNER, OTHER.name) == ("t", "digest")
+        with pytest.raises(KeyTaken):
+            await log.create(head("u"), [HELLO], [OTHER])
+        # What the task says besides must not be lost, so this is no refusal.
+        await log.write("t", [step(2)], [Key(OTHER.name, "another", 2_000), KEY])
+        assert task.last_seq == 3
+        assert await log.known(OWNER, OTHER.name) == ("t", "digest")
+
+
+async def test_the_same_key_twice_in_one_breath_is_noted_once(log: SqlTaskLog) -> None:
+    async with soon():
+        task = await log.create(head("t"), [HELLO])
+        await asyncio.gather(*(log.write("t", [step(n)], [KEY]) for n in range(3)))
+        assert task.last_seq == 4
+        assert await log.known(OWNER, KEY.name) == ("t", "digest")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_what_was_not_said_leaves_no_key(
+    database: Database, log: SqlTaskLog, clock: Clock, ended: bool
+) -> None:
+    async with soon(), SqlTaskLog.open(database, clock=clock) as another:
+        await log.create(head("t"), [HELLO])
+        clock.outlast_leases()
+        assert await taken(another) == ["t"]
+        await another.write("t", [DONE if ended else step(1)])
+        with pytest.raises(UnsupportedOperation):
+            await log.write("t", [step(2)], [KEY])
+        assert await log.known(OWNER, KEY.name) is None
