@@ -6,6 +6,7 @@ fills which port. Read top to bottom it is the object graph.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
@@ -26,13 +27,13 @@ from .opencode.agent import Defaults, OpenCode
 from .opencode.http import Endpoint
 from .outbound.fetch import Egress, Fetcher
 from .service.inputs import INPUT_MODES, Inputs
-from .service.recovery import close_orphans
+from .service.recovery import Recovery
 from .service.sessions import Sessions
 from .service.tasks import Tasks
 from .service.turns import TurnLimits, Turns
 from .store.bindings import SqlBindings
-from .store.database import Database
-from .store.log import SqlTaskLog, now_ms
+from .store.database import Database, ping
+from .store.log import Retention, SqlTaskLog, now_ms
 from .web.auth import Authenticate, Credential, Credentials
 from .web.trace import Trace
 
@@ -40,7 +41,9 @@ PUBLIC = frozenset({"/health", "/ready", "/.well-known/agent-card.json", "/.well
 
 
 @asynccontextmanager
-async def build(settings: Settings, endpoint: Endpoint, url: str) -> AsyncIterator[ASGIApp]:
+async def build(
+    settings: Settings, endpoint: Endpoint, url: str, stopping: asyncio.Future[None]
+) -> AsyncIterator[ASGIApp]:
     """The service, talking to the OpenCode at `endpoint`, known to clients as `url`."""
     upstream, server = settings.upstream, settings.server
     root = upstream.workspace_root
@@ -50,6 +53,12 @@ async def build(settings: Settings, endpoint: Endpoint, url: str) -> AsyncIterat
         upstream.max_concurrent_streams,
         server.max_queued_tasks,
         server.cancel_abort_timeout_seconds,
+        grace=server.shutdown_grace_seconds,
+    )
+    kept = Retention(
+        settings.state.replay_seconds,
+        settings.state.retention_seconds,
+        settings.state.idempotency_seconds,
     )
     egress = Egress(
         frozenset(host.lower() for host in settings.outbound.allowed_hosts),
@@ -57,20 +66,19 @@ async def build(settings: Settings, endpoint: Endpoint, url: str) -> AsyncIterat
     )
     async with (
         Database.open(settings.state.url) as database,
-        SqlTaskLog.open(database, settings.state.replay_seconds) as log,
+        SqlTaskLog.open(database, kept) as log,
         OpenCode.connect(
             endpoint, defaults, upstream.timeout, upstream.max_concurrent_requests
         ) as opencode,
         Fetcher.open(egress, root) as files,
         Turns.open(log, Sessions(opencode, SqlBindings(database)), limits) as turns,
     ):
-        await close_orphans(log)
         inputs = Inputs(files, server.max_part_bytes)
         tasks = Tasks(opencode, log, turns, inputs, now_ms)
 
         async def store_works() -> bool:
             try:
-                await log.unfinished()
+                await database.read(ping)
             except StoreUnavailable:
                 return False
             return True
@@ -91,9 +99,10 @@ async def build(settings: Settings, endpoint: Endpoint, url: str) -> AsyncIterat
         )
         app = FastAPI(title=server.title, version=__version__, redoc_url=None)
         health = Health({"store": store_works, "opencode": opencode_works})
-        operations = Operations(tasks, server.strict_version)
+        operations = Operations(tasks, stopping, server.strict_version)
         add_routes(app, operations, card, health, server.max_request_body_bytes)
-        yield Trace(Authenticate(cast(ASGIApp, app), credentials, PUBLIC, failure), failure)
+        async with Recovery.open(log, turns, inputs):
+            yield Trace(Authenticate(cast(ASGIApp, app), credentials, PUBLIC, failure), failure)
 
 
 def credentials_of(server: Server) -> Credentials:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import secrets
 import signal
@@ -137,10 +138,20 @@ def _exit(message: str, code: int) -> None:
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Until it ends by itself, or is told to (Ctrl-C, SIGTERM): then it leaves in good order."""
+    """Until it ends by itself, or is told to (Ctrl-C, SIGTERM): then it leaves in good order.
+
+    Told twice, it leaves at once. What is committed is safe, and the kernel takes OpenCode down.
+    """
     working = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        working.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, os._exit, 1)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, working.cancel)
+        loop.add_signal_handler(number, leave)
     await asyncio.wait({working})
     if not working.cancelled():
         working.result()
@@ -259,7 +270,9 @@ async def _listen(
     settings: Settings, endpoint: Endpoint, listener: socket.socket, welcome: str = ""
 ) -> None:
     url = public_url(settings.server, listener.getsockname()[1])
-    async with build(settings, endpoint, url) as app:
+    grace = settings.server.shutdown_grace_seconds
+    stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with build(settings, endpoint, url, stopping) as app:
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -271,7 +284,7 @@ async def _listen(
             server_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=75,  # clients and proxies close theirs earlier, so nobody is cut off
-            timeout_graceful_shutdown=3,
+            timeout_graceful_shutdown=math.ceil(grace) + 3,
         )
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -282,7 +295,13 @@ async def _listen(
             await asyncio.shield(serving)
         finally:
             server.should_exit = True
+            asyncio.get_running_loop().call_later(grace, _say, stopping)
             await serving
+
+
+def _say(stopping: asyncio.Future[None]) -> None:
+    if not stopping.done():
+        stopping.set_result(None)
 
 
 class _Server(uvicorn.Server):

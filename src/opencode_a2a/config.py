@@ -188,6 +188,9 @@ class Server(Group):
     max_queued_tasks: int = Field(
         default=256, ge=0, description="Tasks that may wait for OpenCode; more get 429."
     )
+    shutdown_grace_seconds: float = Field(
+        default=5.0, ge=0, description="How long running tasks may go on when the service stops."
+    )
     cancel_abort_timeout_seconds: float = Field(
         default=10.0, gt=0, description="How long a cancel waits for OpenCode to stop."
     )
@@ -217,6 +220,13 @@ class State(Group):
     )
     replay_seconds: float = Field(
         default=900.0, ge=0, description="How long the single events of an ended task are kept."
+    )
+
+    retention_seconds: float = Field(
+        default=30 * 86_400.0, ge=0, description="How long ended tasks are kept; 0 means for ever."
+    )
+    idempotency_seconds: float = Field(
+        default=86_400.0, gt=0, description="How long a repeated request is recognised."
     )
 
     @property

@@ -122,6 +122,10 @@ class UpstreamBusy(ServiceError):
     type, rpc_code, http_status = "UPSTREAM_BUSY", -32064, 429
 
 
+class IdempotencyConflict(ServiceError):
+    type, rpc_code, http_status = "IDEMPOTENCY_CONFLICT", -32070, 409
+
+
 class RateLimited(ServiceError):
     type, rpc_code, http_status = "RATE_LIMITED", -32071, 429
 

@@ -20,7 +20,7 @@ from opencode_a2a.domain.events import (
     TextSnapshot,
 )
 from opencode_a2a.domain.values import FileChange, Prompt, SessionRef
-from opencode_a2a.errors import UpstreamError
+from opencode_a2a.errors import UpstreamError, UpstreamUnreachable
 
 PATIENCE = 10.0
 
@@ -53,6 +53,7 @@ class ScriptedSession(Watched):
         self.stored: list[AgentEvent] = []
         self.open_requests: frozenset[str] = frozenset()
         self.trouble: Exception | None = None  # what every call meets
+        self.mute = False  # it takes a prompt, and its answer gets lost
         self.deaf = False  # it takes an abort, and does nothing
         self.last_words = ""  # what it still says when it is aborted
         self.line, self.gate = asyncio.Event(), asyncio.Event()  # closed, they keep who
@@ -140,12 +141,18 @@ class ScriptedSession(Watched):
         self._meet_trouble()
         self.prompts.append(prompt)
         self.changed()
+        if self.mute:
+            raise UpstreamUnreachable("It heard, but its answer got lost.")
 
     async def read(self, since: str) -> Sequence[AgentEvent]:
         self.looks += 1
         self.changed()
         self._meet_trouble()
         return [*self.stored, CaughtUp(self.ref.id, self.open_requests)]
+
+    async def has(self, message_id: str) -> bool:
+        self._meet_trouble()
+        return any(prompt.message_id == message_id for prompt in self.prompts)
 
     async def abort(self) -> None:
         self.aborts += 1

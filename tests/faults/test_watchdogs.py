@@ -39,7 +39,7 @@ class Desk:
 
     async def spoken(self, task: Task) -> None:
         """Wait for the first words of an answer."""
-        cursor = self._tasks.follow(task)
+        cursor = self._tasks.now(task).after
         async with asyncio.timeout(PATIENCE):
             while not (await self._tasks.get(ALICE, task.head.id)).visible_blocks():
                 await cursor.read()

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -101,7 +101,7 @@ async def house(
     async with (
         Database.open(url) as database,
         SqlTaskLog.open(database) as log,
-        Turns.open(log, Sessions(agent, SqlBindings(database)), limits) as turns,
+        Turns.open(log, Sessions(agent, SqlBindings(database)), replace(limits, grace=0)) as turns,
     ):
         tasks = Tasks(agent, log, turns, Inputs(NoFiles(), 1 << 20), now_ms)
         yield House(agent, database, log, turns, tasks)

@@ -15,10 +15,11 @@ from opencode_a2a.errors import (
     UpstreamBusy,
     UpstreamUnreachable,
 )
-from opencode_a2a.service.recovery import close_orphans
+from opencode_a2a.service.inputs import Inputs
+from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.turns import TurnLimits
 from tests.fakes.session import ScriptedAgent
-from tests.service.house import ALICE, BOB, answers, house, rename
+from tests.service.house import ALICE, BOB, NoFiles, answers, house, rename
 
 SUBMITTED, WORKING, COMPLETED = TaskState.SUBMITTED, TaskState.WORKING, TaskState.COMPLETED
 FAILED, ASKING = TaskState.FAILED, TaskState.INPUT_REQUIRED
@@ -123,7 +124,7 @@ async def test_two_sends_in_a_new_context_create_one_session() -> None:
 
 
 async def test_a_session_that_could_not_be_made_is_tried_again_by_the_next() -> None:
-    async with house() as at:
+    async with house(TurnLimits(unreachable=0, soon=0.01)) as at:
         at.agent.gate.clear()
         first = await at.send("hello", "c")
         await at.agent.until(lambda: at.agent.creating)
@@ -135,7 +136,18 @@ async def test_a_session_that_could_not_be_made_is_tried_again_by_the_next() -> 
         assert ended.problem.type is Failure.UPSTREAM_UNREACHABLE
         at.agent.trouble = None
         await at.working("c")
-        assert at.agent.creating == 2
+
+
+async def test_a_session_that_cannot_be_made_yet_is_waited_for() -> None:
+    async with house(TurnLimits(soon=0.01)) as at:
+        at.agent.gate.clear()
+        task = await at.send("hello", "c")
+        await at.agent.until(lambda: at.agent.creating)
+        at.agent.trouble = AWAY
+        at.agent.gate.set()
+        await at.agent.until(lambda: at.agent.creating > 2)
+        at.agent.trouble = None
+        await at.until(task, WORKING)
 
 
 async def test_the_same_context_of_another_caller_is_another_session() -> None:
@@ -285,23 +297,31 @@ async def test_a_fault_of_ours_fails_the_task_and_nothing_else() -> None:
         assert (await at.ended(later)).state is COMPLETED
 
 
-async def test_a_stop_of_the_service_is_no_end_and_the_next_start_says_what_happened(
-    tmp_path: Path,
-) -> None:
+async def test_a_stop_of_the_service_is_no_end_and_the_next_start_goes_on(tmp_path: Path) -> None:
     url, agent = f"sqlite:///{tmp_path / 'tasks.db'}", ScriptedAgent()
-    async with house(url=url, agent=agent) as at:
+    async with house(TurnLimits(grace=0), url, agent) as at:
         working, session = await at.working("c", "one")
         waiting = await at.send("two", "c")
     assert session.aborts == 0
     async with house(url=url, agent=agent) as at:
         assert await at.state(working) is WORKING
-        await close_orphans(at.log)
-        for task in (working, waiting):
-            done = await at.tasks.get(ALICE, task)
-            assert done.ended is not None
-            assert done.ended.problem is not None
-            assert done.ended.problem.type is Failure.UPSTREAM_INTERRUPTED
-        again, same = await at.working("c", "three")
-        assert same is session
-        session.answer("THREE")
-        assert answers(await at.ended(again)) == ["THREE"]
+        session.remember("ONE")
+        async with Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20)):
+            assert answers(await at.ended(working)) == ["ONE"]
+            await session.until_asked("two")
+            assert [prompt.parts for prompt in session.prompts] == [("one",), ("two",)]
+            session.answer("TWO")
+            assert answers(await at.ended(waiting)) == ["TWO"]
+
+
+async def test_a_prompt_whose_answer_got_lost_is_not_sent_again() -> None:
+    async with house(TurnLimits(soon=0.01)) as at:
+        first, session = await at.working("c", "one")
+        session.answer("ONE")
+        await at.ended(first)
+        session.mute = True
+        second = await at.send("two", "c")
+        await session.until_asked("two")
+        session.answer("TWO")
+        assert answers(await at.ended(second)) == ["TWO"]
+        assert [prompt.parts for prompt in session.prompts] == [("one",), ("two",)]

@@ -55,7 +55,7 @@ def service() -> ASGIApp:
     """The whole edge, in the order in which the service has it."""
     app = FastAPI()
     facts = CardFacts("http://x", "t", "d", "1", ("bearer",), ("text/plain",))
-    operations = Operations(cast(Tasks, BrokenTasks()))
+    operations = Operations(cast(Tasks, BrokenTasks()), asyncio.Future())
 
     async def broken_check() -> bool:
         raise BROKEN

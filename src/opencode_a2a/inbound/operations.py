@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +36,8 @@ class Call:
     extensions: frozenset[str] = frozenset()
     envelope: Envelope = Envelope()
     request_id: str | int | None = None
+    idempotency_key: str | None = None
+    last_event_id: str | None = None
 
     @property
     def renderer(self) -> Renderer:
@@ -49,6 +53,7 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Operations:
     tasks: Tasks
+    stopping: asyncio.Future[None]  # done when the service can wait for nobody any more
     strict_version: bool = False
 
     def negotiate(self, dialect: Dialect, asked: str | None) -> None:
@@ -67,18 +72,30 @@ class Operations:
 
     async def send(self, call: Call) -> Json:
         call.needs(WRITE)
-        asked = parse.Send(call.dialect, call.params)
+        asked = parse.Send(call.dialect, call.params, call.idempotency_key)
         task = await self.tasks.send(call.caller, asked.request)
         if asked.blocking:
-            task = await self.tasks.settled(call.caller, task)
+            task = await self._settled(call, task)
         body = call.renderer.task(task, history_length=asked.history_length)
         return body if call.dialect.tagged else {"task": body}
 
     async def stream(self, call: Call) -> EventStream:
         call.needs(WRITE)
-        asked = parse.Send(call.dialect, call.params)
+        asked = parse.Send(call.dialect, call.params, call.idempotency_key)
         task = await self.tasks.send(call.caller, asked.request)
-        return self._stream(call, task, asked.history_length)
+        return await self._stream(call, task, asked.history_length)
+
+    async def _settled(self, call: Call, task: Task) -> Task:
+        """Wait for the task; if the service stops first, the caller gets it as it is."""
+        settled = asyncio.create_task(self.tasks.settled(call.caller, task))
+        try:
+            either: set[asyncio.Future[Any]] = {settled, self.stopping}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if settled.done():
+                return settled.result()
+        finally:
+            settled.cancel()
+        return await self.tasks.get(call.caller, task.head.id)
 
     async def get(self, call: Call) -> Json:
         call.needs(READ)
@@ -121,13 +138,13 @@ class Operations:
         call.needs(READ)
         params = parse.task_params(call.params)
         task = await self.tasks.get(call.caller, params.id)
-        if task.state.terminal and call.dialect is V1:
+        if task.state.terminal and call.dialect is V1 and call.last_event_id is None:
             raise UnsupportedOperation(
                 "This task has ended, so there is nothing to subscribe to. Get it instead.",
                 task_id=params.id,
                 state=task.state.value,
             )
-        return self._stream(call, task, None)
+        return await self._stream(call, task, None)
 
     async def push_config(self, call: Call) -> Json:
         raise PushNotificationNotSupported("This agent does not send push notifications.")
@@ -138,17 +155,21 @@ class Operations:
             raise UnsupportedOperation(message)
         raise ExtendedCardNotConfigured(message)
 
-    def _stream(self, call: Call, task: Task, history_length: int | None) -> EventStream:
-        """The task as it is, then everything after. Nothing may be awaited in between."""
-        renderer = call.renderer
-        first = (task.last_seq, renderer.first(task, history_length))
-        cursor = None if task.state.terminal else self.tasks.follow(task)
+    async def _stream(self, call: Call, task: Task, history_length: int | None) -> EventStream:
+        """The task as it is, or was where the client left off, then everything after."""
+        story = self.tasks.now(task)
+        if call.last_event_id is not None:
+            seq = int(call.last_event_id) if call.last_event_id.isdecimal() else sys.maxsize
+            story = await self.tasks.since(task, seq)
+        told, renderer = story.task, call.renderer
+        first = renderer.first(told, history_length, gap=story.gap)  # no await since the story
         return EventStream(
             renderer,
             call.envelope,
-            task.head,
-            first,
-            cursor,
+            told.head,
+            (told.last_seq, first),
+            None if told.state.terminal else story.after,
+            self.stopping,
             request_id=call.request_id,
         )
 

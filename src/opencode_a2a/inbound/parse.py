@@ -166,7 +166,9 @@ class SendParams(Wire):
 class Send:
     """A send request, understood."""
 
-    def __init__(self, dialect: Dialect, raw: Any) -> None:
+    def __init__(self, dialect: Dialect, raw: Any, idempotency_key: str | None = None) -> None:
+        if idempotency_key is not None and not 0 < len(idempotency_key) <= 255:
+            raise InvalidParams.at("Idempotency-Key", "must have 1 to 255 characters")
         params = _validated(SendParams, raw)
         given, wanted = params.message, params.configuration
         if any((wanted.push_notification_config, wanted.push_notification)) or (
@@ -185,6 +187,7 @@ class Send:
             given.context_id or None,
             given.task_id or None,
             OutputModes(tuple(wanted.accepted_output_modes)),
+            idempotency_key,
         )
         self.history_length = history(dialect, wanted.history_length)
         # ProtoJSON leaves out what is false, so in 0.3 over REST a configuration that does not

@@ -149,9 +149,12 @@ class Renderer:
             encoded = entry.encoded[key] = b"" if event is None else orjson.dumps(event)
         return encoded or None
 
-    def first(self, task: Task, history_length: int | None) -> bytes:
-        """The task itself as the first event of a stream."""
+    def first(self, task: Task, history_length: int | None = None, gap: str | None = None) -> bytes:
+        """The task itself as the first event of a stream; `gap` says what it could not follow."""
         body = self.task(task, history_length=history_length)
+        if gap is not None:
+            shared = body.setdefault("metadata", {}).setdefault("shared", {})
+            shared["stream"] = {"replay": "snapshot", "reason": gap, "sequence": task.last_seq}
         return orjson.dumps(body if self.dialect.tagged else {"task": body})
 
     def _event(self, head: TaskHead, entry: LogEntry, stays_open: bool) -> Json | None:

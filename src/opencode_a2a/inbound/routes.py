@@ -97,6 +97,11 @@ def extensions_of(request: Request) -> frozenset[str]:
     return frozenset(uri.strip() for line in named for uri in line.split(",") if uri.strip())
 
 
+def last_event_id_of(request: Request) -> str | None:
+    """The last event a returning client has seen."""
+    return request.headers.get("last-event-id") or request.query_params.get("after")
+
+
 def add_routes(
     app: FastAPI, operations: Operations, card: Card, health: Health, body_limit: int
 ) -> None:
@@ -146,6 +151,8 @@ def _rpc(operations: Operations, body_limit: int) -> Endpoint:
                     extensions_of(request),
                     Envelope.rpc(request_id),
                     request_id,
+                    request.headers.get("idempotency-key"),
+                    last_event_id_of(request),
                 ),
             )
         except ServiceError as exc:
@@ -190,7 +197,14 @@ def _rest(
                 params = from_query(request.query_params)
             if "id" in request.path_params:
                 params = {**params, "id": request.path_params["id"]}
-            call = Call(caller_of(request), dialect, params, extensions_of(request))
+            call = Call(
+                caller_of(request),
+                dialect,
+                params,
+                extensions_of(request),
+                idempotency_key=request.headers.get("idempotency-key"),
+                last_event_id=last_event_id_of(request),
+            )
             result = await operation(operations, call)
         except ServiceError as exc:
             return rest_response(exc, dialect)

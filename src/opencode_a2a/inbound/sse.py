@@ -2,13 +2,14 @@
 
 What is waiting is written in one piece, so a fast task costs few writes and a
 slow reader only its place in the log. The stream ends with the task, where a
-person is needed (unless the client asked to wait), or when the client leaves;
-the task does not notice.
+person is needed (unless the client asked to wait), when the client leaves, or
+when the service stops; the task does not notice.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -27,6 +28,8 @@ from .render import Json, Renderer
 logger = structlog.get_logger()
 
 KEEP_ALIVE = 4.0  # seconds; a common client gives up after five of silence
+GOODBYE = b": the service stops; subscribe again with the last id to go on\nretry: 1000\n\n"
+WRITE_BYTES = 65_536  # at once: a slow reader must not make us hold a whole page
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
@@ -58,6 +61,7 @@ class EventStream(Response):
         head: TaskHead,
         first: tuple[int, bytes],
         cursor: Cursor | None,
+        stopping: asyncio.Future[None],
         *,
         stays_open: bool = False,
         headers: dict[str, str] | None = None,
@@ -70,6 +74,7 @@ class EventStream(Response):
         self._head = head
         self._first = first
         self._cursor = cursor
+        self._stopping = stopping
         self._stays_open = stays_open
         self._request_id = request_id
 
@@ -78,7 +83,10 @@ class EventStream(Response):
         writing = asyncio.create_task(self._write(send))
         leaving = asyncio.create_task(_gone(receive))
         try:
-            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {writing, leaving, self._stopping}, return_when=asyncio.FIRST_COMPLETED
+            )
+            handed_over = not writing.done() and not leaving.done()
         finally:
             for task in (writing, leaving):
                 task.cancel()
@@ -86,6 +94,8 @@ class EventStream(Response):
         for result in results:
             if isinstance(result, Exception):
                 raise result
+        if handed_over:
+            await send({"type": "http.response.body", "body": GOODBYE, "more_body": False})
 
     async def _write(self, send: Send) -> None:
         async def write(body: bytes, more: bool = True) -> None:
@@ -103,21 +113,25 @@ class EventStream(Response):
             except ServiceError as exc:
                 await write(b"event: error\ndata: %b\n\n" % orjson.dumps(self._error(exc)))
                 break
-            over = not entries
-            frames = []
+            if not entries:
+                break
+            frames, size = [], 0
             for entry in entries:
                 payload = self._renderer.event(self._head, entry, stays_open=self._stays_open)
                 if payload is not None:
                     frames.append(self._envelope.frame(entry.seq, payload))
-                if self._closes(entry):
-                    over = True
-                    break
+                    size += len(frames[-1])
+                if size > WRITE_BYTES:
+                    await write(b"".join(frames))
+                    frames, size = [], 0
+            over = self._closes(entries)
             if frames:
                 await write(b"".join(frames))
         await write(b"", more=False)
 
-    def _closes(self, entry: LogEntry) -> bool:
-        state = state_after(entry.update)
+    def _closes(self, entries: Sequence[LogEntry]) -> bool:
+        """Whether the task rests after these, be they the last to say so or not."""
+        state = next((s for e in reversed(entries) if (s := state_after(e.update))), None)
         if state is TaskState.INPUT_REQUIRED:
             return not self._stays_open
         return state is not None and state.terminal

@@ -133,6 +133,15 @@ class OpenCodeSession:
         body |= {name: value for name, value in extras.items() if value}
         await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
 
+    async def has(self, message_id: str) -> bool:
+        try:
+            await self._http.call("GET", "session", self.ref.id, "message", message_id)
+        except UpstreamHttpError as exc:
+            if exc.facts.get("upstream_status") == 404:
+                return False
+            raise
+        return True
+
     async def read(self, since: str) -> Sequence[ev.AgentEvent]:
         # The status first: a message that completes in between is then seen completed and idle
         # comes with the next look, whereas the other order would show idle and unfinished.

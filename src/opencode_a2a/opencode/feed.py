@@ -42,20 +42,37 @@ class Subscription:
     def __init__(self, session: str) -> None:
         self.session = session
         self._events: deque[AgentEvent] = deque()
+        self._gaps = 0
         self._arrived = asyncio.Event()
 
     def put(self, events: Sequence[AgentEvent]) -> None:
         self._events.extend(events)
         self._arrived.set()
 
+    def lost(self) -> None:
+        self._gaps += 1
+        self.put([Gap(self.session)])
+
     def __aiter__(self) -> Subscription:
         return self
 
     async def __anext__(self) -> Sequence[AgentEvent]:
         await self._arrived.wait()
+        if self._gaps:
+            return self._up_to_the_gap()
         self._arrived.clear()
         arrived = tuple(self._events)
         self._events.clear()
+        return arrived
+
+    def _up_to_the_gap(self) -> Sequence[AgentEvent]:
+        """What follows a gap is looked at after the gap was closed, so that nothing overtakes."""
+        arrived: list[AgentEvent] = []
+        while not arrived or not isinstance(arrived[-1], Gap):
+            arrived.append(self._events.popleft())
+        self._gaps -= 1
+        if not self._events:
+            self._arrived.clear()
         return arrived
 
 
@@ -153,7 +170,7 @@ class Feed:
 
     def _tell_all(self) -> None:
         for subscription in set(self._routes.values()):
-            subscription.put([Gap(subscription.session)])
+            subscription.lost()
 
     def _route(self, line: bytes) -> None:
         try:

@@ -1,42 +1,86 @@
-"""After a restart: no task is left working that nobody works on."""
+"""Nothing stays unfinished because a process died.
+
+At the start, and then every few seconds, the tasks that no process holds are
+taken up: queued ones run in their order, running ones go on where OpenCode is,
+lost ones end with the reason. The same beat renews the lease on what we hold and
+hears of tasks that another process was asked to cancel.
+"""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import structlog
 
 from ..domain.ports import TaskLog
-from ..domain.updates import Ended
-from ..domain.values import Failure, Problem, TaskState
+from ..domain.task import Task
+from ..domain.updates import Ended, MessageAdded
+from ..domain.values import Failure, Problem, Prompt, TaskState
+from ..errors import Internal, ServiceError, StoreUnavailable
+from .inputs import Inputs
+from .tasks import title_of
+from .turns import Turns
 
 logger = structlog.get_logger()
 
-INTERRUPTED = Problem(
-    Failure.UPSTREAM_INTERRUPTED,
-    "The service was restarted while it worked on this task. The conversation is intact: send "
-    "the request again in the same context.",
-)
 
+class Recovery:
+    def __init__(self, log: TaskLog, turns: Turns, inputs: Inputs) -> None:
+        self._log = log
+        self._turns = turns
+        self._inputs = inputs
+        self._stopping: set[asyncio.Task[None]] = set()
 
-async def close_orphans(log: TaskLog) -> None:
-    """End what an earlier process left unfinished, with the reason."""
-    orphans = await log.unfinished()
-    for head in orphans:
-        task = await log.adopt(head)
-        session = task.session
-        log.append(
-            head.id,
-            [
-                Ended(
-                    TaskState.FAILED,
-                    INTERRUPTED.message,
-                    INTERRUPTED,
-                    task.usage,
-                    session.id if session else None,
-                    session.title if session else "",
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, log: TaskLog, turns: Turns, inputs: Inputs, every: float = 2.0
+    ) -> AsyncIterator[Recovery]:
+        """On entry everything orphaned is taken up; afterwards watch for more."""
+        self = cls(log, turns, inputs)
+        await self.take_up()
+        watching = asyncio.create_task(self._watch(every))
+        try:
+            yield self
+        finally:
+            jobs = [watching, *self._stopping]
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _watch(self, every: float) -> None:
+        while True:
+            await asyncio.sleep(every)
+            try:
+                for task_id in await self._log.beat():
+                    stop = asyncio.create_task(self._turns.cancel(task_id))
+                    self._stopping.add(stop)
+                    stop.add_done_callback(self._stopping.discard)
+                await self.take_up()
+            except StoreUnavailable:
+                continue  # logged where it happened
+
+    async def take_up(self) -> None:
+        for task in await self._log.take_orphans():
+            try:
+                await self._resume(task)
+            except Exception as exc:
+                if not isinstance(exc, ServiceError):
+                    logger.exception("task.unresumable", task=task.head.id)
+                    exc = Internal("something went wrong here.")
+                told = f"The task was interrupted and cannot go on: {exc.message}"
+                problem = Problem(Failure.UPSTREAM_INTERRUPTED, told)
+                self._log.append(
+                    task.head.id, [Ended(TaskState.FAILED, problem.message, problem, task.usage)]
                 )
-            ],
-        )
-    for head in orphans:
-        await log.flushed(head.id)
-    if orphans:
-        logger.warning("tasks.interrupted", count=len(orphans))
+
+    async def _resume(self, task: Task) -> None:
+        prompts = []
+        for entry in task.history:
+            if isinstance(entry.update, MessageAdded):
+                parts = await self._inputs.prepare(entry.update.message.parts)
+                prompts.append(Prompt(entry.update.upstream_id, parts))
+        logger.info("task.resumed", task=task.head.id, state=task.state.value)
+        self._turns.resume(task, title_of(task.messages[0]), prompts)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from ..domain.ports import Agent, AgentSession, Bindings
+from ..domain.values import SessionRef
 
 K = TypeVar("K")
 
@@ -37,12 +38,17 @@ class Sessions:
         self._agent = agent
         self._bindings = bindings
         self._creating: Lanes[tuple[str, str]] = Lanes()
+        self._unbound: dict[tuple[str, str], SessionRef] = {}  # made, but not written down
 
     async def serving(self, owner: str, context_id: str, title: str) -> AgentSession:
         """The session of this context, made now if it has none."""
-        async with self._creating((owner, context_id)):
+        key = (owner, context_id)
+        async with self._creating(key):
             ref = await self._bindings.session_of(owner, context_id)
             if ref is None:
-                ref = await self._agent.create(title, context_id)
+                if key not in self._unbound:
+                    self._unbound[key] = await self._agent.create(title, context_id)
+                ref = self._unbound[key]
                 await self._bindings.bind(owner, context_id, ref)
+                del self._unbound[key]
         return self._agent.session(ref)

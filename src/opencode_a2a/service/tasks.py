@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
-from ..domain.ports import Agent, Cursor, TaskLog, TaskPage
+from ..domain.ports import Agent, Cursor, Key, KeyTaken, TaskLog, TaskPage
 from ..domain.task import Task, TaskHead
 from ..domain.updates import MessageAdded, state_after
 from ..domain.values import (
@@ -20,14 +25,18 @@ from ..domain.values import (
     Text,
 )
 from ..errors import (
+    IdempotencyConflict,
     InvalidParams,
     TaskNotCancelable,
     UnsupportedOperation,
+    UpstreamBusy,
 )
 from .inputs import Inputs
+from .sessions import Lanes
 from .turns import Turns
 
 TITLE = 60
+HOLDER_SECONDS = 20.0  # for another process to hear of a cancel, and to do it
 RESTING = TERMINAL | {TaskState.INPUT_REQUIRED}  # nothing happens any more until somebody acts
 
 
@@ -39,6 +48,37 @@ class Request:
     context_id: str | None = None
     task_id: str | None = None
     modes: OutputModes = OutputModes()
+    idempotency_key: str | None = None
+
+    def keys(self, now: int) -> list[Key]:
+        """What this request is known by if it is sent again.
+
+        The key its client chose, and its message id, which counts only together with the
+        same content in the same place: some clients use one id for many messages.
+        """
+        message = asdict(self.message)
+        message_id = message.pop("message_id")
+        told = json.dumps([message, self.context_id, self.task_id], sort_keys=True)
+        digest = hashlib.sha256(told.encode()).hexdigest()
+        keys = []
+        if self.idempotency_key is not None:
+            keys.append(Key(f"key:{self.idempotency_key}", digest, now))
+        if self.context_id is not None or self.task_id is not None:
+            keys.append(Key(f"message:{message_id}:{digest}", digest, now))
+        return keys
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A task from some point of its log on: as it was there, and everything after.
+
+    `gap` says why it does not begin where it was asked to: the single events are gone
+    (`compacted`), or the point does not exist (`unknown`).
+    """
+
+    task: Task
+    after: Cursor
+    gap: Literal["compacted", "unknown"] | None = None
 
 
 class Tasks:
@@ -50,14 +90,42 @@ class Tasks:
         self._turns = turns
         self._inputs = inputs
         self._clock = clock
+        self._repeats: Lanes[tuple[str, str]] = Lanes()
+        self._newest = 0  # when the last task was created
 
     async def send(self, caller: Caller, request: Request) -> Task:
-        """Start a task, or say more in one. What is returned is committed."""
-        if request.task_id is None:
-            return await self._start(caller, request)
-        return await self._continue(caller, request, request.task_id)
+        """Start a task, or say more in one. What is returned is committed.
 
-    async def _start(self, caller: Caller, request: Request) -> Task:
+        The same request again, also at the same time, is answered with the same task.
+        """
+        keys = request.keys(self._clock())
+        async with AsyncExitStack() as stack:
+            for key in keys:
+                await stack.enter_async_context(self._repeats((caller.principal, key.name)))
+            while True:
+                for key in keys:
+                    if (task := await self._known(caller, key)) is not None:
+                        return task
+                try:
+                    if request.task_id is None:
+                        return await self._start(caller, request, keys)
+                    return await self._continue(caller, request, request.task_id, keys)
+                except KeyTaken:
+                    continue  # another process was faster: its task is the one
+
+    async def _known(self, caller: Caller, key: Key) -> Task | None:
+        found = await self._log.known(caller.principal, key.name)
+        if found is None:
+            return None
+        task_id, digest = found
+        if digest != key.digest:
+            raise IdempotencyConflict(
+                "This Idempotency-Key was used for another message. Use a new key for a new one.",
+                task_id=task_id,
+            )
+        return await self._log.get(caller.principal, task_id)
+
+    async def _start(self, caller: Caller, request: Request, keys: Sequence[Key]) -> Task:
         with self._turns.admit():
             parts = await self._inputs.prepare(request.message.parts)
             await self._agent.available()
@@ -65,15 +133,23 @@ class Tasks:
                 str(uuid.uuid4()),
                 request.context_id or str(uuid.uuid4()),
                 caller.principal,
-                self._clock(),
+                self._moment(),
                 request.modes,
             )
-            upstream_id = self._agent.new_message_id()
-            task = await self._log.create(head, [MessageAdded(request.message, upstream_id)])
-            self._turns.start(head, _title(request.message), Prompt(upstream_id, parts))
+            prompt = Prompt(self._agent.new_message_id(), parts)
+            added = MessageAdded(request.message, prompt.message_id)
+            task = await self._log.create(head, [added], keys)
+            self._turns.start(head, title_of(request.message), prompt)
         return task
 
-    async def _continue(self, caller: Caller, request: Request, task_id: str) -> Task:
+    def _moment(self) -> int:
+        """Now, but never twice the same: a context's tasks go on in this order after a restart."""
+        self._newest = max(self._clock(), self._newest + 1)
+        return self._newest
+
+    async def _continue(
+        self, caller: Caller, request: Request, task_id: str, keys: Sequence[Key]
+    ) -> Task:
         task = await self._log.get(caller.principal, task_id)
         if request.context_id is not None and request.context_id != task.head.context_id:
             raise InvalidParams.at(
@@ -88,6 +164,11 @@ class Tasks:
         parts = await self._inputs.prepare(request.message.parts)
         place = self._turns.steer(task_id)
         if place is None:
+            if not task.state.terminal and not self._log.holds(task_id):
+                raise UpstreamBusy(
+                    "Another process of this service works on the task. Try again in a moment.",
+                    retry_after=2,
+                )
             raise UnsupportedOperation(
                 "This task has ended. Send the message without taskId, in the same context, to "
                 "go on in a new task.",
@@ -96,7 +177,7 @@ class Tasks:
             )
         upstream_id = self._agent.new_message_id()
         try:
-            await self._log.write(task_id, [MessageAdded(request.message, upstream_id)])
+            await self._log.write(task_id, [MessageAdded(request.message, upstream_id)], keys)
         except BaseException:  # a place that is never filled would keep the task open for ever
             place.set_result(None)
             raise
@@ -123,7 +204,10 @@ class Tasks:
     async def cancel(self, caller: Caller, task_id: str) -> Task:
         task = await self._log.get(caller.principal, task_id)
         if not task.state.terminal:
-            await self._turns.cancel(task_id)
+            if self._log.holds(task_id):
+                await self._turns.cancel(task_id)
+            else:
+                await self._ask_holder_to_stop(task)
             task = await self._log.get(caller.principal, task_id)
             if task.state is TaskState.CANCELED:
                 return task
@@ -131,12 +215,35 @@ class Tasks:
             "This task has ended already.", task_id=task_id, state=task.state.value
         )
 
-    def follow(self, task: Task) -> Cursor:
-        """Everything after the task as it is now. Take it before awaiting anything."""
-        return self._log.follow(task.head.id, task.last_seq)
+    async def _ask_holder_to_stop(self, task: Task) -> None:
+        """Another process works on it, and looks every few seconds whether it should stop."""
+        cursor = self._log.follow(task.head.id, task.last_seq)
+        await self._log.ask_to_stop(task.head.id)
+        try:
+            async with asyncio.timeout(HOLDER_SECONDS):
+                while await cursor.read():
+                    pass
+        except TimeoutError:
+            raise UpstreamBusy(
+                "Another process of this service works on the task and was asked to stop it.",
+                retry_after=5,
+            ) from None
+
+    def now(self, task: Task) -> Story:
+        """The task as it is, and everything after. Tell it before awaiting anything."""
+        return Story(task, self._log.follow(task.head.id, task.last_seq))
+
+    async def since(self, task: Task, seq: int) -> Story:
+        """The task as it was after an entry a client has seen, and everything after that."""
+        if seq > task.last_seq:
+            return replace(self.now(task), gap="unknown")
+        then = task if seq == task.last_seq else await self._log.as_of(task.head.id, seq)
+        if then is None:
+            return replace(self.now(task), gap="compacted")
+        return Story(then, self._log.follow(task.head.id, seq))
 
 
-def _title(message: Message) -> str:
+def title_of(message: Message) -> str:
     words = next((part.text for part in message.parts if isinstance(part, Text)), "")
     line = " ".join(words.split())
     return (line if len(line) <= TITLE else line[: TITLE - 1] + "…") or "A2A task"

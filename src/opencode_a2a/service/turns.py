@@ -4,6 +4,11 @@ A turn subscribes, then prompts, feeds what arrives to the pure `Turn` and says
 what follows in the log. It ends when the agent is done, when its caller cancels,
 when its time is up, or when OpenCode cannot be reached any more; whatever
 happens, the task ends too. Clients that come and go do not matter here.
+
+Every gap is closed the same way, be it a lost connection, silence, or a restart
+of this service: the turn takes up what its log shows, reads what OpenCode has
+stored, and goes on. A prompt is sent once: where it is not certain whether it
+arrived, OpenCode is asked before it is sent again.
 """
 
 from __future__ import annotations
@@ -11,25 +16,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import structlog
 
-from ..domain.events import AgentEvent
+from ..domain.events import AgentEvent, Gap
 from ..domain.ports import AgentSession, TaskLog
-from ..domain.task import TaskHead
+from ..domain.task import Task, TaskHead
 from ..domain.turn import Outcome, Turn
 from ..domain.updates import ChangesMade, Ended, Started, Update
-from ..domain.values import Failure, Problem, Prompt, TaskState, Usage
-from ..errors import ServiceError, StoreUnavailable, UpstreamBusy, UpstreamError
+from ..domain.values import Failure, FileChange, Problem, Prompt, TaskState, Usage
+from ..errors import (
+    ServiceError,
+    StoreUnavailable,
+    UpstreamBusy,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from .sessions import Lanes, Sessions
 
 logger = structlog.get_logger()
+T = TypeVar("T")
 
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
+
+
+class TakenOver(Exception):
+    """Another process works on the task now: it is not ours to end, or to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,7 @@ class TurnLimits:
     quiet: float = 15.0  # without an event before we look for ourselves
     soon: float = 1.0  # the same when something is in doubt
     unreachable: float = 30.0  # OpenCode may be away before its runs are given up
+    grace: float = 5.0  # for what is running when the service stops
 
 
 @dataclass(slots=True)
@@ -52,6 +71,7 @@ class _Job:
 
     head: TaskHead
     title: str
+    resumed: Task | None = None  # what the log of an earlier process shows
     inbox: deque[asyncio.Future[Prompt | None]] = field(default_factory=deque)
     cancel: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -94,6 +114,8 @@ class Turns:
             yield self
         finally:
             work = [job.work for job in self._jobs.values() if job.work is not None]
+            if work:
+                await asyncio.wait(work, timeout=limits.grace)
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
@@ -116,10 +138,18 @@ class Turns:
 
     def start(self, head: TaskHead, title: str, prompt: Prompt) -> None:
         """Work on a new task as soon as its session and a slot are free."""
-        job = self._jobs[head.id] = _Job(head, title)
-        ready: asyncio.Future[Prompt | None] = asyncio.get_running_loop().create_future()
-        ready.set_result(prompt)
-        job.inbox.append(ready)
+        self._begin(_Job(head, title), [prompt])
+
+    def resume(self, task: Task, title: str, prompts: Sequence[Prompt]) -> None:
+        """Go on with a task that another process began; its prompts, oldest first."""
+        self._begin(_Job(task.head, title, resumed=task), prompts)
+
+    def _begin(self, job: _Job, prompts: Sequence[Prompt]) -> None:
+        self._jobs[job.head.id] = job
+        for prompt in prompts:
+            ready: asyncio.Future[Prompt | None] = asyncio.get_running_loop().create_future()
+            ready.set_result(prompt)
+            job.inbox.append(ready)
         job.work = asyncio.create_task(self._work(job))
 
     def steer(self, task_id: str) -> asyncio.Future[Prompt | None] | None:
@@ -156,62 +186,111 @@ class Turns:
     async def _work(self, job: _Job) -> None:
         job.begun = True
         try:
-            outcome = await self._outcome(job)
-            job.closed = True
-            self._end(job, outcome)
-            await self._log.flushed(job.head.id)
-            job.over.set()
+            # The session is free only when the end is in the log: were the next prompt sent before
+            # and the end lost, this task would take the next one's answer for its own.
+            async with AsyncExitStack() as held:
+                outcome = await self._outcome(job, held)
+                job.closed = True
+                self._end(job, outcome)
+                await self._log.flushed(job.head.id)
+                job.over.set()
         finally:
-            del self._jobs[job.head.id]
+            if self._jobs.get(job.head.id) is job:
+                del self._jobs[job.head.id]
 
-    async def _outcome(self, job: _Job) -> Outcome:
+    async def _outcome(self, job: _Job, held: AsyncExitStack) -> Outcome:
         try:
-            return await self._queue(job)
+            return await self._queue(job, held)
         except asyncio.CancelledError:
             if not job.cancel.is_set():
-                raise  # the service stops; the task is picked up by the next start
+                raise  # the service stops; the next one to start goes on with the task
             return CANCELED
         except ServiceError as exc:
             return CANCELED if job.cancel.is_set() else _failed(exc)
+        except TakenOver:
+            return CANCELED  # nobody will hear it
         except Exception:
             logger.exception("turn.broken", task=job.head.id)
             return Outcome(TaskState.FAILED, BROKEN.message, BROKEN)
 
-    async def _queue(self, job: _Job) -> Outcome:
+    async def _queue(self, job: _Job, held: AsyncExitStack) -> Outcome:
         if job.cancel.is_set():
             return CANCELED
-        session = await self._sessions.serving(job.head.owner, job.head.context_id, job.title)
-        async with self._lanes(session.ref.id), self._slots or _no_limit():
-            job.session, job.session_title = session, session.ref.title
-            return await self._converse(job, session)
+        head = job.head
+        session = await self._patiently(
+            job, lambda: self._sessions.serving(head.owner, head.context_id, job.title)
+        )
+        await held.enter_async_context(self._lanes(session.ref.id))
+        if self._slots is not None:
+            await held.enter_async_context(self._slots)
+        await self._until_ours(job)
+        job.session, job.session_title = session, session.ref.title
+        return await self._converse(job, session)
+
+    async def _patiently(self, job: _Job, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What is harmless to repeat is tried again while OpenCode or the store is away."""
+        until = time.monotonic() + self._limits.unreachable
+        while True:
+            try:
+                return await attempt()
+            except (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable):
+                if job.cancel.is_set() or time.monotonic() > until:
+                    raise
+                await asyncio.sleep(self._limits.soon)
+
+    async def _until_ours(self, job: _Job) -> None:
+        """Another process may still be busy with an older task of the context: then wait."""
+        while await self._log.elsewhere(job.head):  # noqa: ASYNC110 (nobody here can tell us)
+            await asyncio.sleep(self._limits.soon)
 
     async def _converse(self, job: _Job, session: AgentSession) -> Outcome:
         """The task's prompts one after the other; more may arrive while one is answered."""
-        outcome = CANCELED
-        self._log.append(job.head.id, [Started(session.ref.id, session.ref.title)])
+        outcome, changed = CANCELED, list[str]()
+        if job.resumed is None or job.resumed.session is None:
+            self._log.append(job.head.id, [Started(session.ref.id, session.ref.title)])
+        else:
+            await self._skip_answered(job, session, changed)
         while job.inbox and not job.cancel.is_set():
             prompt = await job.inbox.popleft()
             if prompt is None:
                 continue  # its place was given up
-            outcome, changes = await self._turn(job, session, prompt)
-            if changes:
-                self._log.append(job.head.id, [changes])
+            turn, outcome = await self._turn(job, session, prompt)
+            if turn.files_changed:
+                changed.append(prompt.message_id)
+            if job.inbox:  # once OpenCode has the next one, nobody reads this answer again
+                await self._log.flushed(job.head.id)
+            elif changed:
+                await self._show_changes(job, session, changed)
         job.closed = True
         return CANCELED if job.inbox else outcome
 
-    async def _turn(
-        self, job: _Job, session: AgentSession, prompt: Prompt
-    ) -> tuple[Outcome, ChangesMade | None]:
+    async def _skip_answered(self, job: _Job, session: AgentSession, changed: list[str]) -> None:
+        """Of the prompts that OpenCode has, only the last can be unanswered."""
+        places = list(job.inbox)
+        for index in range(len(places) - 1, 0, -1):
+            prompt = await places[index]
+            if prompt is not None and await self._arrived(job, session, prompt):
+                for _ in range(index):
+                    answered = job.inbox.popleft().result()
+                    changed += [answered.message_id] if answered is not None else []
+                return
+
+    async def _turn(self, job: _Job, session: AgentSession, prompt: Prompt) -> tuple[Turn, Outcome]:
         turn = Turn(session.ref.id, prompt.message_id)
-        async with session.events() as events:
-            asked = asyncio.create_task(session.prompt(prompt))
+        resumed, job.resumed = job.resumed, None
+        if resumed is not None:
+            turn.resume(resumed)
+        async with AsyncExitStack() as stack:
+            events = await self._patiently(job, lambda: stack.enter_async_context(session.events()))
+            asking = self._ask(job, session, turn, prompt, maybe_sent=resumed is not None)
+            asked = asyncio.create_task(asking)
             run = _Run(job.head.id, session, turn, asked, events)
             pump = asyncio.create_task(self._pump(run))
             canceled = asyncio.create_task(job.cancel.wait())
             try:
                 await asyncio.wait({pump, canceled}, return_when=asyncio.FIRST_COMPLETED)
                 ended = pump.done()
-                if turn.outcome is None:
+                if turn.outcome is None and self._log.holds(job.head.id):
                     await self._stop(run, pump)
                 if ended:
                     outcome = pump.result()
@@ -225,7 +304,29 @@ class Turns:
                 await asyncio.gather(asked, pump, canceled, return_exceptions=True)
                 job.usage += turn.usage
                 job.session_title = turn.title or job.session_title
-        return outcome, await self._changes(session, turn)
+        return turn, outcome
+
+    async def _ask(
+        self, job: _Job, session: AgentSession, turn: Turn, prompt: Prompt, *, maybe_sent: bool
+    ) -> None:
+        """Send the prompt, once. An answer that got lost does not mean that it did not arrive."""
+        until = time.monotonic() + self._limits.unreachable
+        while not (maybe_sent and await self._arrived(job, session, prompt)):
+            try:
+                await session.prompt(prompt)
+                break
+            except (UpstreamUnreachable, UpstreamTimeout):
+                if time.monotonic() > until:
+                    raise
+                logger.warning("prompt.uncertain", message=prompt.message_id)
+                maybe_sent = True
+                await asyncio.sleep(self._limits.soon)  # it may still be on its way
+        if maybe_sent:
+            turn.feed(Gap(session.ref.id))
+
+    async def _arrived(self, job: _Job, session: AgentSession, prompt: Prompt) -> bool:
+        """Whether OpenCode has the prompt already."""
+        return await self._patiently(job, lambda: session.has(prompt.message_id))
 
     async def _pump(self, run: _Run) -> Outcome:
         """Feed the turn until it is over, and look for ourselves when nothing is heard."""
@@ -233,20 +334,25 @@ class Turns:
         work_until = time.monotonic() + limits.deadline
         away_since: float | None = None
         await run.asked
+        look = turn.stale
         while turn.outcome is None:
+            if not self._log.holds(run.task_id):
+                raise TakenOver
             before, waiting = time.monotonic(), bool(turn.interrupts)
             patience = limits.soon if turn.doubtful else limits.quiet
             if not waiting:
                 if before >= work_until:
                     return self._too_late()
                 patience = min(patience, work_until - before)
-            try:
-                async with asyncio.timeout(patience):
-                    self._tell(run, await anext(run.events))
-                look = turn.stale
-            except TimeoutError:
-                look = True
+            if not look:
+                try:
+                    async with asyncio.timeout(patience):
+                        self._tell(run, await anext(run.events))
+                    look = turn.stale
+                except TimeoutError:
+                    look = True
             if look and turn.outcome is None:
+                look = False
                 try:
                     self._tell(run, await run.session.read(turn.message_id))
                     away_since = None
@@ -276,14 +382,19 @@ class Turns:
                 else:
                     await asyncio.wait({pump})
 
-    async def _changes(self, session: AgentSession, turn: Turn) -> ChangesMade | None:
-        if not turn.files_changed:
-            return None
+    async def _show_changes(self, job: _Job, session: AgentSession, changed: list[str]) -> None:
+        """What all its turns changed, which OpenCode knows only a moment after their end."""
+        files: dict[str, FileChange] = {}
         with suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(self._limits.abort):
-                files = await session.changes(turn.message_id)
-            return ChangesMade(files) if files else None
-        return None
+                for message_id in changed:
+                    for pause in (0.1, 0.2, 0.4, 0.8, 1.6):
+                        if found := await session.changes(message_id):
+                            files |= {change.file: change for change in found}
+                            break
+                        await asyncio.sleep(pause)
+        if files:
+            self._log.append(job.head.id, [ChangesMade(tuple(files.values()))])
 
     def _too_late(self) -> Outcome:
         problem = Problem(
@@ -312,8 +423,3 @@ def _failed(exc: ServiceError) -> Outcome:
     kind = Failure(exc.type) if exc.type in Failure.__members__ else Failure.INTERNAL
     problem = Problem(kind, exc.message, exc.facts.get("upstream_status"))
     return Outcome(TaskState.FAILED, exc.message, problem)
-
-
-@asynccontextmanager
-async def _no_limit() -> AsyncIterator[None]:
-    yield

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 
 import structlog
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import Internal, ServiceError
@@ -38,6 +39,8 @@ class Trace:
         with structlog.contextvars.bound_contextvars(request=request_id):
             try:
                 await self._app(scope, receive, watched)
+            except ClientDisconnect:
+                pass  # in the middle of its request: nobody is left to answer
             except Exception:
                 logger.exception("request.broken", method=scope["method"], path=scope["path"])
                 if status and not answered:
