@@ -42,6 +42,7 @@ from .sessions import Lanes, Sessions
 logger = structlog.get_logger()
 T = TypeVar("T")
 
+ABORT_AGAIN = 0.2  # seconds
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
 
@@ -294,8 +295,6 @@ class Turns:
                     await self._stop(run, pump)
                 if ended:
                     outcome = pump.result()
-                elif turn.outcome and turn.outcome.state is TaskState.COMPLETED:
-                    outcome = turn.outcome  # the cancel came too late
                 else:
                     outcome = CANCELED
             finally:
@@ -375,12 +374,16 @@ class Turns:
         with suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(self._limits.abort):
                 await asyncio.wait({run.asked})  # the abort must not overtake its prompt
-                await run.session.abort()
-                await run.session.reject_pending(run.turn.family)
-                if pump.done():  # it gave up, but the session is free only when this run is over
-                    await self._pump(run)
-                else:
-                    await asyncio.wait({pump})
+                # If it gave up: the session is free only when this run is over.
+                over = asyncio.create_task(self._pump(run)) if pump.done() else pump
+                try:
+                    while not over.done():  # OpenCode may end only a sub-agent, and go on itself
+                        await run.session.abort()
+                        await run.session.reject_pending(run.turn.family)
+                        await asyncio.wait({over}, timeout=ABORT_AGAIN)
+                finally:
+                    if over is not pump:
+                        over.cancel()
 
     async def _show_changes(self, job: _Job, session: AgentSession, changed: list[str]) -> None:
         """What all its turns changed, which OpenCode knows only a moment after their end."""
