@@ -5,7 +5,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fix gen pin clean
+.PHONY: help run test chaos check fix gen pin clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -15,6 +15,9 @@ run: .venv/.installed node_modules/.installed ## start OpenCode and the service 
 
 test: check node_modules/.installed ## everything CI runs
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: .venv/.installed node_modules/.installed ## kill and cut things at random: make chaos ARGS='--kills 100'
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 check: .venv/.installed ## lint, formatting, types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

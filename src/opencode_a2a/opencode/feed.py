@@ -23,6 +23,7 @@ from ..errors import (
     UpstreamError,
     UpstreamHttpError,
     UpstreamPayloadError,
+    UpstreamTimeout,
     UpstreamUnreachable,
 )
 from .http import Http
@@ -31,6 +32,7 @@ from .wire import parent_of, session_of, translate
 logger = structlog.get_logger()
 
 SILENCE = 25.0  # seconds; OpenCode sends a heartbeat every ten
+HELLO = (2.0, 5.0, 10.0)  # to the first event; one asked for while OpenCode starts never comes
 BACKOFF = (0.1, 0.3, 1.0, 2.0, 5.0)
 HOPELESS = (UpstreamHttpError, UpstreamPayloadError)  # trouble that waiting does not end
 MAX_LINE = 256 << 20  # an event echoes whole attachments, but nobody sends this
@@ -131,16 +133,23 @@ class Feed:
     async def _read_forever(self) -> None:
         attempt = 0
         while True:
+            hello = HELLO[min(attempt, len(HELLO) - 1)]
             try:
-                async with self._http.stream("global", "event", silence=self._silence) as chunks:
+                async with (
+                    asyncio.timeout(hello) as patience,
+                    self._http.stream("global", "event", silence=self._silence) as chunks,
+                ):
                     lines = _Lines()
                     async for chunk in chunks:
                         for line in lines.feed(chunk):
                             if not self._connected:
                                 attempt = 0
+                                patience.reschedule(None)
                                 self._up()
                             self._route(line)
                 raise UpstreamUnreachable("OpenCode closed the event stream.", retry_after=5)
+            except TimeoutError:
+                self._down(UpstreamTimeout("OpenCode does not send events.", retry_after=5))
             except UpstreamError as exc:
                 self._down(exc)
             wait = BACKOFF[min(attempt, len(BACKOFF) - 1)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -24,6 +24,8 @@ from ..errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+
+FIRST_TRY = 5.0  # seconds until a question is asked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,27 @@ class Http:
         body: Any,
         timeout: float | None,
     ) -> tuple[Any, Mapping[str, str]]:
+        """Questions are asked again: what OpenCode gets while it starts is never answered."""
+        patience = timeout or self._timeout
+        if method == "GET" and patience > FIRST_TRY:
+            with suppress(UpstreamTimeout):
+                return await self._once(method, segments, query, body, FIRST_TRY)
+            patience -= FIRST_TRY
+        return await self._once(method, segments, query, body, patience)
+
+    async def _once(
+        self,
+        method: str,
+        segments: tuple[str, ...],
+        query: Mapping[str, str] | None,
+        body: Any,
+        timeout: float,
+    ) -> tuple[Any, Mapping[str, str]]:
         headers = {"content-type": "application/json"} if body is not None else {}
         data = orjson.dumps(body) if body is not None else None
         with _translated():
             async with (
-                asyncio.timeout(timeout or self._timeout),
+                asyncio.timeout(timeout),
                 self._session.request(
                     method, self._url(segments, query), data=data, headers=headers
                 ) as response,

@@ -1,0 +1,118 @@
+"""The line between the service and OpenCode: a TCP proxy that can be cut at the worst moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+EVENTS = b"GET /global/event"
+PROMPT = b"/prompt_async"
+Moment = Literal["before", "after"]
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """One connection of the service, and ours to OpenCode for it."""
+
+    near: asyncio.StreamWriter
+    far: asyncio.StreamWriter
+    events: bool = False
+    doomed: bool = False  # OpenCode's next word is the last thing that happens here
+
+    def cut(self) -> None:
+        for end in (self.near, self.far):
+            end.transport.abort()
+
+
+class Line:
+    def __init__(self, target: str) -> None:
+        where = urlsplit(target)
+        self._host, self._port = where.hostname or "127.0.0.1", where.port or 80
+        self._calls: set[_Call] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._traps: deque[Moment] = deque(maxlen=8)
+        self.open = True
+        self.url = ""
+        self.sprung = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def to(cls, target: str) -> AsyncIterator[Line]:
+        self = cls(target)
+        server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+            self.open = False
+            self.cut()
+            if self._answering:
+                await asyncio.wait(self._answering, timeout=5)
+
+    def cut(self, only_events: bool = False) -> int:
+        """Cut what is connected now; how many calls that were."""
+        cut = [call for call in self._calls if call.events or not only_events]
+        for call in cut:
+            call.cut()
+        return len(cut)
+
+    def trap(self, moment: Moment) -> None:
+        """Cut the next prompt before OpenCode gets it, or after, before its answer comes back."""
+        self._traps.append(moment)
+
+    def disarm(self) -> None:
+        self._traps.clear()
+
+    def _take(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        answering = asyncio.create_task(self._answer(reader, near))
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+
+    async def _answer(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        if not self.open:
+            near.transport.abort()
+            return
+        try:
+            answers, far = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            near.transport.abort()
+            return
+        call = _Call(near, far)
+        self._calls.add(call)
+        try:
+            asked = asyncio.create_task(self._there(call, reader))
+            told = asyncio.create_task(self._back(call, answers))
+            await asyncio.wait({asked, told}, return_when=asyncio.FIRST_COMPLETED)
+            for copying in (asked, told):
+                copying.cancel()
+            await asyncio.gather(asked, told, return_exceptions=True)
+        finally:
+            self._calls.discard(call)
+            call.cut()
+
+    async def _there(self, call: _Call, reader: asyncio.StreamReader) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(65536):
+                request = chunk[:256].partition(b"\r\n")[0]
+                call.events |= request.startswith(EVENTS)
+                if request.startswith(b"POST ") and PROMPT in request and self._traps:
+                    self.sprung += 1
+                    if self._traps.popleft() == "before":
+                        return
+                    call.doomed = True
+                call.far.write(chunk)
+                await call.far.drain()
+
+    async def _back(self, call: _Call, answers: asyncio.StreamReader) -> None:
+        with suppress(OSError):
+            while chunk := await answers.read(65536):
+                if call.doomed:
+                    return
+                call.near.write(chunk)
+                await call.near.drain()

@@ -1,0 +1,55 @@
+"""Starts the service again and again without importing it again: a fork where others would exec.
+
+One JSON order per line on stdin, the new process's number per line on stdout. An import takes a
+second of processor time, a fork some milliseconds: what dies is the same program either way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from opencode_a2a import cli
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead disappear by themselves
+    child = 0
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _serve(json.loads(line))
+        sys.stdout.write(f"{child}\n")
+        sys.stdout.flush()
+    if child:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def _serve(order: dict[str, Any]) -> NoReturn:
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(order["env"])
+        os.chdir(order["cwd"])
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, file in ((0, nothing), (1, log), (2, log)):
+            os.dup2(file, number)
+        cli.main(["serve"])
+        code = 0
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else 1
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The service under attack: one port, one database, started again whenever it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+
+from opencode_a2a.opencode.process import free_port
+from tests.chaos.upstreams import Upstream, stopped_for
+from tests.running import ROOT, TOKEN, isolated
+
+UP_SECONDS = 60.0
+
+
+class Victim:
+    def __init__(
+        self,
+        upstream: Upstream,
+        line: str,
+        folder: Path,
+        database: Path,
+        http: aiohttp.ClientSession,
+    ) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.database = database
+        self.log = folder / "service.log"
+        self.slowest_start = 0.0
+        self.starts = 0
+        self._http = http
+        self._pid = 0
+        self._workspace = upstream.workspace
+        self._env = isolated(
+            folder / "home",
+            PYTHONPATH=f"{ROOT / 'src'}:{ROOT}",
+            OPENCODE_BASE_URL=line,
+            OPENCODE_WORKSPACE_ROOT=str(upstream.workspace),
+            A2A_TASK_STORE_DATABASE_URL=f"sqlite:///{database}",
+            A2A_PORT=str(port),
+            A2A_BEARER_TOKEN=TOKEN,
+            A2A_SHUTDOWN_GRACE_SECONDS="0.3",
+            A2A_CANCEL_ABORT_TIMEOUT_SECONDS="5",
+            **({"OPENCODE_AUTH_PASSWORD": upstream.password} if upstream.password else {}),
+        )
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.nursery"],
+            env=self._env,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        upstream: Upstream,
+        line: str,
+        folder: Path,
+        database: Path,
+        http: aiohttp.ClientSession,
+    ) -> AsyncIterator[Victim]:
+        self = cls(upstream, line, folder, database, http)
+        try:
+            await self.start()
+            yield self
+        finally:
+            await self.end(signal.SIGKILL)
+            assert self._nursery.stdin and self._nursery.stdout
+            self._nursery.stdin.close()
+            self._nursery.wait(10)
+            self._nursery.stdout.close()
+
+    @property
+    def alive(self) -> bool:
+        return self._pid != 0 and Path(f"/proc/{self._pid}").exists()
+
+    async def start(self) -> float:
+        """Run it, again if it gives up, until it answers; how long that took."""
+        began = time.monotonic()
+        async with asyncio.timeout(UP_SECONDS):
+            while not await self._healthy():
+                if not self.alive:
+                    await self.launch()
+                await asyncio.sleep(0.02)
+        took = time.monotonic() - began
+        self.slowest_start = max(self.slowest_start, took)
+        return took
+
+    async def launch(self) -> None:
+        """Run it, without waiting for anything."""
+        order = {"env": self._env, "cwd": str(self._workspace), "log": str(self.log)}
+        self._pid = await asyncio.to_thread(self._order, json.dumps(order))
+        self.starts += 1
+
+    def _order(self, order: str) -> int:
+        assert self._nursery.stdin and self._nursery.stdout
+        self._nursery.stdin.write(order + "\n")
+        self._nursery.stdin.flush()
+        return int(self._nursery.stdout.readline())
+
+    async def reconnected(self) -> float:
+        """Wait until it talks to OpenCode again; how long that took."""
+        began = time.monotonic()
+        async with asyncio.timeout(UP_SECONDS):
+            while not await self._healthy("/ready"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        return time.monotonic() - began
+
+    async def _healthy(self, path: str = "/health") -> bool:
+        try:
+            timeout = aiohttp.ClientTimeout(total=2)
+            async with self._http.get(self.url + path, timeout=timeout) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def end(self, number: signal.Signals) -> float:
+        """Signal it, and wait until it is no more; how long that took."""
+        began = time.monotonic()
+        if self.alive:
+            with suppress(ProcessLookupError):
+                watched = os.pidfd_open(self._pid)
+                try:
+                    os.kill(self._pid, number)
+                    if not await asyncio.to_thread(_ended, watched, 20.0):
+                        os.kill(self._pid, signal.SIGKILL)
+                        raise AssertionError(f"the service outlived {number.name} by 20 s")
+                finally:
+                    os.close(watched)
+        self._pid = 0
+        return time.monotonic() - began
+
+    async def pause(self, seconds: float) -> None:
+        if self.alive:
+            await stopped_for(seconds, self._pid)
+
+
+def _ended(pidfd: int, seconds: float) -> bool:
+    return bool(select.select([pidfd], [], [], seconds)[0])
