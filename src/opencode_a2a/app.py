@@ -71,7 +71,7 @@ async def build(
             endpoint, defaults, upstream.timeout, upstream.max_concurrent_requests
         ) as opencode,
         Fetcher.open(egress, root) as files,
-        Turns.open(log, Sessions(opencode, SqlBindings(database)), limits) as turns,
+        Turns.open(log, Sessions(opencode, SqlBindings(database)), limits, stopping) as turns,
     ):
         inputs = Inputs(files, server.max_part_bytes)
         tasks = Tasks(opencode, log, turns, inputs, now_ms)

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -108,18 +108,28 @@ class Turns:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, log: TaskLog, sessions: Sessions, limits: TurnLimits
+        cls,
+        log: TaskLog,
+        sessions: Sessions,
+        limits: TurnLimits,
+        stopping: asyncio.Future[None] | None = None,
     ) -> AsyncIterator[Turns]:
+        """Turns at work. On the way out they may finish until `stopping`, or for their grace."""
         self = cls(log, sessions, limits)
         try:
             yield self
         finally:
             work = [job.work for job in self._jobs.values() if job.work is not None]
-            if work:
-                await asyncio.wait(work, timeout=limits.grace)
+            finished = asyncio.gather(*work, return_exceptions=True)
+            if stopping is None or not stopping.done():
+                either: set[asyncio.Future[Any]] = {finished}
+                either |= set() if stopping is None else {stopping}
+                await asyncio.wait(
+                    either, timeout=limits.grace, return_when=asyncio.FIRST_COMPLETED
+                )
             for task in work:
                 task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            await finished
 
     @contextmanager
     def admit(self) -> Iterator[None]:
