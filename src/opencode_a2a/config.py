@@ -77,6 +77,13 @@ def _json(value: Any) -> Any:
         raise ValueError(f"must be JSON; at character {exc.pos}: {exc.msg}") from None
 
 
+def _not_empty(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Directory = Annotated[Path, AfterValidator(_directory)]
 DatabaseUrl = Annotated[str, AfterValidator(_database)]
@@ -113,7 +120,7 @@ class Upstream(Group):
         description="Where the agent works; also the limit of `file://` attachments.",
     )
     auth_username: str = Field(default="opencode", description="For OpenCode's HTTP login.")
-    auth_password: SecretStr | None = Field(default=None, description="For OpenCode's HTTP login.")
+    auth_password: Secret | None = Field(default=None, description="For OpenCode's HTTP login.")
     agent: str | None = Field(default=None, description="OpenCode agent to use instead of `build`.")
     system: str | None = Field(default=None, description="Text added to every system prompt.")
     variant: str | None = Field(default=None, description="Model variant, such as `high`.")
@@ -136,9 +143,9 @@ class CredentialSetting(BaseModel):
 
     scheme: Literal["bearer", "basic"]
     principal: str = Field(min_length=1, max_length=255)
-    token: SecretStr | None = None
+    token: Secret | None = None
     username: str | None = None
-    password: SecretStr | None = None
+    password: Secret | None = None
     scopes: list[Literal["tasks:read", "tasks:write"]] = ["tasks:read", "tasks:write"]
 
     @model_validator(mode="after")
@@ -165,7 +172,7 @@ class Server(Group):
         default="A coding agent that works in its own workspace.",
         description="The agent's description in its card.",
     )
-    bearer_token: SecretStr | None = Field(
+    bearer_token: Secret | None = Field(
         default=None, description="One token for one caller, the simple way."
     )
     static_auth_credentials: Annotated[list[CredentialSetting], *Json] = Field(
@@ -189,7 +196,10 @@ class Server(Group):
         default=256, ge=0, description="Tasks that may wait for OpenCode; more get 429."
     )
     shutdown_grace_seconds: float = Field(
-        default=5.0, ge=0, description="How long running tasks may go on when the service stops."
+        default=5.0,
+        ge=0,
+        le=8,  # less than the lease on a task, which nobody renews any more
+        description="How long running tasks may go on when the service stops; at most 8.",
     )
     cancel_abort_timeout_seconds: float = Field(
         default=10.0, gt=0, description="How long a cancel waits for OpenCode to stop."

@@ -530,8 +530,8 @@ async def test_unfinished_tasks_are_found_and_carried_on(database: Database) -> 
             await first.write("done", [DONE])
         async with SqlTaskLog.open(database) as second:
             found = await second.take_orphans()
-            assert [task.head.id for task in found] == ["b", "a", "c"]
-            task = found[1]
+            assert [task.head.id for task in found] == ["a", "b", "c"]  # what has begun goes first
+            task = found[0]
             assert (task.state, task.last_seq) == (TaskState.WORKING, 3)
             cursor = second.follow("a", 0)
             second.append("a", [delta("two"), DONE])

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from opencode_a2a.domain.values import TaskQuery
 from opencode_a2a.errors import StoreUnavailable
 from opencode_a2a.store import migrate
-from opencode_a2a.store.database import Database
+from opencode_a2a.store.database import Database, check
 from opencode_a2a.store.holder import Holder
 from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.tables import metadata
@@ -124,3 +124,20 @@ async def test_every_way_to_say_in_memory_is_one_database(url: str) -> None:
         assert (await log.list(TaskQuery(OWNER))).total == 1
     async with soon(), Database.open(url) as database, SqlTaskLog.open(database) as log:
         assert (await log.list(TaskQuery(OWNER))).total == 0
+
+
+async def test_a_damaged_file_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.db"
+
+    async def sound() -> bool:
+        try:
+            async with Database.open(f"sqlite:///{file}") as database:
+                return await database.read(check)
+        except StoreUnavailable:
+            return False
+
+    assert await sound()
+    with file.open("r+b") as raw:  # the pages behind the schema
+        raw.seek(4096)
+        raw.write(b"\x55" * (file.stat().st_size - 4096))
+    assert not await sound()

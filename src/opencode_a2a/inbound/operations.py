@@ -159,7 +159,8 @@ class Operations:
         """The task as it is, or was where the client left off, then everything after."""
         story = self.tasks.now(task)
         if call.last_event_id is not None:
-            seq = int(call.last_event_id) if call.last_event_id.isdecimal() else sys.maxsize
+            known = call.last_event_id.isdecimal() and len(call.last_event_id) < 19
+            seq = int(call.last_event_id) if known else sys.maxsize
             story = await self.tasks.since(task, seq)
         told, renderer = story.task, call.renderer
         first = renderer.first(told, history_length, gap=story.gap)  # no await since the story

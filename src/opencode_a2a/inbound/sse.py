@@ -115,8 +115,10 @@ class EventStream(Response):
                 break
             if not entries:
                 break
+            last = self._last(entries)
+            over = last is not None
             frames, size = [], 0
-            for entry in entries:
+            for entry in entries if last is None else entries[: last + 1]:
                 payload = self._renderer.event(self._head, entry, stays_open=self._stays_open)
                 if payload is not None:
                     frames.append(self._envelope.frame(entry.seq, payload))
@@ -124,17 +126,19 @@ class EventStream(Response):
                 if size > WRITE_BYTES:
                     await write(b"".join(frames))
                     frames, size = [], 0
-            over = self._closes(entries)
             if frames:
                 await write(b"".join(frames))
         await write(b"", more=False)
 
-    def _closes(self, entries: Sequence[LogEntry]) -> bool:
-        """Whether the task rests after these, be they the last to say so or not."""
-        state = next((s for e in reversed(entries) if (s := state_after(e.update))), None)
-        if state is TaskState.INPUT_REQUIRED:
-            return not self._stays_open
-        return state is not None and state.terminal
+    def _last(self, entries: Sequence[LogEntry]) -> int | None:
+        """Which of these the stream ends with, if the task rests after them."""
+        for index in range(len(entries) - 1, -1, -1):
+            state = state_after(entries[index].update)
+            if state is TaskState.INPUT_REQUIRED:
+                return None if self._stays_open else index
+            if state is not None:
+                return index if state.terminal else None
+        return None
 
     def _error(self, exc: ServiceError) -> Json:
         dialect = self._renderer.dialect

@@ -150,14 +150,17 @@ class OpenCodeSession:
         )
         messages = await self._messages_since(since)
         children = await self._children(messages[0].info.time.created if messages else 0)
-        permissions, questions = await self._pending({self.ref.id, *children})
+        told = [event for message in messages for event in _told(message)]
+        # A sub-agent of an earlier turn may have been taken up again: its tool call names it.
+        again = {e.child for e in told if isinstance(e, ev.ToolSnapshot) and e.child is not None}
+        permissions, questions = await self._pending({self.ref.id, *children, *again})
         events: list[ev.AgentEvent] = []
         for child, parent in children.items():
             events.append(ev.ChildStarted(child, parent))
+        for child in {*children, *again}:
             if self._subscription is not None:
                 self._feed.include(child, self._subscription)
-        for message in messages:
-            events += _told(message)
+        events += told
         for child in children:
             events += [
                 event

@@ -15,10 +15,9 @@ from contextlib import asynccontextmanager
 import structlog
 
 from ..domain.ports import TaskLog
-from ..domain.task import Task
-from ..domain.updates import Ended, MessageAdded
-from ..domain.values import Failure, Problem, Prompt, TaskState
-from ..errors import Internal, ServiceError, StoreUnavailable
+from ..domain.updates import MessageAdded
+from ..domain.values import Message, Prompt
+from ..errors import StoreUnavailable
 from .inputs import Inputs
 from .tasks import title_of
 from .turns import Turns
@@ -61,26 +60,19 @@ class Recovery:
                 await self.take_up()
             except StoreUnavailable:
                 continue  # logged where it happened
+            except Exception:
+                logger.exception("recovery.broken")  # the beat must go on
 
     async def take_up(self) -> None:
         for task in await self._log.take_orphans():
-            try:
-                await self._resume(task)
-            except Exception as exc:
-                if not isinstance(exc, ServiceError):
-                    logger.exception("task.unresumable", task=task.head.id)
-                    exc = Internal("something went wrong here.")
-                told = f"The task was interrupted and cannot go on: {exc.message}"
-                problem = Problem(Failure.UPSTREAM_INTERRUPTED, told)
-                self._log.append(
-                    task.head.id, [Ended(TaskState.FAILED, problem.message, problem, task.usage)]
-                )
+            logger.info("task.resumed", task=task.head.id, state=task.state.value)
+            asked = {
+                entry.update.upstream_id: entry.update.message
+                for entry in task.history
+                if isinstance(entry.update, MessageAdded)
+            }
 
-    async def _resume(self, task: Task) -> None:
-        prompts = []
-        for entry in task.history:
-            if isinstance(entry.update, MessageAdded):
-                parts = await self._inputs.prepare(entry.update.message.parts)
-                prompts.append(Prompt(entry.update.upstream_id, parts))
-        logger.info("task.resumed", task=task.head.id, state=task.state.value)
-        self._turns.resume(task, title_of(task.messages[0]), prompts)
+            async def prepare(message_id: str, asked: dict[str, Message] = asked) -> Prompt:
+                return Prompt(message_id, await self._inputs.prepare(asked[message_id].parts))
+
+            self._turns.resume(task, title_of(task.messages[0]), list(asked), prepare)

@@ -164,11 +164,8 @@ class Tasks:
         parts = await self._inputs.prepare(request.message.parts)
         place = self._turns.steer(task_id)
         if place is None:
-            if not task.state.terminal and not self._log.holds(task_id):
-                raise UpstreamBusy(
-                    "Another process of this service works on the task. Try again in a moment.",
-                    retry_after=2,
-                )
+            if not task.state.terminal:
+                raise _in_transit()
             raise UnsupportedOperation(
                 "This task has ended. Send the message without taskId, in the same context, to "
                 "go on in a new task.",
@@ -211,6 +208,8 @@ class Tasks:
             task = await self._log.get(caller.principal, task_id)
             if task.state is TaskState.CANCELED:
                 return task
+            if not task.state.terminal:
+                raise _in_transit()
         raise TaskNotCancelable(
             "This task has ended already.", task_id=task_id, state=task.state.value
         )
@@ -241,6 +240,13 @@ class Tasks:
         if then is None:
             return replace(self.now(task), gap="compacted")
         return Story(then, self._log.follow(task.head.id, seq))
+
+
+def _in_transit() -> UpstreamBusy:
+    return UpstreamBusy(
+        "The task is passing from one process of this service to another. Try again in a moment.",
+        retry_after=2,
+    )
 
 
 def title_of(message: Message) -> str:

@@ -37,12 +37,13 @@ from ..errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from .sessions import Lanes, Sessions
+from .sessions import Sessions
 
 logger = structlog.get_logger()
 T = TypeVar("T")
 
 ABORT_AGAIN = 0.2  # seconds
+Prepare = Callable[[str], Awaitable[Prompt]]
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
 
@@ -73,6 +74,8 @@ class _Job:
     head: TaskHead
     title: str
     resumed: Task | None = None  # what the log of an earlier process shows
+    prepare: Prepare | None = None  # makes the parts of a prompt of an earlier process
+    has_slot: bool = False
     inbox: deque[asyncio.Future[Prompt | None]] = field(default_factory=deque)
     cancel: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,7 +91,7 @@ class _Job:
 class _Run:
     """One prompt of a task, and what the agent says to it."""
 
-    task_id: str
+    job: _Job
     session: AgentSession
     turn: Turn
     asked: asyncio.Task[None]
@@ -102,7 +105,7 @@ class Turns:
         self._limits = limits
         self._jobs: dict[str, _Job] = {}
         self._arriving = 0
-        self._lanes: Lanes[str] = Lanes()
+        self._contexts: dict[tuple[str, str], list[_Job]] = {}
         self._slots = asyncio.Semaphore(limits.running) if limits.running else None
 
     @classmethod
@@ -151,16 +154,24 @@ class Turns:
         """Work on a new task as soon as its session and a slot are free."""
         self._begin(_Job(head, title), [prompt])
 
-    def resume(self, task: Task, title: str, prompts: Sequence[Prompt]) -> None:
-        """Go on with a task that another process began; its prompts, oldest first."""
-        self._begin(_Job(task.head, title, resumed=task), prompts)
+    def resume(self, task: Task, title: str, message_ids: Sequence[str], prepare: Prepare) -> None:
+        """Go on with a task that another process began; its prompts, oldest first.
+
+        Their parts are prepared only if a prompt must still be sent.
+        """
+        job = _Job(task.head, title, resumed=task, prepare=prepare)
+        self._begin(job, [Prompt(message_id, ()) for message_id in message_ids])
 
     def _begin(self, job: _Job, prompts: Sequence[Prompt]) -> None:
+        before = self._jobs.get(job.head.id)
+        if before is not None and before.work is not None:
+            before.work.cancel()  # the task was lost, and has come back
         self._jobs[job.head.id] = job
         for prompt in prompts:
             ready: asyncio.Future[Prompt | None] = asyncio.get_running_loop().create_future()
             ready.set_result(prompt)
             job.inbox.append(ready)
+        self._contexts.setdefault((job.head.owner, job.head.context_id), []).append(job)
         job.work = asyncio.create_task(self._work(job))
 
     def steer(self, task_id: str) -> asyncio.Future[Prompt | None] | None:
@@ -204,10 +215,17 @@ class Turns:
                 job.closed = True
                 self._end(job, outcome)
                 await self._log.flushed(job.head.id)
-                job.over.set()
         finally:
-            if self._jobs.get(job.head.id) is job:
-                del self._jobs[job.head.id]
+            self._leave(job)
+
+    def _leave(self, job: _Job) -> None:
+        lane = (job.head.owner, job.head.context_id)
+        self._contexts[lane].remove(job)
+        if not self._contexts[lane]:
+            del self._contexts[lane]
+        if self._jobs.get(job.head.id) is job:
+            del self._jobs[job.head.id]
+        job.over.set()
 
     async def _outcome(self, job: _Job, held: AsyncExitStack) -> Outcome:
         try:
@@ -227,16 +245,39 @@ class Turns:
     async def _queue(self, job: _Job, held: AsyncExitStack) -> Outcome:
         if job.cancel.is_set():
             return CANCELED
+        await self._wait_for_older(job)
         head = job.head
         session = await self._patiently(
             job, lambda: self._sessions.serving(head.owner, head.context_id, job.title)
         )
-        await held.enter_async_context(self._lanes(session.ref.id))
         if self._slots is not None:
-            await held.enter_async_context(self._slots)
-        await self._until_ours(job)
+            await self._slots.acquire()
+            job.has_slot = True
+            held.callback(self._free, job)
         job.session, job.session_title = session, session.ref.title
         return await self._converse(job, session)
+
+    def _free(self, job: _Job) -> None:
+        """Give the slot back, once: at the end, or while a person is thinking."""
+        if job.has_slot and self._slots is not None:
+            job.has_slot = False
+            self._slots.release()
+
+    async def _wait_for_older(self, job: _Job) -> None:
+        """One at a time per context, oldest first, also where another process has the older one."""
+        head, lane = job.head, (job.head.owner, job.head.context_id)
+        while True:
+            older = [
+                other
+                for other in self._contexts[lane]
+                if (other.head.created_at, other.head.id) < (head.created_at, head.id)
+            ]
+            if older:
+                await older[-1].over.wait()
+            elif await self._patiently(job, lambda: self._log.elsewhere(head)):
+                await asyncio.sleep(self._limits.soon)
+            else:
+                return
 
     async def _patiently(self, job: _Job, attempt: Callable[[], Awaitable[T]]) -> T:
         """What is harmless to repeat is tried again while OpenCode or the store is away."""
@@ -248,11 +289,6 @@ class Turns:
                 if job.cancel.is_set() or time.monotonic() > until:
                     raise
                 await asyncio.sleep(self._limits.soon)
-
-    async def _until_ours(self, job: _Job) -> None:
-        """Another process may still be busy with an older task of the context: then wait."""
-        while await self._log.elsewhere(job.head):  # noqa: ASYNC110 (nobody here can tell us)
-            await asyncio.sleep(self._limits.soon)
 
     async def _converse(self, job: _Job, session: AgentSession) -> Outcome:
         """The task's prompts one after the other; more may arrive while one is answered."""
@@ -295,7 +331,7 @@ class Turns:
             events = await self._patiently(job, lambda: stack.enter_async_context(session.events()))
             asking = self._ask(job, session, turn, prompt, maybe_sent=resumed is not None)
             asked = asyncio.create_task(asking)
-            run = _Run(job.head.id, session, turn, asked, events)
+            run = _Run(job, session, turn, asked, events)
             pump = asyncio.create_task(self._pump(run))
             canceled = asyncio.create_task(job.cancel.wait())
             try:
@@ -321,6 +357,8 @@ class Turns:
         """Send the prompt, once. An answer that got lost does not mean that it did not arrive."""
         until = time.monotonic() + self._limits.unreachable
         while not (maybe_sent and await self._arrived(job, session, prompt)):
+            if not prompt.parts and job.prepare is not None:
+                prompt = await job.prepare(prompt.message_id)
             try:
                 await session.prompt(prompt)
                 break
@@ -345,8 +383,10 @@ class Turns:
         await run.asked
         look = turn.stale
         while turn.outcome is None:
-            if not self._log.holds(run.task_id):
+            if not self._log.holds(run.job.head.id):
                 raise TakenOver
+            if turn.interrupts:
+                self._free(run.job)
             before, waiting = time.monotonic(), bool(turn.interrupts)
             patience = limits.soon if turn.doubtful else limits.quiet
             if not waiting:
@@ -377,7 +417,7 @@ class Turns:
         updates: list[Update] = []
         for event in events:
             updates += run.turn.feed(event)
-        self._log.append(run.task_id, updates)
+        self._log.append(run.job.head.id, updates)
 
     async def _stop(self, run: _Run, pump: asyncio.Task[Outcome]) -> None:
         """Abort, then refuse what is pending: approving it later would run it after all."""

@@ -28,6 +28,9 @@ T = TypeVar("T")
 logger = structlog.get_logger()
 
 
+CHECK_BYTES = 256 << 20
+
+
 class Database:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -42,7 +45,11 @@ class Database:
         self = cls(_engine(url))
         try:
             await self.write(upgrade)
-            yield self
+            checking = asyncio.create_task(self.read(check))  # nobody needs to wait for it
+            try:
+                yield self
+            finally:
+                await asyncio.gather(checking, return_exceptions=True)
         finally:
             self._readers.shutdown()
             self._writer.shutdown()
@@ -71,6 +78,21 @@ def _work(engine: Engine, work: Callable[..., T], args: Any) -> T:
             "The task store cannot be used right now. Nothing was changed; try again later.",
             retry_after=5,
         ) from exc
+
+
+def check(db: Connection) -> bool:
+    """Whether the file is sound, said in the log. A very large one would take too long."""
+    if db.dialect.name != "sqlite":
+        return True
+    pages, size = (
+        db.exec_driver_sql(f"PRAGMA {n}").scalar_one() for n in ("page_count", "page_size")
+    )
+    if pages * size > CHECK_BYTES:
+        return True
+    found = db.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+    if found != "ok":
+        logger.error("store.damaged", found=found, advice="restore a backup of the database file")
+    return bool(found == "ok")
 
 
 def ping(db: Connection) -> None:

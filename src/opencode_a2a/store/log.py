@@ -313,7 +313,7 @@ class SqlTaskLog:
         return orphans
 
     async def elsewhere(self, head: TaskHead) -> bool:
-        return await self._database.read(sql.elsewhere, head, self._holder, self._clock())
+        return await self._database.read(sql.elsewhere, head, self._holder)
 
     async def ask_to_stop(self, task_id: str) -> None:
         await self._database.write(sql.ask_to_stop, task_id)

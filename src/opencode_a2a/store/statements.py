@@ -268,18 +268,17 @@ def page(db: Connection, query: TaskQuery) -> TaskPage:
     return TaskPage(tuple(rows), total, (rows[-1].status_at, rows[-1].head.id) if more else None)
 
 
-def elsewhere(db: Connection, head: TaskHead, holder: str, now: int) -> bool:
-    """Whether another process works on an older task of the same context."""
+def elsewhere(db: Connection, head: TaskHead, holder: str) -> bool:
+    """Whether an older task of the same context is open and not ours (yet)."""
     at, same_time = tasks.c.created_at, tasks.c.created_at == head.created_at
-    older = select(tasks.c.holder).where(
+    older = select(tasks.c.id).where(
         tasks.c.owner == head.owner,
         tasks.c.context_id == head.context_id,
         tasks.c.state.in_(OPEN_STATES),
         or_(at < head.created_at, and_(same_time, tasks.c.id < head.id)),
-        tasks.c.holder != holder,
-        tasks.c.held_until > now,
+        or_(tasks.c.holder.is_(None), tasks.c.holder != holder),
     )
-    return any(not Holder.is_dead(name) for name in db.execute(older).scalars())
+    return db.execute(older.limit(1)).first() is not None
 
 
 def take_orphans(
@@ -292,7 +291,6 @@ def take_orphans(
     statement = (
         select(tasks.c.id, tasks.c.holder, tasks.c.held_until)
         .where(tasks.c.state.in_(OPEN_STATES))
-        .where(or_(tasks.c.holder.is_(None), tasks.c.holder != holder))
         .order_by(tasks.c.state == TaskState.SUBMITTED.value, tasks.c.created_at, tasks.c.id)
         .with_for_update()  # where two look at once, the second sees what the first took
     )
@@ -300,7 +298,7 @@ def take_orphans(
         row.id
         for row in db.execute(statement)
         if row.id not in but
-        and (row.holder is None or row.held_until < now or Holder.is_dead(row.holder))
+        and (row.holder in (None, holder) or row.held_until < now or Holder.is_dead(row.holder))
     ]
     if orphans:
         taken = update(tasks).where(tasks.c.id.in_(orphans))

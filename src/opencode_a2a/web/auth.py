@@ -64,6 +64,8 @@ class Credentials:
                 secret = base64.b64decode(secret, validate=True)
             except (binascii.Error, ValueError):
                 return None
+        if not secret:
+            return None
         presented, found = _digest(secret), None
         for credential in self.known:
             same = hmac.compare_digest(presented, credential.digest)
