@@ -120,6 +120,7 @@ class SqlTaskLog:
         self._live: dict[str, _Live] = {}
         self._dirty: dict[str, _Live] = {}
         self._wake = asyncio.Event()
+        self._taking = asyncio.Lock()
 
     @classmethod
     @asynccontextmanager
@@ -303,13 +304,14 @@ class SqlTaskLog:
         return asked
 
     async def take_orphans(self) -> Sequence[Task]:
-        now = self._clock()
-        # What we have lost and do not know it yet is not taken back before we do.
-        orphans = await self._database.write(
-            sql.take_orphans, self._holder, now, now + LEASE, set(self._live)
-        )
-        for task in orphans:
-            self._live[task.head.id] = _Live(task, is_new=False, tail_start=task.last_seq)
+        async with self._taking:  # two at once would each take what the other is about to hold
+            now = self._clock()
+            # What we have lost and do not know it yet is not taken back before we do.
+            orphans = await self._database.write(
+                sql.take_orphans, self._holder, now, now + LEASE, set(self._live)
+            )
+            for task in orphans:
+                self._live[task.head.id] = _Live(task, is_new=False, tail_start=task.last_seq)
         return orphans
 
     async def elsewhere(self, head: TaskHead) -> bool:
