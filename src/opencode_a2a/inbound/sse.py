@@ -2,8 +2,8 @@
 
 What is waiting is written in one piece, so a fast task costs few writes and a
 slow reader only its place in the log. The stream ends with the task, where a
-person is needed (unless the client asked to wait), when the client leaves, or
-when the service stops; the task does not notice.
+person is needed, when the client leaves, or when the service stops; the task
+does not notice.
 """
 
 from __future__ import annotations
