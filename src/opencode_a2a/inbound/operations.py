@@ -33,7 +33,6 @@ class Call:
     caller: Caller
     dialect: Dialect
     params: Any
-    extensions: frozenset[str] = frozenset()
     envelope: Envelope = Envelope()
     request_id: str | int | None = None
     idempotency_key: str | None = None

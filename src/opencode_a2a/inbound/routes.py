@@ -89,14 +89,6 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def extensions_of(request: Request) -> frozenset[str]:
-    named = [
-        *request.headers.getlist("a2a-extensions"),
-        *request.headers.getlist("x-a2a-extensions"),
-    ]
-    return frozenset(uri.strip() for line in named for uri in line.split(",") if uri.strip())
-
-
 def last_event_id_of(request: Request) -> str | None:
     """The last event a returning client has seen."""
     return request.headers.get("last-event-id") or request.query_params.get("after")
@@ -148,7 +140,6 @@ def _rpc(operations: Operations, body_limit: int) -> Endpoint:
                     caller_of(request),
                     dialect,
                     params,
-                    extensions_of(request),
                     Envelope.rpc(request_id),
                     request_id,
                     request.headers.get("idempotency-key"),
@@ -201,7 +192,6 @@ def _rest(
                 caller_of(request),
                 dialect,
                 params,
-                extensions_of(request),
                 idempotency_key=request.headers.get("idempotency-key"),
                 last_event_id=last_event_id_of(request),
             )

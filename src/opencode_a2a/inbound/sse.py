@@ -64,10 +64,9 @@ class EventStream(Response):
         stopping: asyncio.Future[None],
         *,
         stays_open: bool = False,
-        headers: dict[str, str] | None = None,
         request_id: str | int | None = None,
     ) -> None:
-        super().__init__(headers=HEADERS | (headers or {}))
+        super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._renderer = renderer
         self._envelope = envelope

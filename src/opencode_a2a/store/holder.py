@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEASE = 10_000  # milliseconds a task is held without a sign of life
-BEAT = 2.0  # seconds between two signs of life
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,8 @@ def _whole(batch: Batch) -> Task:
         history=[*task.history],
         blocks={id: replace(block, pieces=[block.text]) for id, block in task.blocks.items()},
         interrupts={**task.interrupts},
+        steps={**task.steps},
+        reported={*task.reported},
     )
     for entry in batch.entries:
         whole.apply(entry)
