@@ -14,7 +14,9 @@ from fastapi import FastAPI
 
 from opencode_a2a import errors
 from opencode_a2a.config import Group, Outbound, Server, State, Upstream
+from opencode_a2a.contract.dispatch import Contract
 from opencode_a2a.domain.values import Failure
+from opencode_a2a.extensions import ALL
 from opencode_a2a.inbound.card import Card, CardFacts, hybrid, pure
 from opencode_a2a.inbound.health import Health
 from opencode_a2a.inbound.operations import RPC_METHODS, SUPPORTED_METHODS, Operations
@@ -121,7 +123,8 @@ def methods_page() -> str:
 
 def openapi() -> str:
     app = FastAPI(title=FACTS.title, version=FACTS.version)
-    add_routes(app, Operations.__new__(Operations), Card(FACTS), Health({}), 0)
+    contract = Contract(ALL, ())
+    add_routes(app, Operations.__new__(Operations), contract, Card(FACTS), Health({}), 0)
     return _pretty(app.openapi())
 
 

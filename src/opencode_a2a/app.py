@@ -16,12 +16,15 @@ from starlette.types import ASGIApp
 
 from . import __version__
 from .config import Server, Settings
+from .contract.dispatch import Contract
+from .domain.scopes import Scope
 from .domain.values import Caller
 from .errors import StoreUnavailable
+from .extensions import ALL
 from .inbound.card import Card, CardFacts
 from .inbound.failures import failure
 from .inbound.health import Health
-from .inbound.operations import SCOPES, Operations
+from .inbound.operations import Operations
 from .inbound.routes import add_routes
 from .opencode.agent import Defaults, OpenCode
 from .opencode.http import Endpoint
@@ -100,7 +103,8 @@ async def build(
         app = FastAPI(title=server.title, version=__version__, redoc_url=None)
         health = Health({"store": store_works, "opencode": opencode_works})
         operations = Operations(tasks, stopping, server.strict_version)
-        add_routes(app, operations, card, health, server.max_request_body_bytes)
+        contract = Contract(ALL, frozenset())
+        add_routes(app, operations, contract, card, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
             yield Trace(Authenticate(cast(ASGIApp, app), credentials, PUBLIC, failure), failure)
 
@@ -108,7 +112,7 @@ async def build(
 def credentials_of(server: Server) -> Credentials:
     known = []
     if server.bearer_token is not None:
-        caller = Caller("default", SCOPES)
+        caller = Caller("default", frozenset(Scope))
         known.append(Credential.bearer(server.bearer_token.get_secret_value(), caller))
     for entry in server.static_auth_credentials:
         caller = Caller(entry.principal, frozenset(entry.scopes))

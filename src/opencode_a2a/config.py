@@ -35,6 +35,8 @@ from pydantic_settings import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from .domain.scopes import USUAL, Scope
+
 
 class ConfigError(Exception):
     """The settings are wrong: one line for each problem."""
@@ -146,7 +148,7 @@ class CredentialSetting(BaseModel):
     token: Secret | None = None
     username: str | None = None
     password: Secret | None = None
-    scopes: list[Literal["tasks:read", "tasks:write"]] = ["tasks:read", "tasks:write"]
+    scopes: list[Scope] = [*USUAL]
 
     @model_validator(mode="after")
     def _complete(self) -> CredentialSetting:

@@ -90,6 +90,21 @@ class VersionNotSupported(ServiceError):
     type, rpc_code, http_status, protocol = "VERSION_NOT_SUPPORTED", -32009, 400, True
 
 
+class SessionNotFound(ServiceError):
+    type, rpc_code, http_status = "SESSION_NOT_FOUND", -32050, 404
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__("There is no such session.", session_id=session_id)
+
+
+class SessionForbidden(ServiceError):
+    type, rpc_code, http_status = "SESSION_FORBIDDEN", -32051, 403
+
+
+class MethodDisabled(ServiceError):
+    type, rpc_code, http_status = "METHOD_DISABLED", -32055, 403
+
+
 class AuthorizationForbidden(ServiceError):
     type, rpc_code, http_status = "AUTHORIZATION_FORBIDDEN", -32056, 403
 

@@ -57,7 +57,7 @@ def bearer(**members: object) -> dict[str, object]:
         (json.dumps(bearer()), ": must be a valid list"),
         (json.dumps(SECRET), ": must be a valid list"),
         (json.dumps([bearer(), bearer(principal="other")]), ": the same token stands for two"),
-        (json.dumps([bearer(scopes=[SECRET])]), ".0.scopes.0: must be 'tasks:read' or"),
+        (json.dumps([bearer(scopes=[SECRET])]), ".0.scopes.0: must be 'tasks:read', 'tasks"),
         (json.dumps([bearer(tokn=SECRET)]), ".0.tokn: there is no such setting"),
         (json.dumps([{**bearer(), "scheme": SECRET}]), ".0.scheme: must be 'bearer' or 'basic'"),
         (json.dumps([{**bearer(), "token": [SECRET]}]), ".0.token: must be a valid string"),

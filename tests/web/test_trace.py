@@ -13,12 +13,14 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.testing import capture_logs
 
+from opencode_a2a.contract.dispatch import Contract
+from opencode_a2a.domain import scopes
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import Caller
 from opencode_a2a.inbound.card import Card, CardFacts
 from opencode_a2a.inbound.failures import failure
 from opencode_a2a.inbound.health import Health
-from opencode_a2a.inbound.operations import SCOPES, Operations
+from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.routes import add_routes
 from opencode_a2a.service.tasks import Tasks
 from opencode_a2a.web.auth import Authenticate, Credential, Credentials
@@ -62,8 +64,9 @@ def service() -> ASGIApp:
 
     for path, endpoint in (("/w", works), ("/b", breaks), ("/m", breaks_midway)):
         app.add_api_route(path, endpoint)
-    add_routes(app, operations, Card(facts), Health({"store": broken_check}), 1024)
-    known = Credentials([Credential.bearer("token", Caller("alice", SCOPES))])
+    health = Health({"store": broken_check})
+    add_routes(app, operations, Contract((), ()), Card(facts), health, 1024)
+    known = Credentials([Credential.bearer("token", Caller("alice", frozenset(scopes.Scope)))])
     guarded = Authenticate(cast(ASGIApp, app), known, frozenset({"/ready"}), failure)
     return Trace(guarded, failure)
 

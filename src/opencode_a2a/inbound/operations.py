@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..domain.scopes import Scope
 from ..domain.task import Task
 from ..domain.values import Caller
 from ..errors import (
@@ -22,8 +23,7 @@ from . import parse
 from .render import V03, V1, Dialect, Json, Renderer
 from .sse import Envelope, EventStream
 
-READ, WRITE = "tasks:read", "tasks:write"
-SCOPES = frozenset({READ, WRITE})
+READ, WRITE = Scope.TASKS_READ, Scope.TASKS_WRITE
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import binascii
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,11 +19,11 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
+from ..contract.params import validated
 from ..domain.values import (
     Data,
     FileBytes,
@@ -38,8 +38,6 @@ from ..domain.values import (
 from ..errors import InvalidParams, PushNotificationNotSupported
 from ..service.tasks import Request
 from .render import V03_REST, Dialect
-
-M = TypeVar("M", bound=BaseModel)
 
 
 def _one_line(value: str) -> str:
@@ -169,7 +167,7 @@ class Send:
     def __init__(self, dialect: Dialect, raw: Any, idempotency_key: str | None = None) -> None:
         if idempotency_key is not None and not 0 < len(idempotency_key) <= 255:
             raise InvalidParams.at("Idempotency-Key", "must have 1 to 255 characters")
-        params = _validated(SendParams, raw)
+        params = validated(SendParams, raw)
         given, wanted = params.message, params.configuration
         if any((wanted.push_notification_config, wanted.push_notification)) or (
             wanted.task_push_notification_config
@@ -217,7 +215,7 @@ class Listing:
     """A list request, understood."""
 
     def __init__(self, dialect: Dialect, owner: str, raw: Any) -> None:
-        params = _validated(ListParams, raw)
+        params = validated(ListParams, raw)
         states = {wire: state for state, wire in dialect.states.items()}
         state = None
         if params.status and params.status != "TASK_STATE_UNSPECIFIED":
@@ -242,7 +240,7 @@ _NEVER_OURS = ("TASK_STATE_REJECTED", "TASK_STATE_AUTH_REQUIRED", "rejected", "a
 
 
 def task_params(raw: Any) -> TaskParams:
-    return _validated(TaskParams, raw)
+    return validated(TaskParams, raw)
 
 
 def history(dialect: Dialect, length: int | None) -> int | None:
@@ -319,23 +317,3 @@ def _moment(value: str | None) -> int | None:
         raise InvalidParams.at(
             "statusTimestampAfter", "must be a time such as 2026-01-31T12:00:00Z"
         ) from None
-
-
-def _validated(model: type[M], raw: Any) -> M:
-    try:
-        return model.model_validate(raw if raw is not None else {})
-    except ValidationError as exc:
-        fields = {_path(error["loc"]): _words(error["msg"]) for error in exc.errors()}
-        named = "; ".join(f"{field}: {problem}" for field, problem in fields.items())
-        raise InvalidParams(f"Invalid parameters: {named}", fields=fields) from None
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    path = ""
-    for step in loc:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
-    return path or "params"
-
-
-def _words(message: str) -> str:
-    return message.removeprefix("Value error, ")

@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 import orjson
 
+from ..domain.catalog import SessionMessage
 from ..domain.events import BlockKind, ToolCall
 from ..domain.phrases import asking
 from ..domain.ports import TaskRow
@@ -122,6 +123,16 @@ class Renderer:
         shared = {"session": _session(row.session.id, row.session.title)} if row.session else {}
         body = self._task(row.head, row.state, row.status_at, message)
         return body | _metadata(shared, None)
+
+    def value(self, value: TaskRow | SessionMessage) -> Json:
+        """What a result of an extension holds of A2A's own."""
+        match value:
+            case TaskRow():
+                return self.row(value)
+            case SessionMessage():
+                return self.message(value.message, value.head)
+            case _:
+                assert_never(value)
 
     def _task(self, head: TaskHead, state: TaskState, at: int, message: Json | None) -> Json:
         body: Json = {

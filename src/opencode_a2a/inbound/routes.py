@@ -13,6 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from ..contract.a2a import written
+from ..contract.dispatch import Contract
 from ..domain.values import Caller
 from ..errors import Internal, InvalidParams, InvalidRequest, MethodNotFound, ServiceError
 from .body import read_json
@@ -29,7 +31,7 @@ from .failures import (
 from .health import Health
 from .operations import RPC_METHODS, SUPPORTED_METHODS, Call, Operation, Operations
 from .parse import from_query
-from .render import V03_REST, V1, Dialect
+from .render import V03_REST, V1, Dialect, Renderer
 from .sse import Envelope
 
 BROKEN = "Something went wrong here. The log has it."
@@ -95,13 +97,18 @@ def last_event_id_of(request: Request) -> str | None:
 
 
 def add_routes(
-    app: FastAPI, operations: Operations, card: Card, health: Health, body_limit: int
+    app: FastAPI,
+    operations: Operations,
+    contract: Contract,
+    card: Card,
+    health: Health,
+    body_limit: int,
 ) -> None:
     add_route(app, "/health", health.live, ("GET", "HEAD"), "Whether the service lives")
     add_route(app, "/ready", health.ready, ("GET", "HEAD"), "Whether it can work")
     for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
         add_route(app, path, card.serve, ("GET", "HEAD"), "The Agent Card")
-    add_route(app, "/", _rpc(operations, body_limit), ("POST",), "JSON-RPC, both lines")
+    add_route(app, "/", _rpc(operations, contract, body_limit), ("POST",), "JSON-RPC, both lines")
     for dialect, prefix in ((V03_REST, "/v1"), (V1, ""), (V1, "/{tenant}")):
         for route in REST_ROUTES:
             if dialect in route.lines:
@@ -113,7 +120,7 @@ def add_routes(
     app.router.redirect_slashes = False  # a redirect is no answer in anybody's shape
 
 
-def _rpc(operations: Operations, body_limit: int) -> Endpoint:
+def _rpc(operations: Operations, contract: Contract, body_limit: int) -> Endpoint:
     async def answer(request: Request) -> Response:
         dialect, request_id = line_of(request), None
         try:
@@ -122,30 +129,36 @@ def _rpc(operations: Operations, body_limit: int) -> Endpoint:
             method = body.get("method")
             if body.get("jsonrpc") != "2.0" or not isinstance(method, str):
                 raise InvalidRequest('A request needs "jsonrpc": "2.0" and a "method".')
-            if method not in RPC_METHODS:
+            operation = None
+            if method in RPC_METHODS:
+                dialect, operation = RPC_METHODS[method]
+            elif method not in contract:
                 raise MethodNotFound(
                     f"There is no method {method}.",
                     method=method,
-                    supported_methods=list(SUPPORTED_METHODS),
+                    supported_methods=[*SUPPORTED_METHODS, *contract.available],
                     protocol_version=dialect.version,
                 )
-            dialect, operation = RPC_METHODS[method]
             operations.negotiate(dialect, version_of(request))
             params = body.get("params")
             if params is not None and not isinstance(params, dict):
                 raise InvalidParams.at("params", "must be an object")
-            result = await operation(
-                operations,
-                Call(
-                    caller_of(request),
-                    dialect,
-                    params,
-                    Envelope.rpc(request_id),
-                    request_id,
-                    request.headers.get("idempotency-key"),
-                    last_event_id_of(request),
-                ),
-            )
+            if operation is None:
+                found = await contract.call(method, caller_of(request), params)
+                result = written(found, Renderer(dialect).value)
+            else:
+                result = await operation(
+                    operations,
+                    Call(
+                        caller_of(request),
+                        dialect,
+                        params,
+                        Envelope.rpc(request_id),
+                        request_id,
+                        request.headers.get("idempotency-key"),
+                        last_event_id_of(request),
+                    ),
+                )
         except ServiceError as exc:
             return rpc_response(exc, dialect, request_id)
         except Exception:

@@ -1,0 +1,1 @@
+"""How a capability is declared, called and described; knows nothing of OpenCode."""

@@ -1,0 +1,81 @@
+"""A2A's own shapes, as far as both protocol lines share them, for schemas that mention them.
+
+A result may hold something that each line writes differently, such as a message.
+`Rendered` leaves the writing to the edge and publishes the shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+
+class Shape(BaseModel):
+    """Names as on the wire. More members may come with either line."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Part(Shape):
+    """Text, a file or data; 0.3 says which in `kind`, 1.0 by the member that is there."""
+
+    metadata: dict[str, Any] = Field(default={})
+
+
+class Message(Shape):
+    messageId: str
+    role: str = Field(description="`ROLE_USER` or `ROLE_AGENT` in 1.0, `user` or `agent` in 0.3")
+    parts: list[Part]
+    contextId: str = ""
+    taskId: str = ""
+    metadata: dict[str, Any] = Field(default={})
+
+
+class Status(Shape):
+    state: str = Field(description="such as `TASK_STATE_COMPLETED` in 1.0, `completed` in 0.3")
+    timestamp: str
+    message: Message | None = None
+
+
+class Artifact(Shape):
+    artifactId: str
+    name: str = ""
+    parts: list[Part]
+    metadata: dict[str, Any] = Field(default={})
+
+
+class Task(Shape):
+    id: str
+    contextId: str
+    status: Status
+    artifacts: list[Artifact] = Field(default=[])
+    history: list[Message] = Field(default=[])
+    metadata: dict[str, Any] = Field(default={})
+
+
+class Rendered:
+    """Marks a value of ours that the edge writes as `shape`, in the line of the request."""
+
+    def __init__(self, shape: type[Shape]) -> None:
+        self._shape = shape
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.json_or_python_schema(
+            json_schema=handler.generate_schema(self._shape),  # for the published schema only
+            python_schema=core_schema.is_instance_schema(source),
+            serialization=core_schema.plain_serializer_function_ser_schema(_show, info_arg=True),
+        )
+
+
+def written(result: BaseModel, show: Callable[[Any], Any]) -> Any:
+    """A result as JSON; `show` writes what is marked as `Rendered`."""
+    return result.model_dump(mode="json", by_alias=True, context=show)
+
+
+def _show(value: Any, info: core_schema.SerializationInfo) -> Any:
+    return info.context(value) if callable(info.context) else None

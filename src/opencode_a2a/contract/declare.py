@@ -1,0 +1,93 @@
+"""A capability, said once: dispatch, card, OpenAPI and reference are derived from it.
+
+Declarations are complete when their module is imported. They need no running
+service, so what would be published can be told from the settings alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import getdoc
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from pydantic import BaseModel, TypeAdapter
+
+from ..errors import ServiceError
+from .params import Params
+
+Json = dict[str, Any]
+P = TypeVar("P", bound=Params)
+R = TypeVar("R", bound=BaseModel)
+Run = Callable[[Any, Any, P], Awaitable[R]]
+
+SPECIFICATIONS = (
+    "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/"
+    "docs/extension-specifications.md"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Toggle:
+    """The setting without which a method answers that it is disabled, and why."""
+
+    setting: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    name: str
+    summary: str
+    params: type[Params]
+    result: type[BaseModel]
+    scope: str  # what the caller's credential must allow
+    run: Run[Any, Any]
+    errors: tuple[type[ServiceError], ...] = ()  # beyond those every method can answer
+    toggle: Toggle | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)  # whatever else is worth publishing
+
+    @property
+    def params_schema(self) -> Json:
+        return self.params.model_json_schema()
+
+    @property
+    def result_schema(self) -> Json:
+        return TypeAdapter(self.result).json_schema(mode="serialization")
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What the card lists under one URI: metadata, methods, or both."""
+
+    anchor: str
+    title: str
+    description: str
+    scope: Literal["shared", "opencode", "profile"]
+    aliases: tuple[str, ...] = ()  # older names, understood where a client names extensions
+    public: Mapping[str, Any] = field(default_factory=dict)  # params of the public card
+    extended: Mapping[str, Any] = field(default_factory=dict)  # what the extended card adds
+    methods: list[Method] = field(default_factory=list)
+
+    @property
+    def uri(self) -> str:
+        return f"{SPECIFICATIONS}#{self.anchor}"
+
+    def method(
+        self,
+        name: str,
+        *,
+        scope: str,
+        errors: tuple[type[ServiceError], ...] = (),
+        toggle: Toggle | None = None,
+        **facts: Any,
+    ) -> Callable[[Run[P, R]], Run[P, R]]:
+        """Declare a method: its docstring is the summary, its annotations are the schema."""
+
+        def declare(run: Run[P, R]) -> Run[P, R]:
+            types, about = get_type_hints(run), getdoc(run) or ""
+            shapes = types["params"], types["return"]
+            self.methods.append(Method(name, about, *shapes, scope, run, errors, toggle, facts))
+            return run
+
+        return declare

@@ -1,0 +1,78 @@
+"""Calling what was declared: is it enabled, may the caller, is the request well formed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from ..errors import (
+    AuthorizationForbidden,
+    InvalidParams,
+    MethodDisabled,
+    ServiceError,
+    UpstreamHttpError,
+    UpstreamPayloadError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from .declare import Extension, Method
+from .params import validated
+
+# What any method can answer, said once.
+COMMON_ERRORS: tuple[type[ServiceError], ...] = (
+    InvalidParams,
+    AuthorizationForbidden,
+    UpstreamUnreachable,
+    UpstreamTimeout,
+    UpstreamHttpError,
+    UpstreamPayloadError,
+)
+
+
+class Asking(Protocol):
+    """As much of a caller as matters here."""
+
+    @property
+    def scopes(self) -> Collection[str]: ...
+
+
+class Contract:
+    """The declared methods, those that this deployment has switched on, and what they work on."""
+
+    def __init__(
+        self, extensions: Iterable[Extension], enabled: Collection[str], services: Any = None
+    ) -> None:
+        self.extensions = tuple(extensions)
+        self._enabled = enabled
+        self._services = services
+        self._methods = {m.name: m for extension in self.extensions for m in extension.methods}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._methods
+
+    def enabled(self, method: Method) -> bool:
+        return method.toggle is None or method.toggle.setting in self._enabled
+
+    @property
+    def available(self) -> list[str]:
+        """The names of the methods that can be called here."""
+        return [name for name, method in self._methods.items() if self.enabled(method)]
+
+    async def call(self, name: str, caller: Asking, params: Any) -> BaseModel:
+        method = self._methods[name]
+        if method.toggle is not None and not self.enabled(method):
+            raise MethodDisabled(
+                f"{name} is switched off: {method.toggle.reason}",
+                method=name,
+                setting=method.toggle.setting,
+            )
+        if method.scope not in caller.scopes:
+            raise AuthorizationForbidden(
+                f"This credential lacks the scope {method.scope}.", required_scope=method.scope
+            )
+        result: BaseModel = await method.run(
+            self._services, caller, validated(method.params, params)
+        )
+        return result
