@@ -32,6 +32,7 @@ FACTS = CardFacts(
     "0.0.0",
     ("bearer",),
     INPUT_MODES,
+    ALL,
 )
 
 

@@ -18,9 +18,10 @@ from . import __version__
 from .config import Server, Settings
 from .contract.dispatch import Contract
 from .domain.scopes import Scope
-from .domain.values import Caller
+from .domain.values import Caller, PermissionRule
 from .errors import StoreUnavailable
 from .extensions import ALL
+from .extensions.services import Services
 from .inbound.card import Card, CardFacts
 from .inbound.failures import failure
 from .inbound.health import Health
@@ -30,10 +31,12 @@ from .opencode.agent import Defaults, OpenCode
 from .opencode.http import Endpoint
 from .outbound.fetch import Egress, Fetcher
 from .service.inputs import INPUT_MODES, Inputs
+from .service.interrupts import Interrupts
 from .service.recovery import Recovery
 from .service.sessions import Sessions
 from .service.tasks import Tasks
 from .service.turns import TurnLimits, Turns
+from .store.asked import SqlAsked
 from .store.bindings import SqlBindings
 from .store.database import Database, ping
 from .store.log import Retention, SqlTaskLog, now_ms
@@ -50,18 +53,24 @@ async def build(
     """The service, talking to the OpenCode at `endpoint`, known to clients as `url`."""
     upstream, server = settings.upstream, settings.server
     root = upstream.workspace_root
-    defaults = Defaults(str(root), upstream.agent, upstream.system, upstream.variant)
+    rules = tuple(
+        PermissionRule(rule.permission, rule.pattern, rule.action)
+        for rule in server.permission_rules
+    )
+    defaults = Defaults(str(root), upstream.agent, upstream.system, upstream.variant, rules)
     limits = TurnLimits(
         upstream.timeout_stream,
         upstream.max_concurrent_streams,
         server.max_queued_tasks,
         server.cancel_abort_timeout_seconds,
         grace=server.shutdown_grace_seconds,
+        answer=server.interrupt_request_ttl_seconds,
     )
     kept = Retention(
         settings.state.replay_seconds,
         settings.state.retention_seconds,
         settings.state.idempotency_seconds,
+        server.interrupt_request_tombstone_ttl_seconds,
     )
     egress = Egress(
         frozenset(host.lower() for host in settings.outbound.allowed_hosts),
@@ -74,10 +83,19 @@ async def build(
             endpoint, defaults, upstream.timeout, upstream.max_concurrent_requests
         ) as opencode,
         Fetcher.open(egress, root) as files,
-        Turns.open(log, Sessions(opencode, SqlBindings(database)), limits, stopping) as turns,
+        Turns.open(
+            log,
+            Sessions(opencode, SqlBindings(database)),
+            SqlAsked(database),
+            limits,
+            now_ms,
+            stopping,
+        ) as turns,
     ):
+        asked = SqlAsked(database)
+        interrupts = Interrupts(log, turns, asked, now_ms, server.permission_always)
         inputs = Inputs(files, server.max_part_bytes)
-        tasks = Tasks(opencode, log, turns, inputs, now_ms)
+        tasks = Tasks(opencode, log, turns, interrupts, inputs, now_ms)
 
         async def store_works() -> bool:
             try:
@@ -98,12 +116,13 @@ async def build(
                 __version__,
                 tuple(credentials.schemes),
                 INPUT_MODES,
+                ALL,
             )
         )
         app = FastAPI(title=server.title, version=__version__, redoc_url=None)
         health = Health({"store": store_works, "opencode": opencode_works})
         operations = Operations(tasks, stopping, server.strict_version)
-        contract = Contract(ALL, frozenset())
+        contract = Contract(ALL, frozenset(), Services(interrupts))
         add_routes(app, operations, contract, card, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
             yield Trace(Authenticate(cast(ASGIApp, app), credentials, PUBLIC, failure), failure)

@@ -159,6 +159,16 @@ class CredentialSetting(BaseModel):
         return self
 
 
+class RuleSetting(BaseModel):
+    """One entry of A2A_PERMISSION_RULES."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    permission: str = Field(min_length=1)
+    pattern: str = Field(default="*", min_length=1)
+    action: Literal["allow", "ask", "deny"]
+
+
 class Server(Group):
     """How clients reach this service, and who they are."""
 
@@ -205,6 +215,27 @@ class Server(Group):
     )
     cancel_abort_timeout_seconds: float = Field(
         default=10.0, gt=0, description="How long a cancel waits for OpenCode to stop."
+    )
+
+    interrupt_request_ttl_seconds: float = Field(
+        default=10_800.0,
+        gt=0,
+        description="How long a permission or question of the agent waits for a person.",
+    )
+    interrupt_request_tombstone_ttl_seconds: float = Field(
+        default=600.0,
+        ge=0,
+        description="How long a settled one is remembered, to tell who comes too late.",
+    )
+    permission_always: Literal["context", "workspace"] = Field(
+        default="context",
+        description='What "always" covers: this caller\'s context, or (`workspace`) every session '
+        "of the directory until OpenCode restarts.",
+    )
+    permission_rules: Annotated[list[RuleSetting], *Json] = Field(
+        default=[],
+        description='What new sessions may do, as JSON: [{"permission": "bash", "pattern": '
+        '"git *", "action": "allow"}, …]; the last match counts. OpenCode\'s own rules come first.',
     )
 
     @model_validator(mode="after")

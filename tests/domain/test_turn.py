@@ -214,7 +214,7 @@ def test_a_sub_agents_question_is_the_turns_question() -> None:
     turn = turn_after(*WORKING, ChildStarted(CHILD, ROOT), ChildStarted("ses_grandchild", CHILD))
     updates = feed(turn, InterruptAsked("ses_grandchild", question))
     assert updates == [InterruptOpened(question)]
-    assert turn.interrupts == {"que_1": question}
+    assert [opened.interrupt for opened in turn.requests.open.values()] == [question]
 
 
 def test_a_sub_agent_named_by_its_tool_call_belongs_to_the_family() -> None:

@@ -369,7 +369,7 @@ def test_a_client_ends_with_what_is_stored_whatever_happens_on_the_way(data: st.
     tools = {block.id: block.call.status for block in blocks if block.call is not None}
     assert tools == run.tools
     assert heard.turn.usage.total_tokens == SPENT.total_tokens * run.steps
-    assert not heard.turn.interrupts
+    assert not heard.turn.requests.open
     assert "SECRET" not in str(heard.updates)
     check_every_step(heard.updates, run)
 

@@ -93,7 +93,7 @@ def test_a_run_that_is_taken_up_anywhere_ends_as_it_is_stored(data: st.DataObjec
     assert tools == run.tools
     assert heard.turn.usage == sum([SPENT] * run.steps, Usage())
     assert (task.usage or Usage()) == heard.turn.usage
-    assert not heard.turn.interrupts
+    assert not heard.turn.requests.open
     assert not task.open_interrupts
     assert "SECRET" not in str(log)
     check_every_step(log, run)

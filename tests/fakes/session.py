@@ -19,7 +19,7 @@ from opencode_a2a.domain.events import (
     Speaker,
     TextSnapshot,
 )
-from opencode_a2a.domain.values import FileChange, Prompt, SessionRef
+from opencode_a2a.domain.values import Decision, FileChange, Interrupt, Prompt, SessionRef
 from opencode_a2a.errors import UpstreamError, UpstreamUnreachable
 
 PATIENCE = 10.0
@@ -48,6 +48,7 @@ class ScriptedSession(Watched):
         self.prompts: list[Prompt] = []
         self.aborts = 0
         self.refused: list[set[str]] = []
+        self.settled: list[tuple[str, Decision]] = []
         self.looks = 0
         self.subscribed = False
         self.stored: list[AgentEvent] = []
@@ -163,6 +164,12 @@ class ScriptedSession(Watched):
             if self.last_words:
                 self.say(self.told(self.last_words)[0])
             self.say(self._message(completed=True, aborted=True), Idle(self.ref.id))
+
+    async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
+        self._meet_trouble()
+        self.settled.append((interrupt.request_id, decision))
+        self.changed()
+        return interrupt.request_id in self.open_requests
 
     async def reject_pending(self, family: Collection[str]) -> None:
         self._meet_trouble()

@@ -235,8 +235,18 @@ def test_a_permission_names_what_is_wanted() -> None:
         patterns=["new.txt"],
         metadata={"filepath": "/srv/new.txt", "diff": "+line", "command": 7},
         always=["*"],
+        tool={"messageID": "msg_1", "callID": "call_1"},
     )
-    ask = PermissionAsk("per_1", SESSION, "edit", ("new.txt",), None, "/srv/new.txt", "+line")
+    ask = PermissionAsk(
+        "per_1",
+        SESSION,
+        "edit",
+        ("new.txt",),
+        filepath="/srv/new.txt",
+        diff="+line",
+        always=("*",),
+        call_id="call_1",
+    )
     assert asked == [ev.InterruptAsked(SESSION, ask)]
 
 

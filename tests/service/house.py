@@ -15,9 +15,11 @@ from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.updates import Ended, LogEntry
 from opencode_a2a.domain.values import Caller, Message, Role, TaskState, Text
 from opencode_a2a.service.inputs import Inputs
+from opencode_a2a.service.interrupts import Interrupts
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
 from opencode_a2a.service.turns import TurnLimits, Turns
+from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog, now_ms
@@ -37,6 +39,7 @@ class House:
     database: Database
     log: SqlTaskLog
     turns: Turns
+    interrupts: Interrupts
     tasks: Tasks
 
     async def send(
@@ -101,10 +104,17 @@ async def house(
     async with (
         Database.open(url) as database,
         SqlTaskLog.open(database) as log,
-        Turns.open(log, Sessions(agent, SqlBindings(database)), replace(limits, grace=0)) as turns,
+        Turns.open(
+            log,
+            Sessions(agent, SqlBindings(database)),
+            SqlAsked(database),
+            replace(limits, grace=0),
+            now_ms,
+        ) as turns,
     ):
-        tasks = Tasks(agent, log, turns, Inputs(NoFiles(), 1 << 20), now_ms)
-        yield House(agent, database, log, turns, tasks)
+        interrupts = Interrupts(log, turns, SqlAsked(database), now_ms)
+        tasks = Tasks(agent, log, turns, interrupts, Inputs(NoFiles(), 1 << 20), now_ms)
+        yield House(agent, database, log, turns, interrupts, tasks)
 
 
 def rename(db: Connection, before: str, after: str) -> None:

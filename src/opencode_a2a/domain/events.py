@@ -134,7 +134,7 @@ class InterruptAsked:
 class InterruptClosed:
     session: str
     request_id: str
-    resolution: Literal["once", "always", "reject", "answered", "rejected"]
+    resolution: Literal["once", "always", "reject", "answered", "rejected", "elsewhere"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .events import AgentEvent
+from .permissions import Grant
 from .task import Task, TaskHead
 from .updates import LogEntry, Update
-from .values import FileChange, Prompt, SessionRef, TaskQuery, TaskState
+from .values import (
+    Decision,
+    FileChange,
+    Interrupt,
+    Prompt,
+    SessionRef,
+    TaskQuery,
+    TaskState,
+)
 
 
 class AgentSession(Protocol):
@@ -41,6 +50,10 @@ class AgentSession(Protocol):
 
     async def abort(self) -> None:
         """Stop the run and its sub-agents."""
+        ...
+
+    async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
+        """Tell the agent what was decided. False when it does not wait for that any more."""
         ...
 
     async def reject_pending(self, family: Collection[str]) -> None:
@@ -101,6 +114,11 @@ class KeyTaken(Exception):
 
 class Cursor(Protocol):
     """A place in a task's log. A reader that is slow, or leaves, costs nobody anything."""
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether what was read last was the end of what is known."""
+        ...
 
     async def read(self) -> Sequence[LogEntry]:
         """The next entries, waiting for some; none when the log has ended. Safe to cancel."""
@@ -175,6 +193,31 @@ class Bindings(Protocol):
     async def session_of(self, owner: str, context_id: str) -> SessionRef | None: ...
 
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A request of the agent, where it belongs, and what became of it."""
+
+    interrupt: Interrupt
+    task_id: str
+    context_id: str
+    expires_at: int | None
+    resolution: str | None = None  # none while it is open
+
+
+class Asked(Protocol):
+    """What the agent has asked for, by whose task. What is settled is forgotten after a while."""
+
+    async def pending(self, owner: str) -> Sequence[Pending]:
+        """What a caller could answer now, oldest first."""
+        ...
+
+    async def find(self, owner: str, request_id: str) -> Pending | None: ...
+
+    async def grants(self, owner: str, context_id: str) -> Sequence[Grant]:
+        """What need not be asked again in this context."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ When it is over
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -60,16 +61,15 @@ from .events import (
     ToolCall,
     ToolSnapshot,
 )
+from .requests import ELSEWHERE, Requests
 from .task import Task
 from .updates import (
     BlockText,
     BlockTool,
-    InterruptOpened,
-    InterruptResolved,
     Progress,
     Update,
 )
-from .values import Failure, Interrupt, Problem, TaskState, Usage
+from .values import Failure, Interrupt, PermissionAsk, Problem, TaskState, Usage
 
 LOST = Problem(
     Failure.UPSTREAM_INTERRUPTED,
@@ -82,6 +82,11 @@ CUT = Problem(
     Failure.OUTPUT_LIMIT,
     "The model stopped at its output limit, so the answer is incomplete. "
     "Ask it to continue in the same context.",
+)
+UNANSWERED = Problem(
+    Failure.DEADLINE_EXCEEDED,
+    "Nobody answered the agent's question in time, so it stopped. Send the request again in the "
+    "same context; A2A_INTERRUPT_REQUEST_TTL_SECONDS sets the time.",
 )
 FILTERED = Problem(Failure.PROVIDER_ERROR, "The provider's content filter blocked the answer.")
 
@@ -117,11 +122,14 @@ class _Block:
 
 
 class Turn:
-    def __init__(self, session: str, message_id: str) -> None:
+    def __init__(
+        self, session: str, message_id: str, deadline: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """`deadline` says until when a person must decide what is asked now."""
         self.session = session
         self.message_id = message_id
         self.outcome: Outcome | None = None
-        self.interrupts: dict[str, Interrupt] = {}
+        self.requests = Requests(deadline)
         self.family: set[str] = {session}
         self.files_changed = False
         self.title = ""
@@ -150,7 +158,7 @@ class Turn:
                 shown.chunks, shown.started = [block.text], True
                 shown.ended, shown.behind = block.last, not block.last
             self._blocks[block.part_id or block.id] = shown
-        self.interrupts = {ask.request_id: ask for ask in task.open_interrupts}
+        self.requests.resume(task)
         self._counted = dict(task.steps)
         self._reported = set(task.reported)
         self._stale = True
@@ -167,7 +175,9 @@ class Turn:
     @property
     def doubtful(self) -> bool:
         """Something says the run may be over and nothing proves it: look again soon."""
-        return self.outcome is None and (self._stale or self._idle or self._error is not None)
+        return self.outcome is None and (
+            self._stale or self._idle or self._error is not None or self.requests.unsettled
+        )
 
     def feed(self, event: AgentEvent) -> list[Update]:
         if self.outcome is not None:
@@ -203,10 +213,10 @@ class Turn:
                 if event.session == self.session:
                     self.title = event.title
                 return []
-            case InterruptAsked():
-                return self._on_asked(event)
+            case InterruptAsked(session=asking, interrupt=interrupt):
+                return self.requests.ask(interrupt) if asking in self.family else []
             case InterruptClosed(request_id=request_id, resolution=resolution):
-                return self._resolve(request_id, resolution)
+                return self.requests.close(request_id, resolution)
             case TodosChanged():
                 if event.session != self.session:
                     return []
@@ -400,26 +410,22 @@ class Turn:
                     self._void.append(block)
         return retry
 
-    def _on_asked(self, event: InterruptAsked) -> list[Update]:
-        request_id = event.interrupt.request_id
-        if event.session not in self.family or request_id in self.interrupts:
-            return []
-        self.interrupts[request_id] = event.interrupt
-        return [InterruptOpened(event.interrupt)]
-
-    def _resolve(self, request_id: str, resolution: str) -> list[Update]:
-        closed = self.interrupts.pop(request_id, None)
-        if closed is None:
-            return []
-        return [InterruptResolved(closed, resolution, still_open=len(self.interrupts))]
+    def _settled_how(self, interrupt: Interrupt) -> str:
+        """Nobody heard how a request was settled: the tool call that waited may tell."""
+        calls = (block.call for block in self._blocks.values() if block.call is not None)
+        for call in calls:
+            if call.call_id == interrupt.call_id and call.over:
+                refused = call.status == "error"
+                if isinstance(interrupt, PermissionAsk):
+                    return "reject" if refused else "once"
+                return "rejected" if refused else "answered"
+        return ELSEWHERE
 
     # -- the end
 
     def _on_caught_up(self, event: CaughtUp) -> list[Update]:
         self._stale = False
-        updates: list[Update] = []
-        for request_id in [r for r in self.interrupts if r not in event.open_requests]:
-            updates += self._resolve(request_id, "elsewhere")
+        updates = self.requests.keep(event.open_requests, self._settled_how)
         for answer in self._answers.values():
             if answer.completed:
                 updates += self._void_leftovers(answer.message_id)
@@ -441,9 +447,7 @@ class Turn:
 
     def _end(self, outcome: Outcome) -> list[Update]:
         self.outcome = outcome
-        return [
-            u for request_id in list(self.interrupts) for u in self._resolve(request_id, "ended")
-        ]
+        return self.requests.end()
 
     def _judge(self, newest: MessageSeen) -> Outcome:
         if newest.aborted:
@@ -455,6 +459,8 @@ class Turn:
                 return Outcome(TaskState.FAILED, CUT.message, CUT)
             case "content-filter":
                 return Outcome(TaskState.FAILED, FILTERED.message, FILTERED)
+            case "tool-calls" if self.requests.question_expired:
+                return Outcome(TaskState.FAILED, UNANSWERED.message, UNANSWERED)
             case "tool-calls" if self._has_failed_tool(newest.message_id):
                 return Outcome(TaskState.CANCELED, STOPPED)  # only a refusal stops a run here
             case None if newest.speaker is Speaker.AGENT:

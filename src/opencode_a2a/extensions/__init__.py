@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from ..contract.declare import Extension
+from .interrupts import HUMAN_IN_THE_LOOP, INTERACTIVE, RECOVERY
 
-ALL: tuple[Extension, ...] = ()
+ALL: tuple[Extension, ...] = (INTERACTIVE, RECOVERY, HUMAN_IN_THE_LOOP)

@@ -15,6 +15,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..contract.declare import Extension
 from .failures import JSON
 from .render import Json
 
@@ -35,6 +36,7 @@ class CardFacts:
     version: str
     schemes: tuple[str, ...]
     input_modes: tuple[str, ...]
+    extensions: tuple[Extension, ...] = ()
     output_modes: tuple[str, ...] = ("text/plain", "application/json", "text/x-diff")
 
 
@@ -99,7 +101,8 @@ def pure(facts: CardFacts) -> Json:
                             "metadata.shared.usage",
                         ]
                     },
-                }
+                },
+                *(_declared(extension) for extension in facts.extensions),
             ],
         },
         "securitySchemes": {
@@ -118,6 +121,12 @@ def pure(facts: CardFacts) -> Json:
             }
         ],
     }
+
+
+def _declared(extension: Extension) -> Json:
+    params = {"params": dict(extension.public)} if extension.public else {}
+    about = {"uri": extension.uri, "description": extension.description, "required": False}
+    return about | params
 
 
 def hybrid(facts: CardFacts) -> Json:

@@ -63,7 +63,6 @@ class EventStream(Response):
         cursor: Cursor | None,
         stopping: asyncio.Future[None],
         *,
-        stays_open: bool = False,
         request_id: str | int | None = None,
     ) -> None:
         super().__init__(headers=HEADERS)
@@ -74,7 +73,6 @@ class EventStream(Response):
         self._first = first
         self._cursor = cursor
         self._stopping = stopping
-        self._stays_open = stays_open
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,11 +112,11 @@ class EventStream(Response):
                 break
             if not entries:
                 break
-            last = self._last(entries)
+            last = self._last(entries, self._cursor.caught_up)
             over = last is not None
             frames, size = [], 0
             for entry in entries if last is None else entries[: last + 1]:
-                payload = self._renderer.event(self._head, entry, stays_open=self._stays_open)
+                payload = self._renderer.event(self._head, entry)
                 if payload is not None:
                     frames.append(self._envelope.frame(entry.seq, payload))
                     size += len(frames[-1])
@@ -129,12 +127,12 @@ class EventStream(Response):
                 await write(b"".join(frames))
         await write(b"", more=False)
 
-    def _last(self, entries: Sequence[LogEntry]) -> int | None:
+    def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
         """Which of these the stream ends with, if the task rests after them."""
         for index in range(len(entries) - 1, -1, -1):
             state = state_after(entries[index].update)
             if state is TaskState.INPUT_REQUIRED:
-                return None if self._stays_open else index
+                return index if caught_up and not self._renderer.stays_open else None
             if state is not None:
                 return index if state.terminal else None
         return None

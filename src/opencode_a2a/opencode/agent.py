@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..domain import events as ev
-from ..domain.values import Attachment, FileChange, Prompt, SessionRef
+from ..domain.values import (
+    Attachment,
+    Decision,
+    FileChange,
+    Interrupt,
+    PermissionDecision,
+    PermissionRule,
+    Prompt,
+    QuestionDecision,
+    SessionRef,
+)
 from ..errors import UpstreamHttpError, UpstreamPayloadError
 from . import wire
 from .feed import SILENCE, Feed, Subscription
@@ -31,6 +41,7 @@ class Defaults:
     agent: str | None = None
     system: str | None = None
     variant: str | None = None
+    rules: tuple[PermissionRule, ...] = ()  # for new sessions
 
 
 class StoredMessage(BaseModel):
@@ -92,13 +103,11 @@ class OpenCode:
 
     async def create(self, title: str, context_id: str) -> SessionRef:
         directory = self._defaults.directory
-        answer = await self._http.call(
-            "POST",
-            "session",
-            query={"directory": directory},
-            # A title of ours saves the model call that OpenCode would spend on one.
-            body={"title": title, "metadata": {"a2a": {"contextId": context_id}}},
-        )
+        # A title of ours saves the model call that OpenCode would spend on one.
+        body: dict[str, Any] = {"title": title, "metadata": {"a2a": {"contextId": context_id}}}
+        if self._defaults.rules:
+            body["permission"] = [asdict(rule) for rule in self._defaults.rules]
+        answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
         created = _read(_SESSION, answer)
         return SessionRef(created.id, created.title, created.directory or directory)
 
@@ -181,11 +190,29 @@ class OpenCodeSession:
     async def abort(self) -> None:
         await self._http.call("POST", "session", self.ref.id, "abort")
 
+    async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
+        kind, verb, body = "question", "reject", dict[str, Any]()
+        if isinstance(decision, PermissionDecision):
+            kind, verb, body = "permission", "reply", {"reply": decision.reply}
+            body |= {"message": decision.message} if decision.message else {}
+        elif decision.answers is not None:
+            verb, body = "reply", {"answers": decision.answers}
+        request_id = interrupt.request_id
+        try:
+            await self._http.call(
+                "POST", kind, request_id, verb, query=self._here, body=body or None
+            )
+        except UpstreamHttpError as exc:
+            if exc.facts.get("upstream_status") == 404:
+                return False  # somebody was faster, or OpenCode has forgotten it
+            raise
+        return True
+
     async def reject_pending(self, family: Collection[str]) -> None:
         permissions, questions = await self._pending({self.ref.id, *family})
         await asyncio.gather(
-            *(self._refuse("permission", p.id, "reply", {"reply": "reject"}) for p in permissions),
-            *(self._refuse("question", q.id, "reject", None) for q in questions),
+            *(self.settle(wire.permission(p), PermissionDecision("reject")) for p in permissions),
+            *(self.settle(wire.question(q), QuestionDecision(None)) for q in questions),
         )
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
@@ -193,13 +220,6 @@ class OpenCodeSession:
             "GET", "session", self.ref.id, "diff", query={"messageID": message_id}
         )
         return tuple(wire.file_change(diff) for diff in _read(_DIFFS, answer))
-
-    async def _refuse(self, kind: str, request: str, verb: str, body: Any) -> None:
-        try:
-            await self._http.call("POST", kind, request, verb, query=self._here, body=body)
-        except UpstreamHttpError as exc:
-            if exc.facts.get("upstream_status") != 404:  # somebody was faster
-                raise
 
     async def _pending(
         self, family: Collection[str]

@@ -110,12 +110,18 @@ class Status(BaseModel):
     next: int = 0
 
 
+class AskingTool(BaseModel):
+    call_id: str = Field(alias="callID")
+
+
 class PermissionInfo(BaseModel):
     id: str
     session: str = Field(alias="sessionID")
     permission: str
     patterns: list[str] = []
     metadata: dict[str, Any] = {}
+    always: list[str] = []
+    tool: AskingTool | None = None
 
 
 class QuestionInfo(BaseModel):
@@ -133,6 +139,7 @@ class QuestionInfo(BaseModel):
     id: str
     session: str = Field(alias="sessionID")
     questions: list[Item] = []
+    tool: AskingTool | None = None
 
 
 class TodoInfo(BaseModel):
@@ -257,6 +264,9 @@ def permission(info: PermissionInfo) -> Interrupt:
         text("command"),
         text("filepath"),
         text("diff"),
+        text("title") or text("description"),
+        tuple(info.always),
+        info.tool.call_id if info.tool else None,
     )
 
 
@@ -274,6 +284,7 @@ def question(info: QuestionInfo) -> Interrupt:
             )
             for item in info.questions
         ),
+        info.tool.call_id if info.tool else None,
     )
 
 

@@ -66,10 +66,10 @@ class Recovery:
     async def take_up(self) -> None:
         for task in await self._log.take_orphans():
             logger.info("task.resumed", task=task.head.id, state=task.state.value)
-            asked = {
+            asked: dict[str, Message] = {
                 entry.update.upstream_id: entry.update.message
                 for entry in task.history
-                if isinstance(entry.update, MessageAdded)
+                if isinstance(entry.update, MessageAdded) and entry.update.upstream_id
             }
 
             async def prepare(message_id: str, asked: dict[str, Message] = asked) -> Prompt:

@@ -23,12 +23,33 @@ from typing import Any, TypeVar
 
 import structlog
 
-from ..domain.events import AgentEvent, Gap
-from ..domain.ports import AgentSession, TaskLog
+from ..domain.events import AgentEvent, Gap, InterruptClosed
+from ..domain.permissions import covers
+from ..domain.ports import AgentSession, Asked, TaskLog
+from ..domain.requests import EXPIRED
 from ..domain.task import Task, TaskHead
 from ..domain.turn import Outcome, Turn
-from ..domain.updates import ChangesMade, Ended, Started, Update
-from ..domain.values import Failure, FileChange, Problem, Prompt, TaskState, Usage
+from ..domain.updates import (
+    ChangesMade,
+    Ended,
+    InterruptAnswered,
+    InterruptOpened,
+    Started,
+    Update,
+)
+from ..domain.values import (
+    Decision,
+    Failure,
+    FileChange,
+    Interrupt,
+    PermissionAsk,
+    PermissionDecision,
+    Problem,
+    Prompt,
+    QuestionDecision,
+    TaskState,
+    Usage,
+)
 from ..errors import (
     ServiceError,
     StoreUnavailable,
@@ -43,6 +64,7 @@ logger = structlog.get_logger()
 T = TypeVar("T")
 
 ABORT_AGAIN = 0.2  # seconds
+UNDECIDED = "Nobody was there to decide in time. Go on without it, or say what you need."
 Prepare = Callable[[str], Awaitable[Prompt]]
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
@@ -64,6 +86,7 @@ class TurnLimits:
     quiet: float = 15.0  # without an event before we look for ourselves
     soon: float = 1.0  # the same when something is in doubt
     unreachable: float = 30.0  # OpenCode may be away before its runs are given up
+    answer: float = 10_800.0  # a person may take to decide
     grace: float = 5.0  # for what is running when the service stops
 
 
@@ -85,6 +108,7 @@ class _Job:
     usage: Usage = Usage()
     session: AgentSession | None = None
     session_title: str = ""
+    run: _Run | None = None  # the prompt being answered
 
 
 @dataclass(slots=True)
@@ -99,10 +123,19 @@ class _Run:
 
 
 class Turns:
-    def __init__(self, log: TaskLog, sessions: Sessions, limits: TurnLimits) -> None:
+    def __init__(
+        self,
+        log: TaskLog,
+        sessions: Sessions,
+        asked: Asked,
+        limits: TurnLimits,
+        clock: Callable[[], int],
+    ) -> None:
         self._log = log
         self._sessions = sessions
+        self._asked = asked
         self._limits = limits
+        self._clock = clock
         self._jobs: dict[str, _Job] = {}
         self._arriving = 0
         self._contexts: dict[tuple[str, str], list[_Job]] = {}
@@ -114,11 +147,13 @@ class Turns:
         cls,
         log: TaskLog,
         sessions: Sessions,
+        asked: Asked,
         limits: TurnLimits,
+        clock: Callable[[], int],
         stopping: asyncio.Future[None] | None = None,
     ) -> AsyncIterator[Turns]:
         """Turns at work. On the way out they may finish until `stopping`, or for their grace."""
-        self = cls(log, sessions, limits)
+        self = cls(log, sessions, asked, limits, clock)
         try:
             yield self
         finally:
@@ -202,6 +237,28 @@ class Turns:
             raise StoreUnavailable(
                 "The task is being stopped, but this cannot be recorded right now.", retry_after=5
             ) from None
+
+    def waiting(self, task: Task) -> dict[str, InterruptOpened]:
+        """What the agent waits for at this very moment; the log may be a moment behind."""
+        job = self._jobs.get(task.head.id)
+        return job.run.turn.requests.open if job is not None and job.run else task.interrupts
+
+    async def answered(self, task_id: str, answers: Sequence[InterruptAnswered]) -> bool:
+        """Tell the agent what was decided, and is in the log. Whether it still wanted to know.
+
+        Should it be away, the turn tells it later.
+        """
+        job = self._jobs.get(task_id)
+        if job is None or (run := job.run) is None:
+            return True  # it goes on from the log, and reads there what was decided
+        for answer in answers:
+            run.turn.requests.answer(answer)
+        # To the end, also when who answered has left meanwhile.
+        heard = await asyncio.shield(
+            asyncio.gather(*(self._deliver(run, a.interrupt, a.decision) for a in answers))
+        )
+        await self._log.flushed(task_id)
+        return all(heard)
 
     # -- the life of a job
 
@@ -323,7 +380,7 @@ class Turns:
                 return
 
     async def _turn(self, job: _Job, session: AgentSession, prompt: Prompt) -> tuple[Turn, Outcome]:
-        turn = Turn(session.ref.id, prompt.message_id)
+        turn = Turn(session.ref.id, prompt.message_id, self._deadline)
         resumed, job.resumed = job.resumed, None
         if resumed is not None:
             turn.resume(resumed)
@@ -331,7 +388,7 @@ class Turns:
             events = await self._patiently(job, lambda: stack.enter_async_context(session.events()))
             asking = self._ask(job, session, turn, prompt, maybe_sent=resumed is not None)
             asked = asyncio.create_task(asking)
-            run = _Run(job, session, turn, asked, events)
+            run = job.run = _Run(job, session, turn, asked, events)
             pump = asyncio.create_task(self._pump(run))
             canceled = asyncio.create_task(job.cancel.wait())
             try:
@@ -344,6 +401,7 @@ class Turns:
                 else:
                     outcome = CANCELED
             finally:
+                job.run = None
                 for task in (asked, pump, canceled):
                     task.cancel()
                 await asyncio.gather(asked, pump, canceled, return_exceptions=True)
@@ -385,10 +443,14 @@ class Turns:
         while turn.outcome is None:
             if not self._log.holds(run.job.head.id):
                 raise TakenOver
-            if turn.interrupts:
+            waiting = bool(turn.requests.open)
+            if waiting:
                 self._free(run.job)
-            before, waiting = time.monotonic(), bool(turn.interrupts)
+                await self._expire(run)
+            before = time.monotonic()
             patience = limits.soon if turn.doubtful else limits.quiet
+            if (deadline := turn.requests.next_deadline()) is not None:
+                patience = min(patience, max(0.0, (deadline - self._clock()) / 1000))
             if not waiting:
                 if before >= work_until:
                     return self._too_late()
@@ -396,15 +458,17 @@ class Turns:
             if not look:
                 try:
                     async with asyncio.timeout(patience):
-                        self._tell(run, await anext(run.events))
+                        await self._tell(run, await anext(run.events))
                     look = turn.stale
                 except TimeoutError:
                     look = True
             if look and turn.outcome is None:
                 look = False
                 try:
-                    self._tell(run, await run.session.read(turn.message_id))
+                    await self._tell(run, await run.session.read(turn.message_id))
                     away_since = None
+                    for interrupt, decision in turn.requests.decided():
+                        await self._deliver(run, interrupt, decision)
                 except UpstreamError:
                     away_since = away_since or time.monotonic()
                     if time.monotonic() - away_since > limits.unreachable:
@@ -413,11 +477,57 @@ class Turns:
                 work_until += time.monotonic() - before
         return turn.outcome
 
-    def _tell(self, run: _Run, events: Sequence[AgentEvent]) -> None:
+    async def _tell(self, run: _Run, events: Sequence[AgentEvent]) -> None:
         updates: list[Update] = []
         for event in events:
             updates += run.turn.feed(event)
+        if any(isinstance(update, InterruptOpened) for update in updates):
+            updates = await self._without_granted(run, updates)
         self._log.append(run.job.head.id, updates)
+
+    async def _without_granted(self, run: _Run, updates: list[Update]) -> list[Update]:
+        """What the caller has allowed for good is answered, not asked again."""
+        head, shown = run.job.head, list[Update]()
+        try:
+            grants = await self._asked.grants(head.owner, head.context_id)
+        except StoreUnavailable:
+            return updates  # asking once too often does no harm
+        for update in updates:
+            ask = update.interrupt if isinstance(update, InterruptOpened) else None
+            if isinstance(ask, PermissionAsk) and covers(grants, ask):
+                run.turn.requests.allow(ask.request_id)
+                logger.info("permission.granted", task=head.id, permission=ask.permission)
+                await self._deliver(run, ask, PermissionDecision("once"))
+            else:
+                shown.append(update)
+        return shown
+
+    async def _deliver(self, run: _Run, interrupt: Interrupt, decision: Decision) -> bool:
+        """Tell the agent; if it cannot be reached, the next look at it tries again."""
+        try:
+            wanted = await run.session.settle(interrupt, decision)
+        except UpstreamError as exc:
+            logger.warning("answer.delayed", task=run.job.head.id, problem=exc.type)
+            return True
+        closed = InterruptClosed(interrupt.session, interrupt.request_id, "elsewhere")
+        self._log.append(run.job.head.id, run.turn.feed(closed))
+        return wanted
+
+    async def _expire(self, run: _Run) -> None:
+        """Nobody has decided in time: refuse, so that the run goes on or ends."""
+        for opened in run.turn.requests.expired(self._clock()):
+            ask = opened.interrupt
+            refusal: Decision = QuestionDecision(None)
+            if isinstance(ask, PermissionAsk):
+                refusal = PermissionDecision("reject", UNDECIDED)
+            still_open = len(run.turn.requests.open) - 1
+            answered = InterruptAnswered(ask, refusal, EXPIRED, still_open)
+            self._log.append(run.job.head.id, [answered])
+            run.turn.requests.answer(answered)
+            await self._deliver(run, ask, refusal)
+
+    def _deadline(self) -> int:
+        return self._clock() + int(self._limits.answer * 1000)
 
     async def _stop(self, run: _Run, pump: asyncio.Task[Outcome]) -> None:
         """Abort, then refuse what is pending: approving it later would run it after all."""
@@ -476,3 +586,10 @@ def _failed(exc: ServiceError) -> Outcome:
     kind = Failure(exc.type) if exc.type in Failure.__members__ else Failure.INTERNAL
     problem = Problem(kind, exc.message, exc.facts.get("upstream_status"))
     return Outcome(TaskState.FAILED, exc.message, problem)
+
+
+def in_transit() -> UpstreamBusy:
+    return UpstreamBusy(
+        "The task is passing from one process of this service to another. Try again in a moment.",
+        retry_after=2,
+    )

@@ -23,7 +23,7 @@ from ..domain.task import Task, TaskHead
 from ..domain.updates import Ended, LogEntry, Update, coalesce
 from ..domain.values import TaskQuery, TaskState
 from ..errors import ServiceError, StoreUnavailable, TaskNotFound, UnsupportedOperation
-from . import codec
+from . import asked, codec
 from . import statements as sql
 from .database import Database
 from .holder import LEASE, Holder
@@ -46,6 +46,7 @@ class Retention:
     replay: float = 900.0  # the single entries of an ended task
     tasks: float = 30 * 86_400.0  # an ended task; 0 means for ever
     keys: float = 86_400.0  # what a repeated request is known by
+    requests: float = 600.0  # what the agent asked for, once it is settled
 
 
 KEPT = Retention()
@@ -337,6 +338,7 @@ class SqlTaskLog:
             (sql.sweep, retention.replay),
             (sql.forget, retention.tasks),
             (sql.forget_keys, retention.keys),
+            (asked.forget, retention.requests),
         ):
             before = self._clock() - int(seconds * 1000)
             if seconds or statement is not sql.forget:
@@ -380,6 +382,7 @@ class SqlCursor:
         self._task_id = task_id
         self._live = live
         self._after = after
+        self.caught_up = True
 
     async def read(self) -> Sequence[LogEntry]:
         while True:
@@ -394,6 +397,7 @@ class SqlCursor:
                 found, more = live.tail[first : first + sql.PAGE], not live.over
             if found:
                 self._after = found[-1].seq
+                self.caught_up = len(found) < sql.PAGE
                 return found
             if not more:
                 return ()

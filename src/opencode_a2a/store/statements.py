@@ -11,12 +11,21 @@ import orjson
 from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
-from ..domain.phrases import asking
+from ..domain.phrases import waiting
 from ..domain.ports import Key, TaskPage, TaskRow
 from ..domain.task import Task, TaskHead
-from ..domain.updates import Ended, InterruptOpened, LogEntry, Started, state_after
+from ..domain.updates import (
+    Ended,
+    InterruptAnswered,
+    InterruptOpened,
+    InterruptResolved,
+    InterruptUnclear,
+    LogEntry,
+    Started,
+    state_after,
+)
 from ..domain.values import OutputModes, SessionRef, TaskQuery, TaskState
-from . import codec
+from . import asked, codec
 from .holder import Holder
 from .tables import OPEN_STATES, entries, keys, tasks
 
@@ -84,6 +93,7 @@ def _commit_together(
         if not _move(db, batch):
             refused[task_id] = Refusal.GONE
             continue
+        asked.follow(db, batch.task, batch.entries)
         for entry in batch.entries:
             kind, body = codec.encode(entry.update)
             row = {"seq": entry.seq, "at": entry.at, "kind": kind, "body": body}
@@ -132,8 +142,8 @@ def _move(db: Connection, batch: Batch) -> bool:
         match entry.update:
             case Started(session=session, title=title):
                 values |= {"session_id": session, "title": title}
-            case InterruptOpened(interrupt=interrupt):
-                values["message"] = asking(interrupt)
+            case InterruptOpened() | InterruptUnclear() | InterruptAnswered() | InterruptResolved():
+                values["message"] = _waiting(batch)
             case Ended(message=message, session=session, title=title):
                 values |= {"message": message, "folded": codec.fold(_whole(batch))}
                 if session:
@@ -153,6 +163,15 @@ def _move(db: Connection, batch: Batch) -> bool:
     return db.execute(statement).rowcount == 1
 
 
+def _waiting(batch: Batch) -> str | None:
+    """What is asked of people once this batch is committed."""
+    task = batch.task
+    asked = Task(task.head, interrupts={**task.interrupts}, unclear=task.unclear)
+    for entry in batch.entries:
+        asked.apply(entry)
+    return waiting(asked.open_interrupts, asked.unclear) if asked.interrupts else None
+
+
 def _whole(batch: Batch) -> Task:
     """The task with this batch; its fold itself changes only once that is committed."""
     task = batch.task
@@ -161,6 +180,7 @@ def _whole(batch: Batch) -> Task:
         history=[*task.history],
         blocks={id: replace(block, pieces=[block.text]) for id, block in task.blocks.items()},
         interrupts={**task.interrupts},
+        answered={**task.answered},
         steps={**task.steps},
         reported={*task.reported},
     )
