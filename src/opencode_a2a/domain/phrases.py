@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -67,6 +68,8 @@ def _permission(ask: PermissionAsk) -> str:
         what += f"\n{ask.title}"
     if ask.command:
         what += f"\n\n    {ask.command}"
+    if ask.arguments:
+        what += f"\n\n{json.dumps(ask.arguments, ensure_ascii=False, indent=2)}"
     if ask.diff:
         what += f"\n\n{ask.diff}"
     return what

@@ -112,7 +112,7 @@ def details(interrupt: Interrupt) -> dict[str, Any]:
         "permission": interrupt.permission,
         "patterns": list(interrupt.patterns),
     }
-    for name in ("title", "command", "filepath", "diff"):
+    for name in ("title", "command", "filepath", "diff", "arguments"):
         if value := getattr(interrupt, name):
             told[name] = value
     if interrupt.always:

@@ -32,7 +32,7 @@ When it is over
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from .events import (
@@ -69,7 +69,7 @@ from .updates import (
     Progress,
     Update,
 )
-from .values import Failure, Interrupt, PermissionAsk, Problem, TaskState, Usage
+from .values import Failure, Interrupt, PermissionAsk, Problem, QuestionAsk, TaskState, Usage
 
 LOST = Problem(
     Failure.UPSTREAM_INTERRUPTED,
@@ -140,6 +140,8 @@ class Turn:
         self._void: list[_Block] = []
         self._early: dict[str, dict[str, TextSnapshot | ToolSnapshot]] = {}
         self._dead: set[str] = set()
+        self._calls: dict[str, ToolCall] = {}  # by their own id, those of sub-agents too
+        self._held: dict[str, Interrupt] = {}
         self._counted: dict[str, Usage] = {}
         self._reported: set[Progress] = set()
         self._error: Problem | None = None
@@ -176,7 +178,11 @@ class Turn:
     def doubtful(self) -> bool:
         """Something says the run may be over and nothing proves it: look again soon."""
         return self.outcome is None and (
-            self._stale or self._idle or self._error is not None or self.requests.unsettled
+            self._stale
+            or self._idle
+            or self._error is not None
+            or bool(self._held)
+            or self.requests.unsettled
         )
 
     def feed(self, event: AgentEvent) -> list[Update]:
@@ -213,9 +219,10 @@ class Turn:
                 if event.session == self.session:
                     self.title = event.title
                 return []
-            case InterruptAsked(session=asking, interrupt=interrupt):
-                return self.requests.ask(interrupt) if asking in self.family else []
+            case InterruptAsked():
+                return self._on_asked(event)
             case InterruptClosed(request_id=request_id, resolution=resolution):
+                self._held.pop(request_id, None)
                 return self.requests.close(request_id, resolution)
             case TodosChanged():
                 if event.session != self.session:
@@ -340,8 +347,16 @@ class Turn:
         return BlockText(block.id, block.message_id, part_id, block.kind, text, append, last)
 
     def _on_tool(self, event: ToolSnapshot) -> list[Update]:
-        if event.child is not None and event.session in self.family:
-            self.family.add(event.child)
+        updates: list[Update] = []
+        if event.session in self.family:
+            if event.child is not None:
+                self.family.add(event.child)
+            self._calls[event.call.call_id] = event.call
+            if self._held and event.call.status != "pending":
+                updates = self._ask_held(event.call.call_id)
+        return [*self._tool_block(event), *updates]
+
+    def _tool_block(self, event: ToolSnapshot) -> list[Update]:
         if not self._speaks(event):
             return []
         block = self._blocks.get(event.part_id)
@@ -410,22 +425,42 @@ class Turn:
                     self._void.append(block)
         return retry
 
+    def _on_asked(self, event: InterruptAsked) -> list[Update]:
+        """A tool asks just before it tells what it was called with: wait for that."""
+        ask = event.interrupt
+        if event.session not in self.family:
+            return []
+        call = self._calls.get(ask.call_id or "")
+        begun = call is not None and call.status != "pending"
+        if begun or ask.call_id is None or isinstance(ask, QuestionAsk):
+            return self.requests.ask(_explained(ask, call))
+        self._held[ask.request_id] = ask
+        return []
+
+    def _ask_held(self, call_id: str | None = None) -> list[Update]:
+        held = [a for a in self._held.values() if call_id is None or a.call_id == call_id]
+        updates: list[Update] = []
+        for ask in held:
+            del self._held[ask.request_id]
+            updates += self.requests.ask(_explained(ask, self._calls.get(ask.call_id or "")))
+        return updates
+
     def _settled_how(self, interrupt: Interrupt) -> str:
         """Nobody heard how a request was settled: the tool call that waited may tell."""
-        calls = (block.call for block in self._blocks.values() if block.call is not None)
-        for call in calls:
-            if call.call_id == interrupt.call_id and call.over:
-                refused = call.status == "error"
-                if isinstance(interrupt, PermissionAsk):
-                    return "reject" if refused else "once"
-                return "rejected" if refused else "answered"
-        return ELSEWHERE
+        call = self._calls.get(interrupt.call_id or "")
+        if call is None or not call.over:
+            return ELSEWHERE
+        refused = call.status == "error"
+        if isinstance(interrupt, PermissionAsk):
+            return "reject" if refused else "once"
+        return "rejected" if refused else "answered"
 
     # -- the end
 
     def _on_caught_up(self, event: CaughtUp) -> list[Update]:
         self._stale = False
-        updates = self.requests.keep(event.open_requests, self._settled_how)
+        updates = self._ask_held()
+        updates += self.requests.keep(event.open_requests, self._settled_how)
         for answer in self._answers.values():
             if answer.completed:
                 updates += self._void_leftovers(answer.message_id)
@@ -471,3 +506,13 @@ class Turn:
     def _has_failed_tool(self, message_id: str) -> bool:
         calls = (b.call for b in self._blocks.values() if b.message_id == message_id)
         return any(call is not None and call.status == "error" for call in calls)
+
+
+def _explained(ask: Interrupt, call: ToolCall | None) -> Interrupt:
+    """What a person needs to decide and only the tool call tells: why, and with what."""
+    if call is None or isinstance(ask, QuestionAsk):
+        return ask
+    shown = ask.command or ask.filepath or ask.diff
+    return replace(
+        ask, title=ask.title or call.subtitle, arguments=None if shown else call.input or None
+    )

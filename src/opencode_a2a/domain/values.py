@@ -189,6 +189,7 @@ class PermissionAsk:
     title: str | None = None
     always: tuple[str, ...] = ()  # the patterns that "always" would allow from then on
     call_id: str | None = None  # the tool call that waits
+    arguments: Mapping[str, Any] | None = None  # of the call, where nothing else tells
 
 
 @dataclass(frozen=True, slots=True)
