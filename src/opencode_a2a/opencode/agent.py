@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..domain import events as ev
+from ..domain.ports import SessionGone
 from ..domain.values import Attachment, FileChange, Prompt, SessionRef
 from ..errors import UpstreamHttpError, UpstreamPayloadError
 from . import wire
@@ -131,7 +132,8 @@ class OpenCodeSession:
         defaults = self._defaults
         extras = {"agent": defaults.agent, "system": defaults.system, "variant": defaults.variant}
         body |= {name: value for name, value in extras.items() if value}
-        await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
+        with _gone_if_unknown():
+            await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
 
     async def has(self, message_id: str) -> bool:
         try:
@@ -234,9 +236,10 @@ class OpenCodeSession:
         messages: list[StoredMessage] = []
         query: Mapping[str, str] = {"limit": str(PAGE)}
         while True:
-            answer, headers = await self._http.exchange(
-                "GET", "session", self.ref.id, "message", query=query
-            )
+            with _gone_if_unknown():
+                answer, headers = await self._http.exchange(
+                    "GET", "session", self.ref.id, "message", query=query
+                )
             messages = [*_read(_MESSAGES, answer), *messages]
             for index, message in enumerate(messages):
                 if message.info.id == since:
@@ -245,6 +248,16 @@ class OpenCodeSession:
             if cursor is None:
                 return []
             query = {"limit": str(PAGE), "before": cursor}
+
+
+@contextmanager
+def _gone_if_unknown() -> Iterator[None]:
+    try:
+        yield
+    except UpstreamHttpError as exc:  # a 404 of somebody in between has no such name
+        if (exc.facts["upstream_status"], exc.facts["name"]) == (404, "NotFoundError"):
+            raise SessionGone from exc
+        raise
 
 
 def _told(message: StoredMessage) -> list[ev.AgentEvent]:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import structlog
 
 from ..domain.events import AgentEvent, Gap
-from ..domain.ports import AgentSession, TaskLog
+from ..domain.ports import AgentSession, SessionGone, TaskLog
 from ..domain.task import Task, TaskHead
 from ..domain.turn import Outcome, Turn
 from ..domain.updates import ChangesMade, Ended, Started, Update
@@ -46,6 +46,15 @@ ABORT_AGAIN = 0.2  # seconds
 Prepare = Callable[[str], Awaitable[Prompt]]
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
+GONE = Problem(
+    Failure.UPSTREAM_INTERRUPTED,
+    "The session of this task was deleted in OpenCode. Send the request again in the same context: "
+    "it goes on there in a new session.",
+)
+
+
+class Unasked(SessionGone):
+    """The session was gone before the prompt: nothing of it has been done."""
 
 
 class TakenOver(Exception):
@@ -236,11 +245,13 @@ class Turns:
             return CANCELED
         except ServiceError as exc:
             return CANCELED if job.cancel.is_set() else _failed(exc)
+        except SessionGone:
+            return CANCELED if job.cancel.is_set() else _because(GONE)
         except TakenOver:
             return CANCELED  # nobody will hear it
         except Exception:
             logger.exception("turn.broken", task=job.head.id)
-            return Outcome(TaskState.FAILED, BROKEN.message, BROKEN)
+            return _because(BROKEN)
 
     async def _queue(self, job: _Job, held: AsyncExitStack) -> Outcome:
         if job.cancel.is_set():
@@ -301,7 +312,11 @@ class Turns:
             prompt = await job.inbox.popleft()
             if prompt is None:
                 continue  # its place was given up
-            turn, outcome = await self._turn(job, session, prompt)
+            try:
+                turn, outcome = await self._turn(job, session, prompt)
+            except Unasked:
+                session = await self._renewed(job, session)
+                turn, outcome = await self._turn(job, session, prompt)
             if turn.files_changed:
                 changed.append(prompt.message_id)
             if job.inbox:  # once OpenCode has the next one, nobody reads this answer again
@@ -310,6 +325,18 @@ class Turns:
                 await self._show_changes(job, session, changed)
         job.closed = True
         return CANCELED if job.inbox else outcome
+
+    async def _renewed(self, job: _Job, gone: AgentSession) -> AgentSession:
+        """The context goes on in a new session: the one it had was deleted in OpenCode."""
+        head = job.head
+        session = await self._patiently(
+            job,
+            lambda: self._sessions.renewed(head.owner, head.context_id, job.title, gone.ref.id),
+        )
+        logger.warning("session.renewed", task=head.id, gone=gone.ref.id, session=session.ref.id)
+        job.session, job.session_title = session, session.ref.title
+        self._log.append(head.id, [Started(session.ref.id, session.ref.title)])
+        return session
 
     async def _skip_answered(self, job: _Job, session: AgentSession, changed: list[str]) -> None:
         """Of the prompts that OpenCode has, only the last can be unanswered."""
@@ -362,6 +389,8 @@ class Turns:
             try:
                 await session.prompt(prompt)
                 break
+            except SessionGone:
+                raise (SessionGone if maybe_sent else Unasked) from None
             except (UpstreamUnreachable, UpstreamTimeout):
                 if time.monotonic() > until:
                     raise
@@ -424,6 +453,9 @@ class Turns:
         with suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(self._limits.abort):
                 await asyncio.wait({run.asked})  # the abort must not overtake its prompt
+                if pump.done() and isinstance(pump.exception(), SessionGone):
+                    await run.session.abort()  # to delete it has not stopped it
+                    return
                 # If it gave up: the session is free only when this run is over.
                 over = asyncio.create_task(self._pump(run)) if pump.done() else pump
                 try:
@@ -434,6 +466,7 @@ class Turns:
                 finally:
                     if over is not pump:
                         over.cancel()
+                        await asyncio.gather(over, return_exceptions=True)
 
     async def _show_changes(self, job: _Job, session: AgentSession, changed: list[str]) -> None:
         """What all its turns changed, which OpenCode knows only a moment after their end."""
@@ -455,7 +488,7 @@ class Turns:
             f"The agent did not finish within {self._limits.deadline:g} seconds of work and was "
             "stopped. OPENCODE_TIMEOUT_STREAM sets this limit.",
         )
-        return Outcome(TaskState.FAILED, problem.message, problem)
+        return _because(problem)
 
     def _end(self, job: _Job, outcome: Outcome) -> None:
         usage = job.usage if job.usage != Usage() else None
@@ -475,4 +508,8 @@ class Turns:
 def _failed(exc: ServiceError) -> Outcome:
     kind = Failure(exc.type) if exc.type in Failure.__members__ else Failure.INTERNAL
     problem = Problem(kind, exc.message, exc.facts.get("upstream_status"))
-    return Outcome(TaskState.FAILED, exc.message, problem)
+    return _because(problem)
+
+
+def _because(problem: Problem) -> Outcome:
+    return Outcome(TaskState.FAILED, problem.message, problem)
