@@ -1,10 +1,14 @@
-"""OpenCode as an agent: implements the ports `Agent` and `AgentSession`."""
+"""OpenCode as an agent: implements the ports `Agent` and `AgentSession`.
+
+What OpenCode gets while it starts is never answered. A question can be asked again, an
+order cannot: it is given only while events arrive, because then OpenCode is up.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,13 +17,14 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from ..domain import events as ev
 from ..domain.ports import SessionGone
 from ..domain.values import Attachment, FileChange, Prompt, SessionRef
-from ..errors import UpstreamHttpError, UpstreamPayloadError
+from ..errors import UpstreamError, UpstreamHttpError, UpstreamPayloadError
 from . import wire
 from .feed import SILENCE, Feed, Subscription
 from .http import Endpoint, Http
 from .ids import new_id, part_id
 
 PAGE = 50  # messages read at once when catching up
+ABORT_AT_LAST = 1.0  # seconds an abort waits for events
 
 T = TypeVar("T")
 
@@ -93,6 +98,7 @@ class OpenCode:
 
     async def create(self, title: str, context_id: str) -> SessionRef:
         directory = self._defaults.directory
+        await self._feed.ready()
         answer = await self._http.call(
             "POST",
             "session",
@@ -132,6 +138,7 @@ class OpenCodeSession:
         defaults = self._defaults
         extras = {"agent": defaults.agent, "system": defaults.system, "variant": defaults.variant}
         body |= {name: value for name, value in extras.items() if value}
+        await self._feed.ready()
         with _gone_if_unknown():
             await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
 
@@ -181,6 +188,8 @@ class OpenCodeSession:
         return [*events, *asked, ev.CaughtUp(self.ref.id, open_requests)]
 
     async def abort(self) -> None:
+        with suppress(UpstreamError):  # without events it may still hear us, so try
+            await self._feed.ready(ABORT_AT_LAST)
         await self._http.call("POST", "session", self.ref.id, "abort")
 
     async def reject_pending(self, family: Collection[str]) -> None:
