@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from opencode_a2a.domain.events import Gap, InterruptAsked, InterruptClosed
-from opencode_a2a.domain.values import Failure, PermissionAsk, TaskState
+from opencode_a2a.domain.values import Failure, Message, PermissionAsk, Role, TaskState, Text
 from opencode_a2a.errors import (
     StoreUnavailable,
     UnsupportedOperation,
@@ -17,9 +20,16 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
-from opencode_a2a.service.turns import TurnLimits
-from tests.fakes.session import ScriptedAgent
+from opencode_a2a.service.sessions import Sessions
+from opencode_a2a.service.tasks import Request, Tasks
+from opencode_a2a.service.turns import TurnLimits, Turns
+from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.holder import LEASE
+from opencode_a2a.store.log import SqlTaskLog
+from tests.fakes.session import PATIENCE, ScriptedAgent
 from tests.service.house import ALICE, BOB, NoFiles, answers, house, rename
+from tests.store.saying import Clock
 
 SUBMITTED, WORKING, COMPLETED = TaskState.SUBMITTED, TaskState.WORKING, TaskState.COMPLETED
 FAILED, ASKING = TaskState.FAILED, TaskState.INPUT_REQUIRED
@@ -312,6 +322,51 @@ async def test_a_stop_of_the_service_is_no_end_and_the_next_start_goes_on(tmp_pa
             assert [prompt.parts for prompt in session.prompts] == [("one",), ("two",)]
             session.answer("TWO")
             assert answers(await at.ended(waiting)) == ["TWO"]
+
+
+class Beating(SqlTaskLog):
+    """A log whose signs of life can be waited for."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.beats: asyncio.Queue[None] = asyncio.Queue()
+
+    async def beat(self) -> Sequence[str]:
+        asked = await super().beat()
+        self.beats.put_nowait(None)
+        return asked
+
+
+async def test_what_may_finish_while_the_service_stops_is_held_until_then() -> None:
+    agent, clock = ScriptedAgent(), Clock()
+    async with (
+        asyncio.timeout(PATIENCE),
+        Database.open("sqlite://") as database,
+        SqlTaskLog.open(database, clock=clock) as another,
+        Beating.open(database, clock=clock) as log,
+        AsyncExitStack() as stack,
+    ):
+        assert isinstance(log, Beating)
+        opening = Turns.open(
+            log, Sessions(agent, SqlBindings(database)), TurnLimits(grace=PATIENCE, beat=0.01)
+        )
+        turns = await stack.enter_async_context(opening)
+        tasks = Tasks(agent, log, turns, Inputs(NoFiles(), 1 << 20), clock)
+        request = Request(Message("m-1", Role.USER, (Text("hello"),)), "c")
+        task = await tasks.send(ALICE, request)
+        await agent.until(lambda: agent.sessions)
+        await agent.of("c").until_asked("hello")
+        stopping = asyncio.create_task(stack.aclose())
+        for _ in range(3):
+            clock.now += LEASE
+            while not log.beats.empty():
+                log.beats.get_nowait()
+            for _ in range(2):  # the first may have begun before
+                await log.beats.get()
+            assert await another.take_orphans() == []
+        agent.of("c").answer("HELLO")
+        await stopping
+        assert answers(await log.get(ALICE.principal, task.head.id)) == ["HELLO"]
 
 
 async def test_a_prompt_whose_answer_got_lost_is_not_sent_again() -> None:

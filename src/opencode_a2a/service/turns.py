@@ -74,6 +74,7 @@ class TurnLimits:
     soon: float = 1.0  # the same when something is in doubt
     unreachable: float = 30.0  # OpenCode may be away before its runs are given up
     grace: float = 5.0  # for what is running when the service stops
+    beat: float = 2.0  # between signs of life meanwhile
 
 
 @dataclass(slots=True)
@@ -134,14 +135,24 @@ class Turns:
             work = [job.work for job in self._jobs.values() if job.work is not None]
             finished = asyncio.gather(*work, return_exceptions=True)
             if stopping is None or not stopping.done():
+                holding = asyncio.create_task(self._hold(limits.beat))
                 either: set[asyncio.Future[Any]] = {finished}
                 either |= set() if stopping is None else {stopping}
                 await asyncio.wait(
                     either, timeout=limits.grace, return_when=asyncio.FIRST_COMPLETED
                 )
+                holding.cancel()
+                await asyncio.gather(holding, return_exceptions=True)
             for task in work:
                 task.cancel()
             await finished
+
+    async def _hold(self, every: float) -> None:
+        """Go on showing that we are alive: nobody else does, now that the service stops."""
+        while True:
+            with suppress(StoreUnavailable):
+                await self._log.beat()
+            await asyncio.sleep(every)
 
     @contextmanager
     def admit(self) -> Iterator[None]:
