@@ -129,7 +129,10 @@ class TaskLog(Protocol):
     async def write(
         self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
     ) -> None:
-        """Say more about a running task; returns once that is committed, or it was not said."""
+        """Say more about a running task; returns once that is committed.
+
+        Or an error (or `KeyTaken`), and it was not said.
+        """
         ...
 
     async def known(self, owner: str, key: str) -> tuple[str, str] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import orjson
@@ -35,16 +34,21 @@ class Batch:
     keys: Sequence[Key] = ()
 
 
-class Refusal(Enum):
-    GONE = "it has ended, is held by another process, or cannot be stored"
-    KEY = "one of its keys is taken"
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Nothing was written about a task: these of its keys are taken, or it is not ours to write."""
+
+    taken: frozenset[str] = frozenset()
+
+
+GONE = Refusal()  # it has ended, is held by another process, or cannot be stored
 
 
 def commit(db: Connection, batches: Sequence[Batch], holder: str, until: int) -> dict[str, Refusal]:
     """Write everything at once; returns the tasks that were refused.
 
-    Refused is what has ended or is held by another process, and a new task whose key
-    is taken. Where a database refuses a row, the tasks are written one by one, so that
+    Refused is what has ended or is held by another process, and what came with a key
+    that is taken. Where a database refuses a row, the tasks are written one by one, so that
     only the one concerned is refused.
     """
     try:
@@ -57,7 +61,7 @@ def commit(db: Connection, batches: Sequence[Batch], holder: str, until: int) ->
                 with db.begin_nested():
                     refused |= _commit_together(db, [batch], holder, until)
             except (IntegrityError, DataError):
-                refused[batch.task.head.id] = Refusal.GONE
+                refused[batch.task.head.id] = GONE
         return refused
 
 
@@ -65,10 +69,10 @@ def _commit_together(
     db: Connection, batches: Sequence[Batch], holder: str, until: int
 ) -> dict[str, Refusal]:
     known = [batch.task.head.id for batch in batches if not batch.is_new]
-    refused = dict.fromkeys(set(known) - _held(db, known, holder), Refusal.GONE)
+    refused = dict.fromkeys(set(known) - _held(db, known, holder), GONE)
     for batch in batches:
-        if batch.task.head.id not in refused and not _claim(db, batch):
-            refused[batch.task.head.id] = Refusal.KEY
+        if batch.task.head.id not in refused and (taken := _claim(db, batch)):
+            refused[batch.task.head.id] = Refusal(taken)
     fresh = [
         _task_row(batch.task.head) | {"holder": holder, "held_until": until}
         for batch in batches
@@ -82,7 +86,7 @@ def _commit_together(
         if task_id in refused:
             continue
         if not _move(db, batch):
-            refused[task_id] = Refusal.GONE
+            refused[task_id] = GONE
             continue
         for entry in batch.entries:
             kind, body = codec.encode(entry.update)
@@ -103,16 +107,14 @@ def _held(db: Connection, task_ids: Collection[str], holder: str) -> set[str]:
     return set(db.execute(ours.with_for_update()).scalars())
 
 
-def _claim(db: Connection, batch: Batch) -> bool:
-    """Note the keys a request came with. False for a new task when one was used before."""
+def _claim(db: Connection, batch: Batch) -> frozenset[str]:
+    """Note the keys that requests came with, or say which were used before and note none."""
     owner, task_id = batch.task.head.owner, batch.task.head.id
-    unused = {key.name: key for key in batch.keys if find_key(db, owner, key.name) is None}
-    if batch.is_new and len(unused) < len(batch.keys):
-        return False
-    for key in unused.values():
+    taken = frozenset(k.name for k in batch.keys if find_key(db, owner, k.name) is not None)
+    for key in batch.keys if not taken else ():
         row = {"owner": owner, "name": key.name, "digest": key.digest, "at": key.at}
         db.execute(insert(keys), {**row, "task_id": task_id})
-    return True
+    return taken
 
 
 def find_key(db: Connection, owner: str, name: str) -> tuple[str, str] | None:
