@@ -328,9 +328,11 @@ class SqlTaskLog:
         async with self._taking:  # two at once would each take what the other is about to hold
             now = self._clock()
             # What we have lost and do not know it yet is not taken back before we do.
-            orphans = await self._database.write(
+            orphans, unreadable = await self._database.write(
                 sql.take_orphans, self._holder, now, now + LEASE, set(self._live)
             )
+            for task_id in unreadable:
+                logger.error("task.unreadable", task=task_id, advice="it has failed")
             for task in orphans:
                 self._live[task.head.id] = _Live(task, is_new=False, tail_start=task.last_seq)
         return orphans

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +15,19 @@ from ..domain.phrases import asking
 from ..domain.ports import Key, TaskPage, TaskRow
 from ..domain.task import Task, TaskHead
 from ..domain.updates import Ended, InterruptOpened, LogEntry, Started, state_after
-from ..domain.values import OutputModes, SessionRef, TaskQuery, TaskState
+from ..domain.values import Failure, OutputModes, Problem, SessionRef, TaskQuery, TaskState
 from . import codec
 from .holder import Holder
 from .tables import OPEN_STATES, entries, keys, tasks
 
+_ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
+    entries.c.seq
+)
+UNREADABLE = Problem(
+    Failure.INTERNAL,
+    "What is stored of this task was damaged, or written by a newer version of this service. "
+    "Nobody can go on with it: send the request again in the same context.",
+)
 PAGE = 256  # entries a cursor takes at once
 SWEEP = 20  # tasks at once: commits wait while entries are deleted
 SHRINK = 256  # pages at once, for the same reason
@@ -217,12 +226,7 @@ def next_entries(db: Connection, task_id: str, after: int) -> tuple[list[LogEntr
 def entries_after(
     db: Connection, task_id: str, after: int, limit: int | None, until: int | None = None
 ) -> list[LogEntry]:
-    statement = (
-        select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body)
-        .where(entries.c.task_id == task_id, entries.c.seq > after)
-        .order_by(entries.c.seq)
-        .limit(limit)
-    )
+    statement = _ENTRIES.where(entries.c.task_id == task_id, entries.c.seq > after).limit(limit)
     if until is not None:
         statement = statement.where(entries.c.seq <= until)
     return [codec.decode(*row) for row in db.execute(statement)]
@@ -287,10 +291,11 @@ def elsewhere(db: Connection, head: TaskHead, holder: str) -> bool:
 
 def take_orphans(
     db: Connection, holder: str, now: int, until: int, but: Collection[str]
-) -> list[Task]:
+) -> tuple[list[Task], list[str]]:
     """Hold what nobody holds any more: released, run out, or its holder is dead.
 
     In the order they must go on: what has begun, then what waited, oldest first.
+    And those that were ended instead, because nobody could go on with them.
     """
     statement = (
         select(tasks.c.id, tasks.c.holder, tasks.c.held_until)
@@ -308,8 +313,31 @@ def take_orphans(
         taken = update(tasks).where(tasks.c.id.in_(orphans))
         db.execute(taken.values(holder=holder, held_until=until))
     # In the same transaction: what is held but could not be read would be nobody's.
-    loaded = (load(db, task_id) for task_id in orphans)
-    return [task for task in loaded if task is not None]
+    loaded: list[Task] = []
+    unreadable: list[str] = []
+    for task_id in orphans:
+        try:
+            loaded += filter(None, [load(db, task_id)])
+        except codec.Unreadable:
+            _give_up(db, task_id, now)
+            unreadable.append(task_id)
+    return loaded, unreadable
+
+
+def _give_up(db: Connection, task_id: str, now: int) -> None:
+    """End a task that cannot be read, with what can be read of it."""
+    row = db.execute(select(tasks).where(tasks.c.id == task_id)).one()
+    task = Task(_head(row), status_at=row.status_at)
+    for entry in db.execute(_ENTRIES.where(entries.c.task_id == task_id)):
+        with suppress(codec.Unreadable):
+            task.apply(codec.decode(*entry))
+        task.last_seq = entry.seq
+    ended = Ended(TaskState.FAILED, UNREADABLE.message, UNREADABLE)
+    task.apply(LogEntry(task.last_seq + 1, now, ended))
+    end = {"state": task.state.value, "status_at": now, "message": UNREADABLE.message}
+    given_up = update(tasks).where(tasks.c.id == task_id).values(end)
+    db.execute(given_up.values(folded=codec.fold(task), cleared=1))
+    db.execute(delete(entries).where(entries.c.task_id == task_id))
 
 
 def beat(
