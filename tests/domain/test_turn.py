@@ -548,9 +548,10 @@ def test_an_idle_session_with_a_completed_answer_is_the_end() -> None:
 
 
 def test_a_late_idle_of_the_previous_run_is_not_the_end() -> None:
-    turn = turn_after(asked(), Idle(ROOT), begun(), done())
-    assert turn.outcome is None
+    turn = turn_after(asked(), Idle(ROOT), begun())
     assert not turn.doubtful
+    feed(turn, done())
+    assert turn.outcome is None
 
 
 def test_an_idle_of_a_sub_agent_or_a_stranger_is_not_the_end() -> None:
@@ -563,6 +564,15 @@ def test_a_completed_step_is_not_the_end_while_the_session_is_busy() -> None:
     assert turn.outcome is None
     feed(turn, done("msg_30", 30))
     assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_a_finished_answer_without_an_idle_is_looked_at_soon() -> None:
+    story = [*WORKING, done(finish="tool-calls")]
+    assert not turn_after(*story).doubtful
+    story += [begun("msg_30", 30), done("msg_30", 30)]
+    assert turn_after(*story).doubtful
+    story += [Busy(ROOT), CaughtUp(ROOT, frozenset())]
+    assert not turn_after(*story).doubtful, "a look has shown that it goes on"
 
 
 def test_an_error_and_an_early_idle_wait_for_the_message_to_be_completed() -> None:

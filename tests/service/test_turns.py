@@ -221,6 +221,25 @@ async def test_a_quiet_agent_is_looked_at_and_its_stored_answer_counts() -> None
         assert (done.state, answers(done)) == (COMPLETED, ["said while nobody listened"])
 
 
+async def test_an_idle_that_never_comes_is_not_waited_for_long() -> None:
+    async with house(TurnLimits(soon=0.02)) as at:
+        task, session = await at.working("c")
+        session.begin()
+        session.remember("said")
+        *told, _ = session.told("said")
+        session.say(*told)
+        assert answers(await at.ended(task)) == ["said"]
+        assert session.looks == 1
+
+
+async def test_an_ordinary_turn_is_never_looked_at() -> None:
+    async with house() as at:
+        task, session = await at.working("c")
+        session.answer("said")
+        await at.ended(task)
+        assert session.looks == 0
+
+
 async def test_a_gap_is_closed_at_once() -> None:
     async with house() as at:  # nothing is quiet for fifteen seconds here
         task, session = await at.working("c")

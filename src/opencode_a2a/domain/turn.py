@@ -116,6 +116,10 @@ class _Block:
         return self.chunks[0] if self.chunks else ""
 
 
+def _age(message: MessageSeen) -> tuple[int, str]:
+    return message.created, message.message_id
+
+
 class Turn:
     def __init__(self, session: str, message_id: str) -> None:
         self.session = session
@@ -128,6 +132,8 @@ class Turn:
         self._asked_at: int | None = None
         self._asks: set[str] = set()
         self._answers: dict[str, MessageSeen] = {}
+        self._newest: MessageSeen | None = None
+        self._finished = False  # so the newest says, and nothing has spoken against it
         self._blocks: dict[str, _Block] = {}
         self._void: list[_Block] = []
         self._early: dict[str, dict[str, TextSnapshot | ToolSnapshot]] = {}
@@ -167,7 +173,8 @@ class Turn:
     @property
     def doubtful(self) -> bool:
         """Something says the run may be over and nothing proves it: look again soon."""
-        return self.outcome is None and (self._stale or self._idle or self._error is not None)
+        hint = self._stale or self._idle or self._finished or self._error is not None
+        return self.outcome is None and hint
 
     def feed(self, event: AgentEvent) -> list[Update]:
         if self.outcome is not None:
@@ -219,7 +226,7 @@ class Turn:
                 return self._once(Progress("compaction", "started", part_id=event.part_id))
             case Busy():
                 if event.session == self.session:
-                    self._idle, self._idle_reads = False, 0
+                    self._idle, self._idle_reads, self._finished = False, 0, False
                 return []
             case Retrying():
                 return self._on_retry(event)
@@ -259,6 +266,10 @@ class Turn:
             return []
         known = event.message_id in self._answers
         self._answers[event.message_id] = event
+        # By age: after a gap, a message can be heard of before an older one is read.
+        if self._newest is None or _age(event) >= _age(self._newest):
+            self._newest = event
+            self._finished = event.completed and event.finish != "tool-calls"
         updates: list[Update] = []
         if not known:
             # A new answer has begun: an idle seen before was another's, an error was survived.
@@ -433,11 +444,10 @@ class Turn:
 
     def _settle(self) -> list[Update]:
         """Look whether the run is over; the only updates are the requests its end closes."""
-        if self._stale or not self._idle or not self._answers:
+        newest = self._newest
+        if self._stale or not self._idle or newest is None or not newest.completed:
             return []
-        # By age: after a gap, a message can be heard of before an older one is read.
-        newest = max(self._answers.values(), key=lambda a: (a.created, a.message_id))
-        return self._end(self._judge(newest)) if newest.completed else []
+        return self._end(self._judge(newest))
 
     def _end(self, outcome: Outcome) -> list[Update]:
         self.outcome = outcome
