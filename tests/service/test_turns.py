@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from opencode_a2a.domain.events import Gap, InterruptAsked, InterruptClosed
-from opencode_a2a.domain.values import Failure, Message, PermissionAsk, Role, TaskState, Text
+from opencode_a2a.domain.ports import Fetched
+from opencode_a2a.domain.values import (
+    Failure,
+    FileUrl,
+    Message,
+    PermissionAsk,
+    Role,
+    TaskState,
+    Text,
+)
 from opencode_a2a.errors import (
     StoreUnavailable,
     UnsupportedOperation,
@@ -26,7 +35,7 @@ from opencode_a2a.service.turns import TurnLimits, Turns
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import LEASE
-from opencode_a2a.store.log import SqlTaskLog
+from opencode_a2a.store.log import SqlTaskLog, now_ms
 from tests.fakes.session import PATIENCE, ScriptedAgent
 from tests.service.house import ALICE, BOB, NoFiles, answers, house, rename
 from tests.store.saying import Clock
@@ -341,6 +350,35 @@ async def test_a_stop_of_the_service_is_no_end_and_the_next_start_goes_on(tmp_pa
             assert [prompt.parts for prompt in session.prompts] == [("one",), ("two",)]
             session.answer("TWO")
             assert answers(await at.ended(waiting)) == ["TWO"]
+
+
+class OneFile:
+    async def fetch(self, url: str, limit: int) -> Fetched:
+        return Fetched(b"content", "text/plain")
+
+
+async def test_a_file_that_is_gone_when_its_message_is_sent_at_last_fails_the_task(
+    tmp_path: Path,
+) -> None:
+    """It waited for its turn when the service stopped; its file is fetched again, in vain."""
+    url, agent = f"sqlite:///{tmp_path / 'tasks.db'}", ScriptedAgent()
+    async with house(url=url, agent=agent) as at:
+        working, session = await at.working("c", "one")
+        tasks = Tasks(agent, at.log, at.turns, Inputs(OneFile(), 1 << 20), now_ms)
+        message = Message("m-2", Role.USER, (FileUrl("https://example.com/a.txt"),))
+        waiting = (await tasks.send(ALICE, Request(message, "c"))).head.id
+    async with (
+        house(url=url, agent=agent) as at,
+        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20)),
+    ):
+        session.remember("ONE")
+        await at.ended(working)
+        failed = (await at.ended(waiting)).ended
+        assert failed is not None
+        assert failed.problem is not None
+        assert failed.problem.type is Failure.INPUT_UNAVAILABLE
+        assert "message.parts[0]: There are no files here." in failed.problem.message
+        await at.working("c", "three")
 
 
 class Beating(SqlTaskLog):

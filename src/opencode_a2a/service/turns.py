@@ -30,6 +30,8 @@ from ..domain.turn import Outcome, Turn
 from ..domain.updates import ChangesMade, Ended, Started, Update
 from ..domain.values import Failure, FileChange, Problem, Prompt, TaskState, Usage
 from ..errors import (
+    ContentTypeNotSupported,
+    InvalidParams,
     ServiceError,
     StoreUnavailable,
     UpstreamBusy,
@@ -517,6 +519,9 @@ class Turns:
 
 
 def _failed(exc: ServiceError) -> Outcome:
+    if isinstance(exc, InvalidParams | ContentTypeNotSupported):  # it was right when it was sent
+        reason = f"A file of this message is not to be had any more. {exc.message}"
+        return _because(Problem(Failure.INPUT_UNAVAILABLE, reason))
     kind = Failure(exc.type) if exc.type in Failure.__members__ else Failure.INTERNAL
     problem = Problem(kind, exc.message, exc.facts.get("upstream_status"))
     return _because(problem)
