@@ -35,7 +35,7 @@ from opencode_a2a.domain.events import (
     ToolSnapshot,
 )
 from opencode_a2a.domain.task import Task, TaskHead
-from opencode_a2a.domain.turn import ABORTED, CUT, FILTERED, LOST, STOPPED, Outcome, Turn
+from opencode_a2a.domain.turn import ABORTED, CUT, CUT_SHORT, FILTERED, LOST, STOPPED, Outcome, Turn
 from opencode_a2a.domain.updates import (
     BlockText,
     BlockTool,
@@ -705,6 +705,26 @@ def test_a_run_found_idle_and_unfinished_twice_is_lost() -> None:
     assert turn.outcome is None
     feed(turn, Idle(ROOT), CaughtUp(ROOT))
     assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
+
+
+def test_what_a_lost_run_left_open_is_closed_as_far_as_it_got() -> None:
+    turn = turn_after(
+        *WORKING,
+        closed("prt_a", "whole"),
+        *(opened("prt_b"), said("prt_b", "one "), tool("prt_c", "running")),
+        *(opened("prt_d"), Gap(ROOT), Idle(ROOT), CaughtUp(ROOT)),
+    )
+    call = ToolCall("call_1", "bash", "error", error=CUT_SHORT)
+    assert feed(turn, CaughtUp(ROOT)) == [
+        text("prt_b", "", append=True, last=True),
+        BlockTool("prt_c", ANSWER, call),
+    ]
+
+
+def test_a_void_block_of_a_lost_run_is_closed_too() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
+    feed(turn, Idle(ROOT), CaughtUp(ROOT))
+    assert feed(turn, CaughtUp(ROOT)) == [text("prt_a", "", append=True, last=True)]
 
 
 def test_a_prompt_that_never_arrived_is_lost() -> None:

@@ -701,8 +701,8 @@ def _closes_text(event: Json) -> bool:
     ("number", "shown", "interrupts"),
     [
         (0, [f"text: {words(22)}"], ""),
-        (1, ["bash: running"], "bash? elsewhere"),
-        (2, ["question: running"], "question? elsewhere"),
+        (1, ["bash: error"], "bash? elsewhere"),
+        (2, ["question: error"], "question? elsewhere"),
     ],
 )
 async def test_a_run_that_died_with_its_process_fails_once_it_is_found_idle_twice(

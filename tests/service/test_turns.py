@@ -10,8 +10,18 @@ from typing import Any
 
 import pytest
 
-from opencode_a2a.domain.events import Gap, InterruptAsked, InterruptClosed
+from opencode_a2a.domain.events import (
+    BlockKind,
+    Gap,
+    Idle,
+    InterruptAsked,
+    InterruptClosed,
+    TextDelta,
+    TextSnapshot,
+)
 from opencode_a2a.domain.ports import Fetched
+from opencode_a2a.domain.turn import LOST
+from opencode_a2a.domain.updates import BlockText, Progress
 from opencode_a2a.domain.values import (
     Failure,
     FileUrl,
@@ -193,6 +203,29 @@ async def test_a_message_to_a_working_task_is_its_next_prompt() -> None:
         assert await at.ends(task) == 1
         with pytest.raises(UnsupportedOperation):
             await at.send("three", task=task)
+
+
+async def test_a_task_that_goes_on_after_a_lost_run_says_so() -> None:
+    async with house(TurnLimits(quiet=0.02, soon=0.02)) as at:
+        task, session = await at.working("c", "one")
+        await at.send("two", task=task)
+        answer = session.begin()
+        where = (session.ref.id, answer, "prt_1")
+        session.say(
+            TextSnapshot(*where, BlockKind.TEXT, "", ended=False), TextDelta(*where, "Half of")
+        )
+        await session.until_looks(1)
+        session.stored = [Idle(session.ref.id)]
+        await session.until_asked("two")
+        session.answer("TWO")
+        done = await at.ended(task)
+        assert (done.state, answers(done)) == (COMPLETED, ["Half of", "TWO"])
+        assert all(block.last for block in done.visible_blocks())
+        told = [entry.update for entry in await at.entries(task)]
+        (lost,) = [u for u in told if isinstance(u, Progress) and u.type == "run"]
+        assert (lost.status, lost.message) == ("failed", LOST.message)
+        second = next(u for u in told if isinstance(u, BlockText) and u.text == "TWO")
+        assert told.index(lost) < told.index(second)
 
 
 async def test_a_message_to_a_waiting_task_is_prompted_after_its_first() -> None:

@@ -26,12 +26,13 @@ When it is over
   early on errors, and an error event is not an end, so neither decides alone;
 * the outcome is read from that newest message;
 * after a gap nothing ends until the stored messages have been replayed; a session
-  found idle twice with an unfinished message has lost the run.
+  found idle twice with an unfinished message has lost the run;
+* what was open is closed then, as far as it got.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from .events import (
@@ -78,6 +79,7 @@ LOST = Problem(
 )
 STOPPED = "The run stopped because a request of the agent was refused."
 ABORTED = "The run was aborted."
+CUT_SHORT = "The run ended before this call did."
 CUT = Problem(
     Failure.OUTPUT_LIMIT,
     "The model stopped at its output limit, so the answer is incomplete. "
@@ -443,17 +445,25 @@ class Turn:
         return updates
 
     def _settle(self) -> list[Update]:
-        """Look whether the run is over; the only updates are the requests its end closes."""
+        """Look whether the run is over; the only updates are what its end closes."""
         newest = self._newest
         if self._stale or not self._idle or newest is None or not newest.completed:
             return []
         return self._end(self._judge(newest))
 
     def _end(self, outcome: Outcome) -> list[Update]:
+        """Nothing stays open: not what is asked, nor what a lost run has left unfinished."""
         self.outcome = outcome
-        return [
+        updates = [
             u for request_id in list(self.interrupts) for u in self._resolve(request_id, "ended")
         ]
+        for part_id, block in (*self._blocks.items(), *((b.id, b) for b in self._void)):
+            if block.open and (block.started or block.leftover):
+                updates.append(self._append(block, part_id, "", last=True))
+            elif block.call is not None and not block.call.over:
+                call = replace(block.call, status="error", error=CUT_SHORT)
+                updates.append(BlockTool(block.id, block.message_id, call))
+        return updates
 
     def _judge(self, newest: MessageSeen) -> Outcome:
         if newest.aborted:

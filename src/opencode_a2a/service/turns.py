@@ -27,7 +27,7 @@ from ..domain.events import AgentEvent, Gap
 from ..domain.ports import AgentSession, SessionGone, TaskLog
 from ..domain.task import Task, TaskHead
 from ..domain.turn import Outcome, Turn
-from ..domain.updates import ChangesMade, Ended, Started, Update
+from ..domain.updates import ChangesMade, Ended, Progress, Started, Update
 from ..domain.values import Failure, FileChange, Problem, Prompt, TaskState, Usage
 from ..errors import (
     ContentTypeNotSupported,
@@ -333,6 +333,9 @@ class Turns:
             if turn.files_changed:
                 changed.append(prompt.message_id)
             if job.inbox:  # once OpenCode has the next one, nobody reads this answer again
+                if outcome.state is not TaskState.COMPLETED:  # the task's end will not tell
+                    ended = Progress("run", outcome.state.value, message=outcome.message)
+                    self._log.append(job.head.id, [ended])
                 await self._log.flushed(job.head.id)
             elif changed:
                 await self._show_changes(job, session, changed)
