@@ -210,8 +210,8 @@ class Server(Group):
     shutdown_grace_seconds: float = Field(
         default=5.0,
         ge=0,
-        le=8,  # less than the lease on a task, which nobody renews any more
-        description="How long running tasks may go on when the service stops; at most 8.",
+        le=300,
+        description="How long running tasks may go on when the service stops; at most 300.",
     )
     cancel_abort_timeout_seconds: float = Field(
         default=10.0, gt=0, description="How long a cancel waits for OpenCode to stop."

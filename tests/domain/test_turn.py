@@ -35,7 +35,7 @@ from opencode_a2a.domain.events import (
     ToolSnapshot,
 )
 from opencode_a2a.domain.task import Task, TaskHead
-from opencode_a2a.domain.turn import ABORTED, CUT, FILTERED, LOST, STOPPED, Outcome, Turn
+from opencode_a2a.domain.turn import ABORTED, CUT, CUT_SHORT, FILTERED, LOST, STOPPED, Outcome, Turn
 from opencode_a2a.domain.updates import (
     BlockText,
     BlockTool,
@@ -548,9 +548,10 @@ def test_an_idle_session_with_a_completed_answer_is_the_end() -> None:
 
 
 def test_a_late_idle_of_the_previous_run_is_not_the_end() -> None:
-    turn = turn_after(asked(), Idle(ROOT), begun(), done())
-    assert turn.outcome is None
+    turn = turn_after(asked(), Idle(ROOT), begun())
     assert not turn.doubtful
+    feed(turn, done())
+    assert turn.outcome is None
 
 
 def test_an_idle_of_a_sub_agent_or_a_stranger_is_not_the_end() -> None:
@@ -563,6 +564,15 @@ def test_a_completed_step_is_not_the_end_while_the_session_is_busy() -> None:
     assert turn.outcome is None
     feed(turn, done("msg_30", 30))
     assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_a_finished_answer_without_an_idle_is_looked_at_soon() -> None:
+    story = [*WORKING, done(finish="tool-calls")]
+    assert not turn_after(*story).doubtful
+    story += [begun("msg_30", 30), done("msg_30", 30)]
+    assert turn_after(*story).doubtful
+    story += [Busy(ROOT), CaughtUp(ROOT, frozenset())]
+    assert not turn_after(*story).doubtful, "a look has shown that it goes on"
 
 
 def test_an_error_and_an_early_idle_wait_for_the_message_to_be_completed() -> None:
@@ -695,6 +705,26 @@ def test_a_run_found_idle_and_unfinished_twice_is_lost() -> None:
     assert turn.outcome is None
     feed(turn, Idle(ROOT), CaughtUp(ROOT))
     assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
+
+
+def test_what_a_lost_run_left_open_is_closed_as_far_as_it_got() -> None:
+    turn = turn_after(
+        *WORKING,
+        closed("prt_a", "whole"),
+        *(opened("prt_b"), said("prt_b", "one "), tool("prt_c", "running")),
+        *(opened("prt_d"), Gap(ROOT), Idle(ROOT), CaughtUp(ROOT)),
+    )
+    call = ToolCall("call_1", "bash", "error", error=CUT_SHORT)
+    assert feed(turn, CaughtUp(ROOT)) == [
+        text("prt_b", "", append=True, last=True),
+        BlockTool("prt_c", ANSWER, call),
+    ]
+
+
+def test_a_void_block_of_a_lost_run_is_closed_too() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
+    feed(turn, Idle(ROOT), CaughtUp(ROOT))
+    assert feed(turn, CaughtUp(ROOT)) == [text("prt_a", "", append=True, last=True)]
 
 
 def test_a_prompt_that_never_arrived_is_lost() -> None:

@@ -19,6 +19,7 @@ from opencode_a2a.domain.events import (
     Speaker,
     TextSnapshot,
 )
+from opencode_a2a.domain.ports import SessionGone
 from opencode_a2a.domain.values import Decision, FileChange, Interrupt, Prompt, SessionRef
 from opencode_a2a.errors import UpstreamError, UpstreamUnreachable
 
@@ -54,6 +55,7 @@ class ScriptedSession(Watched):
         self.stored: list[AgentEvent] = []
         self.open_requests: frozenset[str] = frozenset()
         self.trouble: Exception | None = None  # what every call meets
+        self.deleted = False
         self.mute = False  # it takes a prompt, and its answer gets lost
         self.deaf = False  # it takes an abort, and does nothing
         self.last_words = ""  # what it still says when it is aborted
@@ -140,6 +142,7 @@ class ScriptedSession(Watched):
         assert self.subscribed, "subscribe, then prompt"
         await self.gate.wait()
         self._meet_trouble()
+        self._meet_deletion()
         self.prompts.append(prompt)
         self.changed()
         if self.mute:
@@ -149,17 +152,18 @@ class ScriptedSession(Watched):
         self.looks += 1
         self.changed()
         self._meet_trouble()
+        self._meet_deletion()
         return [*self.stored, CaughtUp(self.ref.id, self.open_requests)]
 
     async def has(self, message_id: str) -> bool:
         self._meet_trouble()
-        return any(prompt.message_id == message_id for prompt in self.prompts)
+        return not self.deleted and any(p.message_id == message_id for p in self.prompts)
 
     async def abort(self) -> None:
         self.aborts += 1
         self.changed()
         self._meet_trouble()
-        if self.prompts and self.subscribed and not self.deaf:
+        if self.prompts and self.subscribed and not self.deaf and not self.deleted:
             self.begin()
             if self.last_words:
                 self.say(self.told(self.last_words)[0])
@@ -177,6 +181,10 @@ class ScriptedSession(Watched):
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
         return ()
+
+    def _meet_deletion(self) -> None:
+        if self.deleted:
+            raise SessionGone
 
     def _meet_trouble(self) -> None:
         if self.trouble is not None:
@@ -207,8 +215,9 @@ class ScriptedAgent(Watched):
         self._ids = 0
 
     def of(self, context_id: str) -> ScriptedSession:
-        (found,) = [s for s in self.sessions.values() if s.ref.title.startswith(f"{context_id}/")]
-        return found
+        """The session that serves a context: its newest."""
+        found = [s for s in self.sessions.values() if s.ref.title.startswith(f"{context_id}/")]
+        return found[-1]
 
     async def available(self) -> None:
         if self.trouble is not None:

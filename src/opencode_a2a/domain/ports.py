@@ -22,6 +22,10 @@ from .values import (
 )
 
 
+class SessionGone(Exception):
+    """The agent does not know this session any more: somebody deleted it."""
+
+
 class AgentSession(Protocol):
     """One conversation with the agent, sub-agents included."""
 
@@ -37,7 +41,10 @@ class AgentSession(Protocol):
         ...
 
     async def prompt(self, prompt: Prompt) -> None:
-        """Start the agent working; output arrives through `events`."""
+        """Start the agent working; output arrives through `events`.
+
+        `SessionGone` says that the prompt was not taken.
+        """
         ...
 
     async def has(self, message_id: str) -> bool:
@@ -45,7 +52,10 @@ class AgentSession(Protocol):
         ...
 
     async def read(self, since: str) -> Sequence[AgentEvent]:
-        """What is stored from message `since` on, told as events and closed by `CaughtUp`."""
+        """What is stored from message `since` on, told as events and closed by `CaughtUp`.
+
+        Or `SessionGone`, when nothing is stored and nothing more will happen.
+        """
         ...
 
     async def abort(self) -> None:
@@ -137,7 +147,10 @@ class TaskLog(Protocol):
     async def write(
         self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
     ) -> None:
-        """Say more about a running task; returns once that is committed, or it was not said."""
+        """Say more about a running task; returns once that is committed.
+
+        Or an error (or `KeyTaken`), and it was not said.
+        """
         ...
 
     async def known(self, owner: str, key: str) -> tuple[str, str] | None:
@@ -193,6 +206,10 @@ class Bindings(Protocol):
     async def session_of(self, owner: str, context_id: str) -> SessionRef | None: ...
 
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None: ...
+
+    async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
+        """Forget a session, if it is the one that serves this context."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ When it is over
   early on errors, and an error event is not an end, so neither decides alone;
 * the outcome is read from that newest message;
 * after a gap nothing ends until the stored messages have been replayed; a session
-  found idle twice with an unfinished message has lost the run.
+  found idle twice with an unfinished message has lost the run;
+* what was open is closed then, as far as it got.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ LOST = Problem(
 )
 STOPPED = "The run stopped because a request of the agent was refused."
 ABORTED = "The run was aborted."
+CUT_SHORT = "The run ended before this call did."
 CUT = Problem(
     Failure.OUTPUT_LIMIT,
     "The model stopped at its output limit, so the answer is incomplete. "
@@ -121,6 +123,10 @@ class _Block:
         return self.chunks[0] if self.chunks else ""
 
 
+def _age(message: MessageSeen) -> tuple[int, str]:
+    return message.created, message.message_id
+
+
 class Turn:
     def __init__(
         self, session: str, message_id: str, deadline: Callable[[], int | None] = lambda: None
@@ -136,6 +142,8 @@ class Turn:
         self._asked_at: int | None = None
         self._asks: set[str] = set()
         self._answers: dict[str, MessageSeen] = {}
+        self._newest: MessageSeen | None = None
+        self._finished = False  # so the newest says, and nothing has spoken against it
         self._blocks: dict[str, _Block] = {}
         self._void: list[_Block] = []
         self._early: dict[str, dict[str, TextSnapshot | ToolSnapshot]] = {}
@@ -177,13 +185,9 @@ class Turn:
     @property
     def doubtful(self) -> bool:
         """Something says the run may be over and nothing proves it: look again soon."""
-        return self.outcome is None and (
-            self._stale
-            or self._idle
-            or self._error is not None
-            or bool(self._held)
-            or self.requests.unsettled
-        )
+        hint = self._stale or self._idle or self._finished or self._error is not None
+        waits = bool(self._held) or self.requests.unsettled
+        return self.outcome is None and (hint or waits)
 
     def feed(self, event: AgentEvent) -> list[Update]:
         if self.outcome is not None:
@@ -236,7 +240,7 @@ class Turn:
                 return self._once(Progress("compaction", "started", part_id=event.part_id))
             case Busy():
                 if event.session == self.session:
-                    self._idle, self._idle_reads = False, 0
+                    self._idle, self._idle_reads, self._finished = False, 0, False
                 return []
             case Retrying():
                 return self._on_retry(event)
@@ -276,6 +280,10 @@ class Turn:
             return []
         known = event.message_id in self._answers
         self._answers[event.message_id] = event
+        # By age: after a gap, a message can be heard of before an older one is read.
+        if self._newest is None or _age(event) >= _age(self._newest):
+            self._newest = event
+            self._finished = event.completed and event.finish != "tool-calls"
         updates: list[Update] = []
         if not known:
             # A new answer has begun: an idle seen before was another's, an error was survived.
@@ -473,16 +481,23 @@ class Turn:
         return updates
 
     def _settle(self) -> list[Update]:
-        """Look whether the run is over; the only updates are the requests its end closes."""
-        if self._stale or not self._idle or not self._answers:
+        """Look whether the run is over; the only updates are what its end closes."""
+        newest = self._newest
+        if self._stale or not self._idle or newest is None or not newest.completed:
             return []
-        # By age: after a gap, a message can be heard of before an older one is read.
-        newest = max(self._answers.values(), key=lambda a: (a.created, a.message_id))
-        return self._end(self._judge(newest)) if newest.completed else []
+        return self._end(self._judge(newest))
 
     def _end(self, outcome: Outcome) -> list[Update]:
+        """Nothing stays open: not what is asked, nor what a lost run has left unfinished."""
         self.outcome = outcome
-        return self.requests.end()
+        updates = self.requests.end()
+        for part_id, block in (*self._blocks.items(), *((b.id, b) for b in self._void)):
+            if block.open and (block.started or block.leftover):
+                updates.append(self._append(block, part_id, "", last=True))
+            elif block.call is not None and not block.call.over:
+                call = replace(block.call, status="error", error=CUT_SHORT)
+                updates.append(BlockTool(block.id, block.message_id, call))
+        return updates
 
     def _judge(self, newest: MessageSeen) -> Outcome:
         if newest.aborted:

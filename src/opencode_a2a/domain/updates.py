@@ -60,7 +60,7 @@ class BlockTool:
 class Progress:
     """A sign of life that is not output."""
 
-    type: Literal["step-start", "step-finish", "retry", "todo", "compaction"]
+    type: Literal["step-start", "step-finish", "retry", "todo", "compaction", "run"]
     status: str
     part_id: str | None = None
     usage: Usage | None = None

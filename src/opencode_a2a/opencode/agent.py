@@ -1,16 +1,21 @@
-"""OpenCode as an agent: implements the ports `Agent` and `AgentSession`."""
+"""OpenCode as an agent: implements the ports `Agent` and `AgentSession`.
+
+What OpenCode gets while it starts is never answered. A question can be asked again, an
+order cannot: it is given only while events arrive, because then OpenCode is up.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..domain import events as ev
+from ..domain.ports import SessionGone
 from ..domain.values import (
     Attachment,
     Decision,
@@ -22,13 +27,14 @@ from ..domain.values import (
     QuestionDecision,
     SessionRef,
 )
-from ..errors import UpstreamHttpError, UpstreamPayloadError
+from ..errors import UpstreamError, UpstreamHttpError, UpstreamPayloadError
 from . import wire
 from .feed import SILENCE, Feed, Subscription
 from .http import Endpoint, Http
 from .ids import new_id, part_id
 
 PAGE = 50  # messages read at once when catching up
+ABORT_AT_LAST = 1.0  # seconds an abort waits for events
 
 T = TypeVar("T")
 
@@ -107,6 +113,7 @@ class OpenCode:
         body: dict[str, Any] = {"title": title, "metadata": {"a2a": {"contextId": context_id}}}
         if self._defaults.rules:
             body["permission"] = [asdict(rule) for rule in self._defaults.rules]
+        await self._feed.ready()
         answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
         created = _read(_SESSION, answer)
         return SessionRef(created.id, created.title, created.directory or directory)
@@ -140,7 +147,9 @@ class OpenCodeSession:
         defaults = self._defaults
         extras = {"agent": defaults.agent, "system": defaults.system, "variant": defaults.variant}
         body |= {name: value for name, value in extras.items() if value}
-        await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
+        await self._feed.ready()
+        with _gone_if_unknown():
+            await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
 
     async def has(self, message_id: str) -> bool:
         try:
@@ -188,6 +197,8 @@ class OpenCodeSession:
         return [*events, *asked, ev.CaughtUp(self.ref.id, open_requests)]
 
     async def abort(self) -> None:
+        with suppress(UpstreamError):  # without events it may still hear us, so try
+            await self._feed.ready(ABORT_AT_LAST)
         await self._http.call("POST", "session", self.ref.id, "abort")
 
     async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
@@ -254,9 +265,10 @@ class OpenCodeSession:
         messages: list[StoredMessage] = []
         query: Mapping[str, str] = {"limit": str(PAGE)}
         while True:
-            answer, headers = await self._http.exchange(
-                "GET", "session", self.ref.id, "message", query=query
-            )
+            with _gone_if_unknown():
+                answer, headers = await self._http.exchange(
+                    "GET", "session", self.ref.id, "message", query=query
+                )
             messages = [*_read(_MESSAGES, answer), *messages]
             for index, message in enumerate(messages):
                 if message.info.id == since:
@@ -265,6 +277,16 @@ class OpenCodeSession:
             if cursor is None:
                 return []
             query = {"limit": str(PAGE), "before": cursor}
+
+
+@contextmanager
+def _gone_if_unknown() -> Iterator[None]:
+    try:
+        yield
+    except UpstreamHttpError as exc:  # a 404 of somebody in between has no such name
+        if (exc.facts["upstream_status"], exc.facts["name"]) == (404, "NotFoundError"):
+            raise SessionGone from exc
+        raise
 
 
 def _told(message: StoredMessage) -> list[ev.AgentEvent]:

@@ -393,6 +393,8 @@ _READERS: Mapping[str, Callable[[dict[str, Any]], Sequence[ev.AgentEvent]]] = {
     "message.part.removed": lambda p: [ev.PartRemoved(p["sessionID"], p["messageID"], p["partID"])],
     "session.created": _session_created,
     "session.updated": _session_updated,
+    # Nothing more will be heard of it: what is left shows when one looks.
+    "session.deleted": lambda p: [ev.Gap(p["sessionID"])],
     "session.status": lambda p: [status_event(p["sessionID"], Status.model_validate(p["status"]))],
     "session.idle": lambda p: [ev.Idle(p["sessionID"])],
     "session.error": _erred,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -37,9 +37,10 @@ class Recovery:
     async def open(
         cls, log: TaskLog, turns: Turns, inputs: Inputs, every: float = 2.0
     ) -> AsyncIterator[Recovery]:
-        """On entry everything orphaned is taken up; afterwards watch for more."""
+        """On entry everything orphaned is taken up, if the store allows; then watch for more."""
         self = cls(log, turns, inputs)
-        await self.take_up()
+        with suppress(StoreUnavailable):  # reading may go on; what is orphaned waits for the disk
+            await self.take_up()
         watching = asyncio.create_task(self._watch(every))
         try:
             yield self

@@ -25,7 +25,7 @@ import structlog
 
 from ..domain.events import AgentEvent, Gap, InterruptClosed
 from ..domain.permissions import covers
-from ..domain.ports import AgentSession, Asked, TaskLog
+from ..domain.ports import AgentSession, Asked, SessionGone, TaskLog
 from ..domain.requests import EXPIRED
 from ..domain.task import Task, TaskHead
 from ..domain.turn import Outcome, Turn
@@ -34,6 +34,7 @@ from ..domain.updates import (
     Ended,
     InterruptAnswered,
     InterruptOpened,
+    Progress,
     Started,
     Update,
 )
@@ -51,6 +52,8 @@ from ..domain.values import (
     Usage,
 )
 from ..errors import (
+    ContentTypeNotSupported,
+    InvalidParams,
     ServiceError,
     StoreUnavailable,
     UpstreamBusy,
@@ -68,6 +71,15 @@ UNDECIDED = "Nobody was there to decide in time. Go on without it, or say what y
 Prepare = Callable[[str], Awaitable[Prompt]]
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
+GONE = Problem(
+    Failure.UPSTREAM_INTERRUPTED,
+    "The session of this task was deleted in OpenCode. Send the request again in the same context: "
+    "it goes on there in a new session.",
+)
+
+
+class Unasked(SessionGone):
+    """The session was gone before the prompt: nothing of it has been done."""
 
 
 class TakenOver(Exception):
@@ -88,6 +100,7 @@ class TurnLimits:
     unreachable: float = 30.0  # OpenCode may be away before its runs are given up
     answer: float = 10_800.0  # a person may take to decide
     grace: float = 5.0  # for what is running when the service stops
+    beat: float = 2.0  # between signs of life meanwhile
 
 
 @dataclass(slots=True)
@@ -160,14 +173,24 @@ class Turns:
             work = [job.work for job in self._jobs.values() if job.work is not None]
             finished = asyncio.gather(*work, return_exceptions=True)
             if stopping is None or not stopping.done():
+                holding = asyncio.create_task(self._hold(limits.beat))
                 either: set[asyncio.Future[Any]] = {finished}
                 either |= set() if stopping is None else {stopping}
                 await asyncio.wait(
                     either, timeout=limits.grace, return_when=asyncio.FIRST_COMPLETED
                 )
+                holding.cancel()
+                await asyncio.gather(holding, return_exceptions=True)
             for task in work:
                 task.cancel()
             await finished
+
+    async def _hold(self, every: float) -> None:
+        """Go on showing that we are alive: nobody else does, now that the service stops."""
+        while True:
+            with suppress(StoreUnavailable):
+                await self._log.beat()
+            await asyncio.sleep(every)
 
     @contextmanager
     def admit(self) -> Iterator[None]:
@@ -293,11 +316,13 @@ class Turns:
             return CANCELED
         except ServiceError as exc:
             return CANCELED if job.cancel.is_set() else _failed(exc)
+        except SessionGone:
+            return CANCELED if job.cancel.is_set() else _because(GONE)
         except TakenOver:
             return CANCELED  # nobody will hear it
         except Exception:
             logger.exception("turn.broken", task=job.head.id)
-            return Outcome(TaskState.FAILED, BROKEN.message, BROKEN)
+            return _because(BROKEN)
 
     async def _queue(self, job: _Job, held: AsyncExitStack) -> Outcome:
         if job.cancel.is_set():
@@ -358,15 +383,34 @@ class Turns:
             prompt = await job.inbox.popleft()
             if prompt is None:
                 continue  # its place was given up
-            turn, outcome = await self._turn(job, session, prompt)
+            try:
+                turn, outcome = await self._turn(job, session, prompt)
+            except Unasked:
+                session = await self._renewed(job, session)
+                turn, outcome = await self._turn(job, session, prompt)
             if turn.files_changed:
                 changed.append(prompt.message_id)
             if job.inbox:  # once OpenCode has the next one, nobody reads this answer again
+                if outcome.state is not TaskState.COMPLETED:  # the task's end will not tell
+                    ended = Progress("run", outcome.state.value, message=outcome.message)
+                    self._log.append(job.head.id, [ended])
                 await self._log.flushed(job.head.id)
             elif changed:
                 await self._show_changes(job, session, changed)
         job.closed = True
         return CANCELED if job.inbox else outcome
+
+    async def _renewed(self, job: _Job, gone: AgentSession) -> AgentSession:
+        """The context goes on in a new session: the one it had was deleted in OpenCode."""
+        head = job.head
+        session = await self._patiently(
+            job,
+            lambda: self._sessions.renewed(head.owner, head.context_id, job.title, gone.ref.id),
+        )
+        logger.warning("session.renewed", task=head.id, gone=gone.ref.id, session=session.ref.id)
+        job.session, job.session_title = session, session.ref.title
+        self._log.append(head.id, [Started(session.ref.id, session.ref.title)])
+        return session
 
     async def _skip_answered(self, job: _Job, session: AgentSession, changed: list[str]) -> None:
         """Of the prompts that OpenCode has, only the last can be unanswered."""
@@ -420,6 +464,8 @@ class Turns:
             try:
                 await session.prompt(prompt)
                 break
+            except SessionGone:
+                raise (SessionGone if maybe_sent else Unasked) from None
             except (UpstreamUnreachable, UpstreamTimeout):
                 if time.monotonic() > until:
                     raise
@@ -534,6 +580,9 @@ class Turns:
         with suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(self._limits.abort):
                 await asyncio.wait({run.asked})  # the abort must not overtake its prompt
+                if pump.done() and isinstance(pump.exception(), SessionGone):
+                    await run.session.abort()  # to delete it has not stopped it
+                    return
                 # If it gave up: the session is free only when this run is over.
                 over = asyncio.create_task(self._pump(run)) if pump.done() else pump
                 try:
@@ -544,6 +593,7 @@ class Turns:
                 finally:
                     if over is not pump:
                         over.cancel()
+                        await asyncio.gather(over, return_exceptions=True)
 
     async def _show_changes(self, job: _Job, session: AgentSession, changed: list[str]) -> None:
         """What all its turns changed, which OpenCode knows only a moment after their end."""
@@ -565,7 +615,7 @@ class Turns:
             f"The agent did not finish within {self._limits.deadline:g} seconds of work and was "
             "stopped. OPENCODE_TIMEOUT_STREAM sets this limit.",
         )
-        return Outcome(TaskState.FAILED, problem.message, problem)
+        return _because(problem)
 
     def _end(self, job: _Job, outcome: Outcome) -> None:
         usage = job.usage if job.usage != Usage() else None
@@ -583,9 +633,16 @@ class Turns:
 
 
 def _failed(exc: ServiceError) -> Outcome:
+    if isinstance(exc, InvalidParams | ContentTypeNotSupported):  # it was right when it was sent
+        reason = f"A file of this message is not to be had any more. {exc.message}"
+        return _because(Problem(Failure.INPUT_UNAVAILABLE, reason))
     kind = Failure(exc.type) if exc.type in Failure.__members__ else Failure.INTERNAL
     problem = Problem(kind, exc.message, exc.facts.get("upstream_status"))
-    return Outcome(TaskState.FAILED, exc.message, problem)
+    return _because(problem)
+
+
+def _because(problem: Problem) -> Outcome:
+    return Outcome(TaskState.FAILED, problem.message, problem)
 
 
 def in_transit() -> UpstreamBusy:

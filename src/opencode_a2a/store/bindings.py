@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from ..domain.values import SessionRef
 from .database import Database
@@ -19,6 +19,9 @@ class SqlBindings:
 
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
         await self._database.write(_bind, owner, context_id, session, now_ms())
+
+    async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
+        await self._database.write(_unbind, owner, context_id, session_id)
 
 
 def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | None:
@@ -45,3 +48,9 @@ def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: 
         insert(contexts),
         {"owner": owner, "context_id": context_id, "session_id": session.id, "created_at": at},
     )
+
+
+def _unbind(db: Connection, owner: str, context_id: str, session_id: str) -> None:
+    bound = (contexts.c.owner == owner, contexts.c.context_id == context_id)
+    if db.execute(delete(contexts).where(*bound, contexts.c.session_id == session_id)).rowcount:
+        db.execute(delete(sessions).where(sessions.c.session_id == session_id))

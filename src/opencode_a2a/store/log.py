@@ -95,6 +95,10 @@ class _Live:
     def over(self) -> bool:
         return self.task.ended is not None or self.superseded
 
+    def claimed(self) -> set[str]:
+        """The keys of what waits."""
+        return {k.name for saying in (*self.being_written, *self.waiting) for k in saying.keys}
+
     def publish(self, committed: Sequence[LogEntry]) -> None:
         for entry in committed:
             self.task.apply(entry)
@@ -174,6 +178,8 @@ class SqlTaskLog:
         live = self._live.get(task_id)
         if live is None or live.ending:
             raise _has_ended(task_id)
+        if live.claimed() & {key.name for key in keys}:
+            raise KeyTaken
         await self._promise(live, updates, keys)
 
     def append(self, task_id: str, updates: Sequence[Update]) -> None:
@@ -247,6 +253,9 @@ class SqlTaskLog:
         return sql.Batch(live.task, live.is_new, numbered, keys)
 
     def _publish(self, live: _Live, batch: sql.Batch, refused: sql.Refusal | None) -> None:
+        if refused is not None and refused.taken and not live.is_new:
+            self._leave_out(live, refused.taken)
+            return
         if refused is not None:
             self._let_go(live, refused)
             return
@@ -258,10 +267,22 @@ class SqlTaskLog:
             self._live.pop(live.task.head.id, None)
         live.wake()
 
+    def _leave_out(self, live: _Live, taken: frozenset[str]) -> None:
+        """A request that was heard before is not heard again; the rest is said without it."""
+        sayings, live.being_written = live.being_written, []
+        repeated = [s for s in sayings if taken & {key.name for key in s.keys}]
+        for saying in repeated:
+            saying.answer(KeyTaken())
+        live.waiting[:0] = [saying for saying in sayings if saying not in repeated]
+        if live.waiting:
+            self._dirty[live.task.head.id] = live
+            self._wake.set()
+        live.wake()
+
     def _let_go(self, live: _Live, refused: sql.Refusal) -> None:
         """It is not ours to write; its readers go on with what the table says."""
         task_id = live.task.head.id
-        refusal = KeyTaken() if refused is sql.Refusal.KEY else _has_ended(task_id)
+        refusal = KeyTaken() if refused.taken else _has_ended(task_id)
         unheard = [*live.being_written, *live.waiting]
         live.being_written, live.waiting = [], []
         live.superseded = live.ending = True
@@ -301,16 +322,18 @@ class SqlTaskLog:
         ours = {task_id: live for task_id, live in self._live.items() if not live.is_new}
         asked, lost = await self._database.write(sql.beat, self._holder, until, list(ours))
         for task_id in lost:
-            self._let_go(ours[task_id], sql.Refusal.GONE)
+            self._let_go(ours[task_id], sql.GONE)
         return asked
 
     async def take_orphans(self) -> Sequence[Task]:
         async with self._taking:  # two at once would each take what the other is about to hold
             now = self._clock()
             # What we have lost and do not know it yet is not taken back before we do.
-            orphans = await self._database.write(
+            orphans, unreadable = await self._database.write(
                 sql.take_orphans, self._holder, now, now + LEASE, set(self._live)
             )
+            for task_id in unreadable:
+                logger.error("task.unreadable", task=task_id, advice="it has failed")
             for task in orphans:
                 self._live[task.head.id] = _Live(task, is_new=False, tail_start=task.last_seq)
         return orphans
