@@ -99,10 +99,15 @@ Status = Literal["pending", "running", "completed", "error"]
 
 
 def tool(
-    part: str, status: Status, child: str | None = None, message_id: str = ANSWER, **more: Any
+    part: str,
+    status: Status,
+    child: str | None = None,
+    message_id: str = ANSWER,
+    stops: bool = False,
+    **more: Any,
 ) -> ToolSnapshot:
     call = ToolCall("call_1", "bash", status, **more)
-    return ToolSnapshot(ROOT, message_id, part, call, child)
+    return ToolSnapshot(ROOT, message_id, part, call, child, stops)
 
 
 def permission(request_id: str, session: str = ROOT) -> InterruptAsked:
@@ -635,7 +640,7 @@ def test_a_run_that_stops_at_a_refused_tool_is_canceled() -> None:
         *WORKING,
         permission("per_1"),
         InterruptClosed(ROOT, "per_1", "reject"),
-        tool("prt_t", "error", error="The user rejected permission"),
+        tool("prt_t", "error", stops=True),
         done(finish="tool-calls"),
         Idle(ROOT),
     )
@@ -643,7 +648,7 @@ def test_a_run_that_stops_at_a_refused_tool_is_canceled() -> None:
 
 
 def test_a_refusal_that_nobody_heard_of_is_read_from_the_tool() -> None:
-    turn = turn_after(asked(), Gap(ROOT), begun(), tool("prt_t", "error"))
+    turn = turn_after(asked(), Gap(ROOT), begun(), tool("prt_t", "error", stops=True))
     feed(turn, done(finish="tool-calls"), Idle(ROOT), CaughtUp(ROOT))
     assert turn.outcome == Outcome(TaskState.CANCELED, STOPPED)
 
@@ -657,8 +662,26 @@ def test_a_run_that_finds_another_way_after_a_refusal_is_completed() -> None:
 
 
 def test_an_answer_given_through_a_tool_is_completed() -> None:
-    turn = turn_after(*WORKING, tool("prt_t", "completed"), done(finish="tool-calls"), Idle(ROOT))
+    answered = tool("prt_t", "completed", stops=True)
+    turn = turn_after(*WORKING, answered, done(finish="tool-calls"), Idle(ROOT))
     assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        (tool("prt_t", "completed"), done(finish="tool-calls")),
+        (tool("prt_t", "error", error="No such file"), done(finish="tool-calls")),
+        (done(), asked("msg_25", 25)),
+    ],
+)
+def test_a_run_that_is_lost_between_two_answers_is_not_completed(
+    middle: Sequence[AgentEvent],
+) -> None:
+    turn = turn_after(*WORKING, *middle, Gap(ROOT), Idle(ROOT), CaughtUp(ROOT))
+    assert turn.outcome is None
+    feed(turn, Idle(ROOT), CaughtUp(ROOT))
+    assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
 
 
 def test_nothing_is_said_after_the_outcome() -> None:

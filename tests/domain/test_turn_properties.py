@@ -169,7 +169,9 @@ def answer(draw: st.DrawFn, run: Run, parent: str, last: bool) -> None:
     if last and run.outcome is TaskState.CANCELED:
         refused = run.part()
         run.tools[refused] = "error"
-        run.events += [ToolSnapshot(ROOT, message, refused, ToolCall("call", "bash", "error"))]
+        run.events += [
+            ToolSnapshot(ROOT, message, refused, ToolCall("call", "bash", "error"), stops=True)
+        ]
     finish = "stop" if last and run.outcome is TaskState.COMPLETED else "tool-calls"
     done = replace(begun, completed=True, finish=finish)
     run.events += [replace(begun, finish=finish), done, done]

@@ -82,6 +82,7 @@ class ToolSnapshot:
     part_id: str
     call: ToolCall
     child: str | None = None
+    stops: bool = False  # the run ends with this call: it was refused, or it is the answer
 
 
 @dataclass(frozen=True, slots=True)

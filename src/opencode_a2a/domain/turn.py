@@ -24,6 +24,8 @@ What a block says
 When it is over
 * the session is idle and the newest assistant message is completed. Idle comes
   early on errors, and an error event is not an end, so neither decides alone;
+* a message that ends in tool calls is followed by another, unless one of the calls
+  ends the run; so is a user message that a compaction has added;
 * the outcome is read from that newest message;
 * after a gap nothing ends until the stored messages have been replayed; a session
   found idle twice with an unfinished message has lost the run;
@@ -105,6 +107,7 @@ class _Block:
     id: str
     kind: BlockKind
     message_id: str
+    part_id: str = ""  # whose text it shows: a retried part takes over a block
     chunks: list[str] = field(default_factory=list)
     started: bool = False
     leftover: bool = False  # under this id the client holds text that is void
@@ -143,6 +146,8 @@ class Turn:
         self._asks: set[str] = set()
         self._answers: dict[str, MessageSeen] = {}
         self._newest: MessageSeen | None = None
+        self._newest_ask: MessageSeen | None = None
+        self._stops: dict[str, ToolCall] = {}  # the call that ends a run, by message
         self._finished = False  # so the newest says, and nothing has spoken against it
         self._blocks: dict[str, _Block] = {}
         self._void: list[_Block] = []
@@ -165,7 +170,7 @@ class Turn:
         for block in task.blocks.values():
             shown = _Block(block.id, block.kind, block.message_id, call=block.call)
             if block.call is None:
-                shown.chunks, shown.started = [block.text], True
+                shown.part_id, shown.chunks, shown.started = block.part_id, [block.text], True
                 shown.ended, shown.behind = block.last, not block.last
             self._blocks[block.part_id or block.id] = shown
         self.requests.resume(task)
@@ -273,6 +278,8 @@ class Turn:
                 self._asked_at = event.created
             if self._asked_at is not None and event.created >= self._asked_at:
                 self._asks.add(event.message_id)
+                if self._newest_ask is None or _age(event) >= _age(self._newest_ask):
+                    self._newest_ask = event
             self._early.pop(event.message_id, None)
             return []
         if event.parent_id not in self._asks:
@@ -351,6 +358,7 @@ class Turn:
 
     def _append(self, block: _Block, part_id: str, text: str, last: bool = False) -> BlockText:
         append, block.started, block.leftover = block.started, True, False
+        block.part_id = part_id
         block.chunks.append(text)
         return BlockText(block.id, block.message_id, part_id, block.kind, text, append, last)
 
@@ -367,6 +375,8 @@ class Turn:
     def _tool_block(self, event: ToolSnapshot) -> list[Update]:
         if not self._speaks(event):
             return []
+        if event.stops:
+            self._stops[event.message_id] = event.call
         block = self._blocks.get(event.part_id)
         if block is None:
             block = _Block(event.part_id, BlockKind.TOOL_CALL, event.message_id)
@@ -483,17 +493,25 @@ class Turn:
     def _settle(self) -> list[Update]:
         """Look whether the run is over; the only updates are what its end closes."""
         newest = self._newest
-        if self._stale or not self._idle or newest is None or not newest.completed:
+        if self._stale or not self._idle or newest is None or not self._is_last(newest):
             return []
         return self._end(self._judge(newest))
+
+    def _is_last(self, answer: MessageSeen) -> bool:
+        """Whether a run may end with this answer: not in the middle, where it could be lost."""
+        if not answer.completed or answer.aborted or answer.problem is not None:
+            return answer.completed
+        if self._newest_ask is not None and _age(self._newest_ask) > _age(answer):
+            return False
+        return answer.finish != "tool-calls" or answer.message_id in self._stops
 
     def _end(self, outcome: Outcome) -> list[Update]:
         """Nothing stays open: not what is asked, nor what a lost run has left unfinished."""
         self.outcome = outcome
         updates = self.requests.end()
-        for part_id, block in (*self._blocks.items(), *((b.id, b) for b in self._void)):
+        for block in (*self._blocks.values(), *self._void):
             if block.open and (block.started or block.leftover):
-                updates.append(self._append(block, part_id, "", last=True))
+                updates.append(self._append(block, block.part_id or block.id, "", last=True))
             elif block.call is not None and not block.call.over:
                 call = replace(block.call, status="error", error=CUT_SHORT)
                 updates.append(BlockTool(block.id, block.message_id, call))
@@ -511,16 +529,12 @@ class Turn:
                 return Outcome(TaskState.FAILED, FILTERED.message, FILTERED)
             case "tool-calls" if self.requests.question_expired:
                 return Outcome(TaskState.FAILED, UNANSWERED.message, UNANSWERED)
-            case "tool-calls" if self._has_failed_tool(newest.message_id):
-                return Outcome(TaskState.CANCELED, STOPPED)  # only a refusal stops a run here
+            case "tool-calls" if self._stops[newest.message_id].status == "error":
+                return Outcome(TaskState.CANCELED, STOPPED)
             case None if newest.speaker is Speaker.AGENT:
                 return Outcome(TaskState.CANCELED, ABORTED)
             case _:
                 return Outcome(TaskState.COMPLETED)
-
-    def _has_failed_tool(self, message_id: str) -> bool:
-        calls = (b.call for b in self._blocks.values() if b.message_id == message_id)
-        return any(call is not None and call.status == "error" for call in calls)
 
 
 def _explained(ask: Interrupt, call: ToolCall | None) -> Interrupt:

@@ -27,6 +27,7 @@ from ..domain.values import (
     Usage,
 )
 
+REFUSALS = ("The user rejected permission", "The user dismissed this question")
 RUNNING_OUTPUT = 4_096  # characters shown of a tool that still runs: its latest
 
 
@@ -202,7 +203,8 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             ended = part.time is not None and part.time.end is not None
             return [ev.TextSnapshot(*where, ev.BlockKind(part.type), part.text, ended)]
         case "tool" if part.state is not None:
-            return [ev.ToolSnapshot(*where, _tool_call(part, part.state), _child(part))]
+            call = _tool_call(part, part.state)
+            return [ev.ToolSnapshot(*where, call, _child(part), _stops(call))]
         case "step-start":
             return [ev.StepStarted(*where)]
         case "step-finish":
@@ -222,6 +224,17 @@ def _child(part: PartInfo) -> str | None:
     metadata = part.state.metadata if part.state is not None and part.tool == "task" else None
     session = (metadata or {}).get("sessionId")
     return session if isinstance(session, str) else None
+
+
+def _stops(call: ev.ToolCall) -> bool:
+    """Whether OpenCode ends the run with this call. After any other the model has its say again.
+
+    A refusal with feedback is among the others: the model is to find another way.
+    """
+    if call.status == "error":
+        error = call.error or ""
+        return error.startswith(REFUSALS) and "with the following feedback" not in error
+    return call.status == "completed" and call.tool == "StructuredOutput"
 
 
 def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
