@@ -176,7 +176,7 @@ class OpenCodeSession:
                 for message in await self._messages(child)
                 for part in message.parts
                 for event in wire.part_events(part)
-                if isinstance(event, ev.StepFinished)
+                if isinstance(event, ev.StepFinished | ev.ToolSnapshot)
             ]
         status = statuses.get(self.ref.id, wire.Status(type="idle"))
         events.append(wire.status_event(self.ref.id, status))
