@@ -15,6 +15,7 @@ from opencode_a2a.domain.events import (
     BlockKind,
     CaughtUp,
     Idle,
+    InterruptAsked,
     MessageSeen,
     Speaker,
     TextSnapshot,
@@ -59,9 +60,14 @@ class ScriptedSession(Watched):
         self.mute = False  # it takes a prompt, and its answer gets lost
         self.deaf = False  # it takes an abort, and does nothing
         self.last_words = ""  # what it still says when it is aborted
+        self.no_reply: UpstreamError | None = None  # what every answer to a request meets
+        self.unheard = False  # … although it was heard
         self.line, self.gate = asyncio.Event(), asyncio.Event()  # closed, they keep who
+        self.ear, self.eye = asyncio.Event(), asyncio.Event()
         self.line.set()  # … subscribes
-        self.gate.set()  # … or prompts waiting
+        self.gate.set()  # … prompts
+        self.ear.set()  # … answers
+        self.eye.set()  # … or looks waiting
         self._events: asyncio.Queue[Sequence[AgentEvent]] = asyncio.Queue()
 
     # -- what the test does
@@ -80,6 +86,11 @@ class ScriptedSession(Watched):
     def say(self, *events: AgentEvent) -> None:
         assert self.subscribed, "nobody listens"
         self._events.put_nowait(events)
+
+    def ask(self, *asks: Interrupt) -> None:
+        """Wait for a person, and say so."""
+        self.open_requests |= {ask.request_id for ask in asks}
+        self.say(*(InterruptAsked(ask.session, ask) for ask in asks))
 
     def begin(self) -> str:
         """Take up the newest prompt; the id of the answer that will come."""
@@ -153,7 +164,9 @@ class ScriptedSession(Watched):
         self.changed()
         self._meet_trouble()
         self._meet_deletion()
-        return [*self.stored, CaughtUp(self.ref.id, self.open_requests)]
+        found = [*self.stored, CaughtUp(self.ref.id, self.open_requests)]
+        await self.eye.wait()
+        return found
 
     async def has(self, message_id: str) -> bool:
         self._meet_trouble()
@@ -170,10 +183,19 @@ class ScriptedSession(Watched):
             self.say(self._message(completed=True, aborted=True), Idle(self.ref.id))
 
     async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
-        self._meet_trouble()
-        self.settled.append((interrupt.request_id, decision))
         self.changed()
-        return interrupt.request_id in self.open_requests
+        await self.ear.wait()
+        self._meet_trouble()
+        if self.no_reply is not None and not self.unheard:
+            raise self.no_reply
+        wanted = interrupt.request_id in self.open_requests
+        if wanted:
+            self.settled.append((interrupt.request_id, decision))
+        self.open_requests -= {interrupt.request_id}
+        self.changed()
+        if self.no_reply is not None:
+            raise self.no_reply
+        return wanted
 
     async def reject_pending(self, family: Collection[str]) -> None:
         self._meet_trouble()

@@ -12,7 +12,7 @@ be taken back. What is not understood is said so, with what would have been.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .values import (
@@ -49,13 +49,15 @@ YES = frozenset(
 )
 ALWAYS = frozenset({"always"})
 NO = frozenset(["no", "n", "nope", "reject", "rejected", "deny", "denied", "refuse", "refused"])
-POLITE = frozenset(
-    ["please", "thanks", "thank", "you", "it", "this", "that", "go", "ahead", "do", "just"]
-)
+POLITE = frozenset(["please", "thanks", "it", "this", "that", "go", "ahead", "do", "just"])
 DISMISS = frozenset({"reject", "dismiss"})
+_BOTH = frozenset({"once", "always"})
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
+_PLAIN = re.compile(r"""[\w\s.,!;:'"“”‘’*`–—-]*""")  # a question mark, a thumb or a strike is not
+_THANKS = re.compile(r"\bthank you\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*((?:per|que)_\w+)\s*[:=,]?\s*(.*)", re.DOTALL)
+_ID = re.compile(r"(?:per|que)_[A-Za-z0-9]{20,}")  # nobody writes that for anything else
 
 
 class NotUnderstood(Exception):
@@ -76,16 +78,34 @@ def understand(waiting: Sequence[Interrupt], message: Message) -> dict[str, Deci
     text = "\n".join(part.text for part in message.parts if isinstance(part, Text)).strip()
     data = [part.value for part in message.parts if isinstance(part, Data)]
     if data:
-        return dict(_from_data(known, value, text) for value in data)
+        return _each_once(_from_data(known, value, text) for value in data)
     if not text:
         raise NotUnderstood(waiting[0].request_id, "The answer must be text or data.")
-    lines = [_ADDRESS.fullmatch(line) for line in text.splitlines() if line.strip()]
-    if lines and all(found is not None and found[1] in known for found in lines):
-        return {f[1]: _from_text(known[f[1]], f[2].strip()) for f in lines if f is not None}
-    addressed = _ADDRESS.fullmatch(text)
-    if addressed is not None and addressed[1] in known:
-        return {addressed[1]: _from_text(known[addressed[1]], addressed[2].strip())}
-    return {waiting[0].request_id: _from_text(waiting[0], text)}
+    lines = [_addressed(known, line) for line in text.splitlines() if line.strip()]
+    if not all(lines):
+        lines = [_addressed(known, text) or (waiting[0].request_id, text)]
+    return _each_once((line[0], _from_text(known[line[0]], line[1])) for line in lines if line)
+
+
+def _addressed(known: Mapping[str, Interrupt], text: str) -> tuple[str, str] | None:
+    """The request that a text names at its beginning, and the rest of it."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not (found[1] in known or _ID.fullmatch(found[1])):
+        return None
+    if found[1] not in known:
+        raise NotUnderstood(next(iter(known)), f"Nothing waits under the id {_short(found[1])}.")
+    return found[1], found[2].strip()
+
+
+def _each_once(decisions: Iterable[tuple[str, Decision]]) -> dict[str, Decision]:
+    decided: dict[str, Decision] = {}
+    for request_id, decision in decisions:
+        if request_id in decided:
+            raise NotUnderstood(
+                request_id, f"{request_id} is answered twice. Name the request of each answer."
+            )
+        decided[request_id] = decision
+    return decided
 
 
 def check_answers(ask: QuestionAsk, answers: Sequence[Sequence[str]]) -> str | None:
@@ -109,7 +129,7 @@ def check_answers(ask: QuestionAsk, answers: Sequence[Sequence[str]]) -> str | N
 def _from_text(ask: Interrupt, text: str) -> Decision:
     if isinstance(ask, PermissionAsk):
         return _permission_from_text(ask, text)
-    if text.strip(" .!").lower() in DISMISS and not _option(ask.questions[0], text):
+    if text.strip(" .!").lower() in DISMISS and not any(_option(q, text) for q in ask.questions):
         return QuestionDecision(None)
     if len(ask.questions) == 1:
         return _checked(ask, [_answer_from_text(ask.questions[0], text)])
@@ -125,13 +145,14 @@ def _from_text(ask: Interrupt, text: str) -> Decision:
 
 
 def _permission_from_text(ask: PermissionAsk, text: str) -> Decision:
-    words = [word.lower() for word in _WORD.findall(text)]
+    words = [word.lower() for word in _WORD.findall(_THANKS.sub("thanks", text))]
     if words and words[0] in NO:
         first = _WORD.search(text)
         rest = text[first.end() :].lstrip(" \t\n,;:.!-–—") if first else ""
         return PermissionDecision("reject", rest if set(words[1:]) - POLITE else None)
     said = set(words)
-    if said & (YES | ALWAYS) and said <= YES | ALWAYS | POLITE:
+    plain = _PLAIN.fullmatch(text) and said <= YES | ALWAYS | POLITE and not said >= _BOTH
+    if plain and said & (YES | ALWAYS):
         return PermissionDecision("always" if said & ALWAYS else "once")
     raise NotUnderstood(
         ask.request_id,
@@ -157,7 +178,7 @@ def _option(question: Question, text: str) -> str | None:
     for option in question.options:
         if option.label.lower() == named.lower():
             return option.label
-    if named.isdecimal() and 0 < int(named) <= len(question.options):
+    if named.isdecimal() and len(named) < 4 and 0 < int(named) <= len(question.options):
         return question.options[int(named) - 1].label
     return None
 
@@ -177,7 +198,7 @@ def _from_data(known: Mapping[str, Interrupt], value: Any, text: str) -> tuple[s
     if not isinstance(value, dict):
         raise NotUnderstood(first, _SHAPES)
     named = value.get("request_id")
-    if named is not None and named not in known:
+    if named is not None and not (isinstance(named, str) and named in known):
         raise NotUnderstood(first, f"Nothing waits under the id {_short(str(named))}.")
     if "answers" in value:
         ask = known[named] if named else _first(known, QuestionAsk)
@@ -261,7 +282,8 @@ def _from_hitl(known: Mapping[str, Interrupt], payload: Mapping[str, Any]) -> di
 def _hitl_answers(ask: QuestionAsk, answers: Any) -> QuestionDecision:
     if answers is None:
         return QuestionDecision(None)
-    words = [a.get("answer") if isinstance(a, dict) else None for a in answers or ()]
+    given = answers if isinstance(answers, list) else []
+    words = [a.get("answer") if isinstance(a, dict) else None for a in given]
     if not words or not all(isinstance(each, list) and _is_words(each) for each in words):
         raise NotUnderstood(ask.request_id, 'Each answer must be {"answer": ["…"]}.')
     return _checked(ask, [each for each in words if each is not None])

@@ -33,6 +33,7 @@ class Requests:
         self.open: dict[str, InterruptOpened] = {}
         self._answered: dict[str, InterruptAnswered] = {}
         self._allowed: dict[str, Interrupt] = {}
+        self._over: set[str] = set()  # the agent said so: a look that began earlier may not know
         self._deadline = deadline
         self.question_expired = False
 
@@ -61,7 +62,8 @@ class Requests:
 
     def ask(self, interrupt: Interrupt) -> list[Update]:
         request_id = interrupt.request_id
-        if request_id in self.open or request_id in self._answered or request_id in self._allowed:
+        known = (self.open, self._answered, self._allowed, self._over)
+        if any(request_id in each for each in known):
             return []
         opened = self.open[request_id] = InterruptOpened(interrupt, self._deadline())
         return [opened]
@@ -79,6 +81,11 @@ class Requests:
             self.question_expired |= _is_expired_question(answered)
 
     def close(self, request_id: str, how: str) -> list[Update]:
+        """The agent says that a request is settled."""
+        self._over.add(request_id)
+        return self._gone(request_id, how)
+
+    def _gone(self, request_id: str, how: str) -> list[Update]:
         if self._allowed.pop(request_id, None) is not None:
             return []
         answered, opened = self._answered.pop(request_id, None), self.open.pop(request_id, None)
@@ -98,7 +105,7 @@ class Requests:
             **self._allowed,
         }
         gone = [each for request_id, each in known.items() if request_id not in listed]
-        return [update for each in gone for update in self.close(each.request_id, how(each))]
+        return [update for each in gone for update in self._gone(each.request_id, how(each))]
 
     def end(self) -> list[Update]:
         return self.keep((), lambda _: ENDED)

@@ -191,8 +191,12 @@ class Turn:
     def doubtful(self) -> bool:
         """Something says the run may be over and nothing proves it: look again soon."""
         hint = self._stale or self._idle or self._finished or self._error is not None
-        waits = bool(self._held) or self.requests.unsettled
-        return self.outcome is None and (hint or waits)
+        return self.outcome is None and (hint or self.owing)
+
+    @property
+    def owing(self) -> bool:
+        """Somebody waits for us, however much is heard from elsewhere: look soon, too."""
+        return bool(self._held) or self.requests.unsettled
 
     def feed(self, event: AgentEvent) -> list[Update]:
         if self.outcome is not None:
@@ -477,6 +481,8 @@ class Turn:
 
     def _on_caught_up(self, event: CaughtUp) -> list[Update]:
         self._stale = False
+        for request_id in self._held.keys() - event.open_requests:
+            del self._held[request_id]
         updates = self._ask_held()
         updates += self.requests.keep(event.open_requests, self._settled_how)
         for answer in self._answers.values():

@@ -89,7 +89,6 @@ V03_REST = Dialect(
 )
 
 NAMES = {BlockKind.TEXT: "answer", BlockKind.REASONING: "reasoning"}
-INTERRUPTED = TaskState.INPUT_REQUIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +167,15 @@ class Renderer:
 
     # -- events
 
-    @property
-    def form(self) -> str:
-        """What two renderers have in common when they write the same."""
-        return self.dialect.name + "+" * self.stays_open + "h" * self.hitl
+    def event(self, head: TaskHead, entry: LogEntry, last: bool = False) -> bytes | None:
+        """A committed entry as a stream event, or None when there is nothing to show.
 
-    def event(self, head: TaskHead, entry: LogEntry) -> bytes | None:
-        """A committed entry as a stream event, or None when there is nothing to show."""
-        key = self.form
+        `last` says that the stream ends with it.
+        """
+        key = self.dialect.name + "." * last + "h" * self.hitl
         encoded = entry.encoded.get(key)
         if encoded is None:
-            event = self._event(head, entry)
+            event = self._event(head, entry, last)
             encoded = entry.encoded[key] = b"" if event is None else orjson.dumps(event)
         return encoded or None
 
@@ -190,7 +187,7 @@ class Renderer:
             shared["stream"] = {"replay": "snapshot", "reason": gap, "sequence": task.last_seq}
         return orjson.dumps(body if self.dialect.tagged else {"task": body})
 
-    def _event(self, head: TaskHead, entry: LogEntry) -> Json | None:
+    def _event(self, head: TaskHead, entry: LogEntry, last: bool) -> Json | None:
         update = entry.update
         match update:
             case MessageAdded() | InterruptAnswered():
@@ -213,20 +210,20 @@ class Renderer:
                 return self._artifact_event(head, artifact, False, True)
             case Started(session=session, title=title):
                 shared: Json = {"session": _session(session, title)}
-                return self._status_event(head, entry, None, shared)
+                return self._status_event(head, entry, last, None, shared)
             case Progress():
-                return self._status_event(head, entry, None, {"progress": _progress(update)})
+                return self._status_event(head, entry, last, None, {"progress": _progress(update)})
             case InterruptOpened(interrupt=interrupt):
                 note = self._ask(head, asking(interrupt), entry.seq, [interrupt])
                 shared = {"interrupt": _interrupt(interrupt, "asked", update.expires_at)}
-                return self._status_event(head, entry, note, shared)
+                return self._status_event(head, entry, last, note, shared)
             case InterruptUnclear(interrupt=interrupt, note=unclear):
                 note = self._ask(head, waiting([interrupt], unclear), entry.seq, [interrupt])
                 shared = {"interrupt": _interrupt(interrupt, "asked")}
-                return self._status_event(head, entry, note, shared)
+                return self._status_event(head, entry, last, note, shared)
             case InterruptResolved(interrupt=interrupt, resolution=resolution):
                 shared = {"interrupt": _interrupt(interrupt, "resolved", resolution=resolution)}
-                return self._status_event(head, entry, None, shared)
+                return self._status_event(head, entry, last, None, shared)
             case Ended():
                 told = update.message
                 end = self._note(head, update.state.value, told) if told else None
@@ -235,7 +232,7 @@ class Renderer:
                     shared["session"] = _session(update.session, update.title)
                 if update.usage is not None:
                     shared["usage"] = _usage(update.usage)
-                return self._status_event(head, entry, end, shared, update)
+                return self._status_event(head, entry, last, end, shared, update)
             case _:
                 assert_never(update)
 
@@ -243,6 +240,7 @@ class Renderer:
         self,
         head: TaskHead,
         entry: LogEntry,
+        last: bool,
         note: Json | None,
         shared: Json,
         ended: Ended | None = None,
@@ -256,7 +254,7 @@ class Renderer:
             **_metadata(shared, ended),
         }
         if self.dialect.version == "0.3":
-            body["final"] = state.terminal or (state is INTERRUPTED and not self.stays_open)
+            body["final"] = last
         return self._wrapped("status-update", "statusUpdate", body)
 
     def _artifact_event(self, head: TaskHead, artifact: Json, append: bool, last: bool) -> Json:

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..domain.ports import Cursor
 from ..domain.task import TaskHead
-from ..domain.updates import LogEntry, state_after
+from ..domain.updates import InterruptAnswered, LogEntry, state_after
 from ..domain.values import TaskState
 from ..errors import ServiceError
 from .failures import rest_error, rpc_error
@@ -115,8 +115,8 @@ class EventStream(Response):
             last = self._last(entries, self._cursor.caught_up)
             over = last is not None
             frames, size = [], 0
-            for entry in entries if last is None else entries[: last + 1]:
-                payload = self._renderer.event(self._head, entry)
+            for index, entry in enumerate(entries if last is None else entries[: last + 1]):
+                payload = self._renderer.event(self._head, entry, last=index == last)
                 if payload is not None:
                     frames.append(self._envelope.frame(entry.seq, payload))
                     size += len(frames[-1])
@@ -129,11 +129,16 @@ class EventStream(Response):
 
     def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
         """Which of these the stream ends with, if the task rests after them."""
+        stays = not caught_up or self._renderer.stays_open
         for index in range(len(entries) - 1, -1, -1):
-            state = state_after(entries[index].update)
+            update = entries[index].update
+            state = state_after(update)
             if state is TaskState.INPUT_REQUIRED:
-                return index if caught_up and not self._renderer.stays_open else None
-            if state is not None:
+                if stays:
+                    return None
+                if not isinstance(update, InterruptAnswered):  # which nobody gets to see
+                    return index
+            elif state is not None:
                 return index if state.terminal else None
         return None
 

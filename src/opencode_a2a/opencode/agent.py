@@ -185,7 +185,7 @@ class OpenCodeSession:
                 for message in await self._messages(child)
                 for part in message.parts
                 for event in wire.part_events(part)
-                if isinstance(event, ev.StepFinished)
+                if isinstance(event, ev.StepFinished | ev.ToolSnapshot)
             ]
         status = statuses.get(self.ref.id, wire.Status(type="idle"))
         events.append(wire.status_event(self.ref.id, status))
@@ -197,9 +197,13 @@ class OpenCodeSession:
         return [*events, *asked, ev.CaughtUp(self.ref.id, open_requests)]
 
     async def abort(self) -> None:
-        with suppress(UpstreamError):  # without events it may still hear us, so try
-            await self._feed.ready(ABORT_AT_LAST)
+        await self._ready_or_not()
         await self._http.call("POST", "session", self.ref.id, "abort")
+
+    async def _ready_or_not(self) -> None:
+        """Before what must be tried in any case: without events OpenCode may still hear us."""
+        with suppress(UpstreamError):
+            await self._feed.ready(ABORT_AT_LAST)
 
     async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
         kind, verb, body = "question", "reject", dict[str, Any]()
@@ -209,6 +213,7 @@ class OpenCodeSession:
         elif decision.answers is not None:
             verb, body = "reply", {"answers": decision.answers}
         request_id = interrupt.request_id
+        await self._ready_or_not()
         try:
             await self._http.call(
                 "POST", kind, request_id, verb, query=self._here, body=body or None

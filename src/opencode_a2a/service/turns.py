@@ -133,6 +133,13 @@ class _Run:
     turn: Turn
     asked: asyncio.Task[None]
     events: AsyncIterator[Sequence[AgentEvent]]
+    listening: asyncio.Timeout | None = None  # while it waits for an event
+
+    def hurry(self, seconds: float) -> None:
+        """Something is owed now: listen no longer than this before the next look."""
+        if self.listening is not None and not self.listening.expired():
+            by = asyncio.get_running_loop().time() + seconds
+            self.listening.reschedule(min(by, self.listening.when() or by))
 
 
 class Turns:
@@ -264,6 +271,8 @@ class Turns:
     def waiting(self, task: Task) -> dict[str, InterruptOpened]:
         """What the agent waits for at this very moment; the log may be a moment behind."""
         job = self._jobs.get(task.head.id)
+        if job is not None and job.cancel.is_set():
+            return {}  # what is allowed now would be done although the task was canceled
         return job.run.turn.requests.open if job is not None and job.run else task.interrupts
 
     async def answered(self, task_id: str, answers: Sequence[InterruptAnswered]) -> bool:
@@ -425,11 +434,12 @@ class Turns:
 
     async def _turn(self, job: _Job, session: AgentSession, prompt: Prompt) -> tuple[Turn, Outcome]:
         turn = Turn(session.ref.id, prompt.message_id, self._deadline)
-        resumed, job.resumed = job.resumed, None
-        if resumed is not None:
-            turn.resume(resumed)
         async with AsyncExitStack() as stack:
             events = await self._patiently(job, lambda: stack.enter_async_context(session.events()))
+            # Not earlier: until the run is there, what is decided is said to the log only.
+            resumed, job.resumed = job.resumed, None
+            if resumed is not None:
+                turn.resume(resumed)
             asking = self._ask(job, session, turn, prompt, maybe_sent=resumed is not None)
             asked = asyncio.create_task(asking)
             run = job.run = _Run(job, session, turn, asked, events)
@@ -485,7 +495,7 @@ class Turns:
         work_until = time.monotonic() + limits.deadline
         away_since: float | None = None
         await run.asked
-        look = turn.stale
+        look, owing_since = turn.stale, time.monotonic()
         while turn.outcome is None:
             if not self._log.holds(run.job.head.id):
                 raise TakenOver
@@ -501,15 +511,17 @@ class Turns:
                 if before >= work_until:
                     return self._too_late()
                 patience = min(patience, work_until - before)
+            if not turn.owing:
+                owing_since = before
+            elif before - owing_since >= limits.soon:
+                look = True
             if not look:
-                try:
-                    async with asyncio.timeout(patience):
-                        await self._tell(run, await anext(run.events))
-                    look = turn.stale
-                except TimeoutError:
-                    look = True
+                events = await self._listen(run, patience)
+                if events is not None:  # not under that timeout: what was heard must be said
+                    await self._tell(run, events)
+                look = events is None or turn.stale
             if look and turn.outcome is None:
-                look = False
+                look, owing_since = False, time.monotonic()
                 try:
                     await self._tell(run, await run.session.read(turn.message_id))
                     away_since = None
@@ -522,6 +534,16 @@ class Turns:
             if waiting:  # a person's time is not the agent's
                 work_until += time.monotonic() - before
         return turn.outcome
+
+    async def _listen(self, run: _Run, patience: float) -> Sequence[AgentEvent] | None:
+        """What is heard next, or None after that time."""
+        try:
+            async with asyncio.timeout(patience) as run.listening:
+                return await anext(run.events)
+        except TimeoutError:
+            return None
+        finally:
+            run.listening = None
 
     async def _tell(self, run: _Run, events: Sequence[AgentEvent]) -> None:
         updates: list[Update] = []
@@ -554,10 +576,14 @@ class Turns:
             wanted = await run.session.settle(interrupt, decision)
         except UpstreamError as exc:
             logger.warning("answer.delayed", task=run.job.head.id, problem=exc.type)
+            run.hurry(self._limits.soon)
             return True
+        if not wanted:  # what is heard, or found at the next look, tells how it was settled
+            run.hurry(self._limits.soon)
+            return False
         closed = InterruptClosed(interrupt.session, interrupt.request_id, "elsewhere")
         self._log.append(run.job.head.id, run.turn.feed(closed))
-        return wanted
+        return True
 
     async def _expire(self, run: _Run) -> None:
         """Nobody has decided in time: refuse, so that the run goes on or ends."""
