@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from sqlalchemy import Connection, insert, select
+from sqlalchemy.exc import IntegrityError
 
 from ..domain.values import SessionRef
 from .database import Database
@@ -20,6 +23,12 @@ class SqlBindings:
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
         await self._database.write(_bind, owner, context_id, session, now_ms())
 
+    async def owners(self, sessions: Sequence[str]) -> Mapping[str, str]:
+        return await self._database.read(_owners, sessions)
+
+    async def claim(self, owner: str, session: SessionRef) -> str:
+        return await self._database.write(_claim, owner, session, now_ms())
+
 
 def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | None:
     row = db.execute(
@@ -31,17 +40,36 @@ def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | Non
 
 
 def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: int) -> None:
-    db.execute(
-        insert(sessions),
-        {
-            "session_id": session.id,
-            "owner": owner,
-            "title": session.title,
-            "directory": session.directory,
-            "created_at": at,
-        },
-    )
+    db.execute(insert(sessions), _row(owner, session, at))
     db.execute(
         insert(contexts),
         {"owner": owner, "context_id": context_id, "session_id": session.id, "created_at": at},
     )
+
+
+def _owners(db: Connection, ids: Sequence[str]) -> dict[str, str]:
+    rows = db.execute(
+        select(sessions.c.session_id, sessions.c.owner).where(sessions.c.session_id.in_(ids))
+    )
+    return {row.session_id: row.owner for row in rows}
+
+
+def _claim(db: Connection, owner: str, session: SessionRef, at: int) -> str:
+    if (known := _owners(db, [session.id]).get(session.id)) is not None:
+        return known
+    try:
+        with db.begin_nested():
+            db.execute(insert(sessions), _row(owner, session, at))
+    except IntegrityError:  # another process was faster
+        return _owners(db, [session.id])[session.id]
+    return owner
+
+
+def _row(owner: str, session: SessionRef, at: int) -> dict[str, str | int]:
+    return {
+        "session_id": session.id,
+        "owner": owner,
+        "title": session.title,
+        "directory": session.directory,
+        "created_at": at,
+    }

@@ -1,0 +1,89 @@
+"""What must be looked up before OpenCode is asked.
+
+It answers 500 where a name is unknown, keeps a model that does not exist, and deletes any
+directory it is told is a worktree. Each check names the field that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from ..domain.catalog import Catalog, ModelRef, Place, SessionInfo, Workspace
+from ..domain.values import Message
+from ..errors import InvalidParams, UpstreamBusy
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    catalog: Catalog
+
+    async def idle(self, session: SessionInfo) -> None:
+        """OpenCode would merge a second prompt into the run that is under way."""
+        status = (await self.catalog.statuses(Place(session.directory))).get(session.id)
+        if status is not None and status.type != "idle":
+            raise UpstreamBusy(
+                "The session is at work. Try again when it is idle.",
+                retry_after=5,
+                session_id=session.id,
+            )
+
+    async def agent(self, session: SessionInfo, name: str | None, field: str) -> None:
+        if name is not None:
+            known = await self.catalog.agents(Place(session.directory))
+            _one_of(name, known, "agent", field)
+
+    async def command(self, session: SessionInfo, name: str, field: str) -> None:
+        known = await self.catalog.commands(Place(session.directory))
+        _one_of(name, known, "command", field)
+
+    async def model(self, session: SessionInfo, model: ModelRef | None, field: str) -> None:
+        if model is None:
+            return
+        found = await self.catalog.providers(Place(session.directory))
+        if not found.knows(model):
+            known = [f"{m.provider_id}/{m.model_id}" for m in found.models if m.connected]
+            _one_of(f"{model.provider}/{model.model}", known, "model", field)
+
+    async def message(self, session: SessionInfo, message_id: str, field: str) -> Message:
+        found = await self.catalog.message(session.id, message_id)
+        if found is None:
+            raise InvalidParams.at(field, "there is no such message in this session")
+        return found
+
+    async def worktree(self, place: Place, directory: str, field: str) -> str:
+        """The worktree as OpenCode lists it now, and only if it lists it.
+
+        What is listed is what is handed on, never the caller's own words. A link is refused:
+        what it points to could be anything.
+        """
+        listed = _worktree(directory, await self.catalog.worktrees(place), place.directory)
+        if listed is None:
+            raise InvalidParams.at(field, "is not a worktree of this project")
+        return listed
+
+    async def workspace(self, place: Place, workspace_id: str, field: str) -> Workspace:
+        for workspace in await self.catalog.workspaces(place):
+            if workspace.workspace_id == workspace_id:
+                return workspace
+        raise InvalidParams.at(field, "there is no such workspace")
+
+
+def _worktree(directory: str, listed: Sequence[str], here: str) -> str | None:
+    if Path(directory).is_absolute():
+        for entry in listed:
+            real = Path(entry).resolve()
+            # The workspace itself, or what it is in, is never a worktree to be rid of.
+            is_home = Path(here).resolve().is_relative_to(real)
+            if real == Path(directory).resolve() and not is_home and not Path(entry).is_symlink():
+                return entry
+    return None
+
+
+def _one_of(name: str, known: Sequence[str], noun: str, field: str) -> None:
+    if name not in known:
+        near = get_close_matches(name, known, 3, 0.4) or list(known[:5])
+        advice = f"; there are {', '.join(near)}" if near else ""
+        raise InvalidParams.at(field, f"there is no such {noun}{advice}")
