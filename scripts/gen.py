@@ -13,7 +13,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from opencode_a2a import errors
-from opencode_a2a.config import Group, Outbound, Server, State, Upstream
+from opencode_a2a.config import Environment, Group, Outbound, Server, State, Upstream
 from opencode_a2a.contract.dispatch import Contract
 from opencode_a2a.domain.values import Failure
 from opencode_a2a.extensions import ALL
@@ -46,7 +46,13 @@ def settings_page() -> str:
         "",
         "A wrong setting stops the start with one line per problem and exit code 2.",
     ]
-    tables = (("opencode", Upstream), ("a2a", Server), ("task_store", State), ("client", Outbound))
+    tables = (
+        ("opencode", Upstream),
+        ("a2a", Server),
+        ("task_store", State),
+        ("client", Outbound),
+        ("environment", Environment),
+    )
     for table, group in tables:
         lines += ["", f"## {str(group.__doc__).rstrip('.')} (`[{table}]`)", ""]
         lines += ["| variable | default | meaning |", "|---|---|---|"]

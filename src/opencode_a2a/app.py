@@ -21,14 +21,18 @@ from .domain.scopes import Scope
 from .domain.values import Caller
 from .errors import StoreUnavailable
 from .extensions import ALL
+from .extensions.services import Services
 from .inbound.card import Card, CardFacts
 from .inbound.failures import failure
 from .inbound.health import Health
 from .inbound.operations import Operations
 from .inbound.routes import add_routes
 from .opencode.agent import Defaults, OpenCode
+from .opencode.catalog import OpenCodeCatalog
 from .opencode.http import Endpoint
 from .outbound.fetch import Egress, Fetcher
+from .service.access import Access
+from .service.checks import Checks
 from .service.inputs import INPUT_MODES, Inputs
 from .service.recovery import Recovery
 from .service.sessions import Sessions
@@ -77,6 +81,15 @@ async def build(
         Turns.open(log, Sessions(opencode, SqlBindings(database)), limits, stopping) as turns,
     ):
         inputs = Inputs(files, server.max_part_bytes)
+        catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)
+        access = Access(
+            catalog,
+            SqlBindings(database),
+            root,
+            server.shared_sessions,
+            server.allow_directory_override,
+            now_ms,
+        )
         tasks = Tasks(opencode, log, turns, inputs, now_ms)
 
         async def store_works() -> bool:
@@ -103,7 +116,8 @@ async def build(
         app = FastAPI(title=server.title, version=__version__, redoc_url=None)
         health = Health({"store": store_works, "opencode": opencode_works})
         operations = Operations(tasks, stopping, server.strict_version)
-        contract = Contract(ALL, frozenset())
+        services = Services(catalog, access, Checks(catalog), inputs)
+        contract = Contract(ALL, server.toggles, services)
         add_routes(app, operations, contract, card, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
             yield Trace(Authenticate(cast(ASGIApp, app), credentials, PUBLIC, failure), failure)

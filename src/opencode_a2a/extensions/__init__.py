@@ -3,5 +3,16 @@
 from __future__ import annotations
 
 from ..contract.declare import Extension
+from .declared import COMPATIBILITY, STREAM_HINTS, WIRE
+from .providers import PROVIDERS
+from .sessions import SESSIONS
+from .workspaces import WORKSPACES
 
-ALL: tuple[Extension, ...] = ()
+ALL: tuple[Extension, ...] = (
+    STREAM_HINTS,
+    SESSIONS,
+    PROVIDERS,
+    WORKSPACES,
+    COMPATIBILITY,
+    WIRE,
+)

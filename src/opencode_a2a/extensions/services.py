@@ -1,0 +1,18 @@
+"""What the methods of the extensions work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..domain.catalog import Catalog
+from ..service.access import Access
+from ..service.checks import Checks
+from ..service.inputs import Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    catalog: Catalog
+    access: Access
+    checks: Checks
+    inputs: Inputs
