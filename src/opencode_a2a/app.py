@@ -22,10 +22,12 @@ from .domain.values import Caller
 from .errors import StoreUnavailable
 from .extensions import ALL
 from .extensions.services import Services
-from .inbound.card import Card, CardFacts
+from .inbound import openapi
+from .inbound.card import CardFacts
 from .inbound.failures import failure
 from .inbound.health import Health
 from .inbound.operations import Operations
+from .inbound.published import Deployment, Published
 from .inbound.routes import add_routes
 from .opencode.agent import Defaults, OpenCode
 from .opencode.catalog import OpenCodeCatalog
@@ -102,25 +104,38 @@ async def build(
         async def opencode_works() -> bool:
             return opencode.connected
 
-        credentials = credentials_of(server)
-        card = Card(
-            CardFacts(
-                url,
-                server.title,
-                server.description,
-                __version__,
-                tuple(credentials.schemes),
-                INPUT_MODES,
-            )
-        )
-        app = FastAPI(title=server.title, version=__version__, redoc_url=None)
-        health = Health({"store": store_works, "opencode": opencode_works})
-        operations = Operations(tasks, stopping, server.strict_version)
         services = Services(catalog, access, Checks(catalog), inputs)
-        contract = Contract(ALL, server.toggles, services)
-        add_routes(app, operations, contract, card, health, server.max_request_body_bytes)
+        published = publication(settings, url, services)
+        app = FastAPI(title=server.title, version=__version__, redoc_url=None)
+        app.openapi = lambda: openapi.document(published)  # type: ignore[method-assign]
+        health = Health({"store": store_works, "opencode": opencode_works})
+        operations = Operations(tasks, published.card, stopping, server.strict_version)
+        add_routes(app, operations, published.contract, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
-            yield Trace(Authenticate(cast(ASGIApp, app), credentials, PUBLIC, failure), failure)
+            guarded = Authenticate(cast(ASGIApp, app), credentials_of(server), PUBLIC, failure)
+            yield Trace(guarded, failure)
+
+
+def publication(settings: Settings, url: str, services: Services | None = None) -> Published:
+    """What these settings make of the declarations; without services nothing can be called."""
+    server = settings.server
+    facts = CardFacts(
+        url,
+        server.title,
+        server.description,
+        __version__,
+        tuple(credentials_of(server).schemes),
+        INPUT_MODES,
+    )
+    deployment = Deployment(
+        server.shared_sessions,
+        server.allow_directory_override,
+        server.strict_version,
+        server.max_request_body_bytes,
+        settings.environment.declared,
+        permissions={},  # always_scope (A2A_PERMISSION_ALWAYS) and rules (A2A_PERMISSION_RULES)
+    )
+    return Published(facts, Contract(ALL, server.toggles, services), deployment)
 
 
 def credentials_of(server: Server) -> Credentials:

@@ -13,7 +13,7 @@ import os
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -281,6 +281,7 @@ class Environment(Group):
     """What the operator says about where the agent runs. Published, not enforced."""
 
     model_config = SettingsConfigDict(env_prefix="A2A_")
+    _SUBJECTS: ClassVar = ("sandbox", "network", "approval", "write_access")
 
     sandbox_mode: Literal["unknown", "none", "process", "container", "vm"] = Field(
         default="unknown", description="What keeps the agent in."
@@ -307,6 +308,15 @@ class Environment(Group):
     write_access_outside_workspace: Literal["unknown", "allowed", "denied"] = Field(
         default="unknown", description="Whether it can write outside the workspace."
     )
+
+    @property
+    def declared(self) -> dict[str, dict[str, Any]]:
+        """By subject: sandbox, network, approval, write_access."""
+        found: dict[str, dict[str, Any]] = {}
+        for name in type(self).model_fields:
+            subject = next(s for s in self._SUBJECTS if name.startswith(s))
+            found.setdefault(subject, {})[name.removeprefix(f"{subject}_")] = getattr(self, name)
+        return found
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Environment:

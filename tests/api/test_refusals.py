@@ -16,7 +16,6 @@ from tests.api.forms import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     METHODS,
-    NO_EXTENDED_CARD,
     PARSE_ERROR,
     PAYLOAD_TOO_LARGE,
     PUSH_NOT_SUPPORTED,
@@ -144,11 +143,6 @@ def test_a_message_cannot_bring_a_push_configuration(
     asked = form.sending("hello")
     asked["configuration"][member] = {"url": "https://example.org/hook"}
     form.refused(form.call(client, operation, asked), PUSH_NOT_SUPPORTED)
-
-
-def test_there_is_no_extended_card(client: httpx.Client, form: Form) -> None:
-    kind = UNSUPPORTED_OPERATION if form.line == "1.0" else NO_EXTENDED_CARD
-    form.refused(form.call(client, "card"), kind)
 
 
 @pytest.mark.parametrize("form", [RPC_1, RPC_03], ids=lambda form: form.name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,36 @@ CALLERS = {
     "bob": [*Scope],
     "reader": [Scope.SESSIONS_READ],
 }
-RESULTS = {
-    method.name: Draft202012Validator(method.result_schema)
-    for extension in ALL
-    for method in extension.methods
-}
+EVERYTHING = {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"}
 METHODS = {method.name: method for extension in ALL for method in extension.methods}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Line:
-    """A caller with its credential. Every result is held against the published schema."""
+    """A caller with its credential.
+
+    What is asked with success, and each result, is held against what the service publishes.
+    """
 
     http: httpx.Client
+
+    @cached_property
+    def published(self) -> Json:
+        found: Json = self.http.get("/openapi.json").json()
+        return found
+
+    @cached_property
+    def schemas(self) -> tuple[dict[str, Draft202012Validator], dict[str, Draft202012Validator]]:
+        """Validators of requests and of responses, by method."""
+        rpc = self.published["paths"]["/"]["post"]
+        components = {"components": self.published["components"]}
+        asked = rpc["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
+        told = rpc["responses"]["200"]["content"]["application/json"]["schema"]["anyOf"]
+        requests, responses = (
+            {each["title"]: Draft202012Validator(each | components) for each in listed}
+            for listed in (asked, told)
+        )
+        return requests, responses
 
     def ask(self, method: str, params: Json | None = None, **headers: str) -> Json:
         body: Json = {"jsonrpc": "2.0", "id": 1, "method": method}
@@ -47,7 +66,9 @@ class Line:
     def call(self, method: str, **params: Any) -> Json:
         answer = self.ask(method, params)
         assert "result" in answer, answer
-        RESULTS[method].validate(answer["result"])
+        requests, responses = self.schemas
+        requests[method].validate({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        responses[method].validate(answer)
         result: Json = answer["result"]
         return result
 
@@ -81,6 +102,15 @@ class Inside:
 
     http: httpx.Client
     workspace: Path
+
+    @contextmanager
+    def awaiting(self, kind: str) -> Iterator[None]:
+        """Leave only when OpenCode has said that such a thing has happened since."""
+        with self.http.stream("GET", "/global/event") as response:
+            lines = (line for line in response.iter_lines() if line.startswith("data:"))
+            next(lines)  # connected
+            yield
+            next(line for line in lines if f'"{kind}"' in line)
 
     def session(self, title: str, directory: Path | None = None) -> str:
         where = {"directory": str(directory or self.workspace)}
@@ -120,8 +150,8 @@ def full_service(
     full_opencode: Upstream, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
     """Everything switched on."""
-    on = {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"}
-    with service(full_opencode, tmp_path_factory.mktemp("s"), **settings(**on)) as running:
+    directory = tmp_path_factory.mktemp("s")
+    with service(full_opencode, directory, **settings(**EVERYTHING)) as running:
         yield running
 
 

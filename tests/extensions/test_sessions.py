@@ -358,7 +358,7 @@ def test_sharing_that_is_switched_off_says_so(alice: Line, talk: Json) -> None:
 
 
 def test_sharing_that_the_environment_forbids_says_so_too(real_service: Service) -> None:
-    with httpx.Client(base_url=real_service.url, headers=real_service.headers) as http:
+    with httpx.Client(base_url=real_service.url, headers=real_service.headers, timeout=60) as http:
         line = Line(http)
         error = line.refused("opencode.sessions.share", session_id=line.session("hi", fresh()))
         assert error["type"] == "METHOD_DISABLED"

@@ -26,9 +26,10 @@ def worktrees(line: Line) -> set[str]:
     return {item["directory"] for item in line.call("opencode.worktrees.list")["items"]}
 
 
-def made(line: Line) -> Path:
+def made(line: Line, inside: Inside) -> Path:
     name = f"tree-{uuid.uuid4().hex[:8]}"
-    item = line.call("opencode.worktrees.create", request={"name": name})["item"]
+    with inside.awaiting("worktree.ready"):
+        item = line.call("opencode.worktrees.create", request={"name": name})["item"]
     assert (item["name"], item["branch"]) == (name, f"opencode/{name}")
     return Path(item["directory"])
 
@@ -49,8 +50,8 @@ def test_projects_outside_the_workspace_are_not_told(
     assert told == {str(inside.workspace)}
 
 
-def test_a_worktree_is_made_listed_reset_and_removed(alice: Line) -> None:
-    tree = made(alice)
+def test_a_worktree_is_made_listed_reset_and_removed(alice: Line, inside: Inside) -> None:
+    tree = made(alice, inside)
     assert str(tree) in worktrees(alice)
     readme = tree / "README.md"
     assert readme.read_text() == "hello project\n"
@@ -66,7 +67,7 @@ def test_a_worktree_is_made_listed_reset_and_removed(alice: Line) -> None:
 
 
 def test_a_session_in_a_worktree_can_be_seen(alice: Line, inside: Inside) -> None:
-    tree = made(alice)
+    tree = made(alice, inside)
     session = inside.session("in a tree", tree)
     assert alice.call("opencode.sessions.get", session_id=session)["item"]["id"] == session
     listed = {item["id"] for item in alice.call("opencode.sessions.list", limit=100)["items"]}
@@ -80,7 +81,7 @@ def test_a_directory_that_is_no_worktree_is_never_handed_on(
     victim = tmp_path / "victim"
     (victim / "inner").mkdir(parents=True)
     (victim / "precious.txt").write_text("keep me\n")
-    tree = made(alice)
+    tree = made(alice, inside)
     link = tmp_path / "link"
     link.symlink_to(victim)
     inside_the_tree = tree / "way-out"
@@ -119,8 +120,10 @@ def test_the_workspace_itself_is_no_worktree_either(
     assert (inside.workspace / "README.md").exists()
 
 
-def test_a_worktree_may_be_named_by_another_way_to_it(alice: Line, tmp_path: Path) -> None:
-    tree = made(alice)
+def test_a_worktree_may_be_named_by_another_way_to_it(
+    alice: Line, inside: Inside, tmp_path: Path
+) -> None:
+    tree = made(alice, inside)
     link = tmp_path / "to-the-tree"
     link.symlink_to(tree)
     alice.call("opencode.worktrees.remove", request={"directory": str(link)})

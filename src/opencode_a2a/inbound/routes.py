@@ -18,7 +18,6 @@ from ..contract.dispatch import Contract
 from ..domain.values import Caller
 from ..errors import Internal, InvalidParams, InvalidRequest, MethodNotFound, ServiceError
 from .body import read_json
-from .card import Card
 from .failures import (
     A2A_JSON,
     JSON,
@@ -49,6 +48,9 @@ class Route:
     summary: str
     lines: tuple[Dialect, ...] = (V1, V03_REST)
 
+    def path_in(self, dialect: Dialect) -> str:
+        return self.path if dialect is V1 else f"/v1{self.path}"
+
 
 _PUSH = "/tasks/{id}/pushNotificationConfigs"
 REST_ROUTES = (
@@ -65,8 +67,10 @@ REST_ROUTES = (
         "A push configuration (not supported)",
     ),
     Route(("GET",), "/tasks/{id}", Operations.get, "Get a task"),
-    Route(("GET",), "/extendedAgentCard", Operations.extended_card, "Extended card (none)", (V1,)),
-    Route(("GET",), "/card", Operations.extended_card, "Extended card (none)", (V03_REST,)),
+    Route(
+        ("GET",), "/extendedAgentCard", Operations.extended_card, "The extended Agent Card", (V1,)
+    ),
+    Route(("GET",), "/card", Operations.extended_card, "The extended Agent Card", (V03_REST,)),
 )
 
 
@@ -100,14 +104,13 @@ def add_routes(
     app: FastAPI,
     operations: Operations,
     contract: Contract,
-    card: Card,
     health: Health,
     body_limit: int,
 ) -> None:
     add_route(app, "/health", health.live, ("GET", "HEAD"), "Whether the service lives")
     add_route(app, "/ready", health.ready, ("GET", "HEAD"), "Whether it can work")
     for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
-        add_route(app, path, card.serve, ("GET", "HEAD"), "The Agent Card")
+        add_route(app, path, operations.card.serve, ("GET", "HEAD"), "The Agent Card")
     add_route(app, "/", _rpc(operations, contract, body_limit), ("POST",), "JSON-RPC, both lines")
     for dialect, prefix in ((V03_REST, "/v1"), (V1, ""), (V1, "/{tenant}")):
         for route in REST_ROUTES:
