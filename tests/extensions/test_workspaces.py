@@ -9,9 +9,11 @@ import json
 import uuid
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.extensions.conftest import Inside, Json, Line
+from tests.extensions.conftest import EVERYTHING, Inside, Json, Line, settings
+from tests.running import Upstream, service
 
 CHANGES: dict[str, Json] = {
     "opencode.workspaces.create": {"request": {"type": "worktree"}},
@@ -182,3 +184,20 @@ def test_no_method_looks_outside_the_workspace(alice: Line, directory: str) -> N
         metadata = {"opencode": {"directory": directory}}
         error = alice.refused(f"opencode.{method}", metadata=metadata)
         assert list(error["fields"]) == ["metadata.opencode.directory"]
+
+
+def test_where_there_is_no_repository_there_are_no_worktrees(
+    full_opencode: Upstream, tmp_path: Path
+) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    env = settings(OPENCODE_WORKSPACE_ROOT=str(plain), **EVERYTHING)
+    with service(full_opencode, tmp_path, **env) as running:
+        headers = {"authorization": "Bearer alice"}
+        with httpx.Client(base_url=running.url, headers=headers, timeout=60) as http:
+            line = Line(http)
+            error = line.refused("opencode.worktrees.create")
+            assert (error["type"], error["upstream_status"]) == ("UPSTREAM_HTTP_ERROR", 400)
+            session = line.session("hello", uuid.uuid4().hex)
+            listed = line.call("opencode.sessions.list", limit=100)["items"]
+            assert [item["id"] for item in listed] == [session]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..contract.declare import Extension
+from . import control as control  # declares methods of SESSIONS
 from .declared import COMPATIBILITY, STREAM_HINTS, WIRE
 from .providers import PROVIDERS
 from .sessions import SESSIONS

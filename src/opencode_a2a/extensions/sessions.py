@@ -1,4 +1,4 @@
-"""OpenCode's sessions: read them, change them, steer them.
+"""OpenCode's sessions: read them, change them. What makes them work is in `control`.
 
 Every method begins with whose session it is. Reading needs a session the caller may see;
 everything else makes it the caller's first.
@@ -6,62 +6,44 @@ everything else makes it the caller's first.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from typing import Annotated, Any, Literal
-from urllib.parse import unquote_to_bytes
+from functools import partial
+from typing import Annotated
 
-import structlog
 from pydantic import BaseModel, Field
 
 from ..contract.a2a import Message as MessageShape
 from ..contract.a2a import Rendered
 from ..contract.a2a import Task as TaskShape
-from ..contract.declare import Extension, Toggle
+from ..contract.declare import Extension
 from ..contract.params import Params
 from ..domain.catalog import (
-    Mention,
-    PromptPart,
-    SessionCommand,
     SessionInfo,
     SessionMessage,
-    SessionPrompt,
     SessionQuery,
     SessionStatus,
-    Subtask,
     TodoItem,
 )
 from ..domain.ports import TaskRow
 from ..domain.scopes import Scope
 from ..domain.task import TaskHead
 from ..domain.values import (
-    Attachment,
     Caller,
-    FileBytes,
     FileChange,
-    FileUrl,
     Message,
     Role,
     TaskState,
 )
 from ..errors import (
-    ContentTypeNotSupported,
     MethodDisabled,
     SessionForbidden,
     SessionNotFound,
     StoreUnavailable,
     UpstreamBusy,
-    UpstreamTimeout,
 )
 from .services import Services
-from .shapes import Directory, Done, MessageId, ModelName, Moment, Name, PartId, Placed, SessionId
+from .shapes import Directory, MessageId, Moment, PartId, Placed, SessionId
 
 CONTEXT = "ctx:opencode-session:"
-SHELL = Toggle(
-    "A2A_ENABLE_SESSION_SHELL", "it runs any command on the OpenCode host without asking."
-)
-logger = structlog.get_logger()
-
 SESSIONS = Extension(
     "opencode-session-management-v1",
     "OpenCode Session Management v1",
@@ -92,7 +74,11 @@ SESSIONS = Extension(
 )
 
 _READ = (SessionNotFound, SessionForbidden, StoreUnavailable)
-_CHANGE = (*_READ, UpstreamBusy)
+CHANGE_ERRORS = (*_READ, UpstreamBusy)
+_read = partial(SESSIONS.method, scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
+_mutation = partial(
+    SESSIONS.method, scope=Scope.SESSIONS_WRITE, errors=CHANGE_ERRORS, effect="mutation"
+)
 
 
 def _head(session_id: str, caller: Caller, created_at: int = 0) -> TaskHead:
@@ -169,9 +155,7 @@ class Statuses(BaseModel):
     items: list[SessionStatus]
 
 
-@SESSIONS.method(
-    "opencode.sessions.status", scope=Scope.SESSIONS_READ, errors=_READ[2:], effect="read"
-)
+@_read("opencode.sessions.status", errors=_READ[2:])
 async def status(services: Services, caller: Caller, params: InDirectory) -> Statuses:
     """What the latest 100 sessions of a directory are doing."""
     place = await params.place(services, params.directory)
@@ -188,9 +172,7 @@ class Listing(InDirectory):
     search: str | None = Field(default=None, min_length=1, max_length=255, description="In titles")
 
 
-@SESSIONS.method(
-    "opencode.sessions.list", scope=Scope.SESSIONS_READ, errors=_READ[2:], effect="read"
-)
+@_read("opencode.sessions.list", errors=_READ[2:])
 async def list_sessions(services: Services, caller: Caller, params: Listing) -> Tasks:
     """The sessions of the project, or of one directory, latest change first."""
     place = await params.place(services, params.directory)
@@ -200,16 +182,14 @@ async def list_sessions(services: Services, caller: Caller, params: Listing) -> 
     return Tasks(items=[_task(session, caller) for session in sessions])
 
 
-@SESSIONS.method("opencode.sessions.get", scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
+@_read("opencode.sessions.get")
 async def get(services: Services, caller: Caller, params: Session) -> OneTask:
     """One session."""
     session = await services.access.visible(caller, params.session_id)
     return OneTask(item=_task(session, caller))
 
 
-@SESSIONS.method(
-    "opencode.sessions.children", scope=Scope.SESSIONS_READ, errors=_READ, effect="read"
-)
+@_read("opencode.sessions.children")
 async def children(services: Services, caller: Caller, params: Session) -> Tasks:
     """The sessions of its sub-agents."""
     session = await services.access.visible(caller, params.session_id)
@@ -221,7 +201,7 @@ class Todos(BaseModel):
     items: list[TodoItem]
 
 
-@SESSIONS.method("opencode.sessions.todo", scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
+@_read("opencode.sessions.todo")
 async def todo(services: Services, caller: Caller, params: Session) -> Todos:
     """What the agent has set itself to do."""
     session = await services.access.visible(caller, params.session_id)
@@ -238,7 +218,7 @@ class Changes(BaseModel):
     items: list[FileChange]
 
 
-@SESSIONS.method("opencode.sessions.diff", scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
+@_read("opencode.sessions.diff")
 async def diff(services: Services, caller: Caller, params: Diff) -> Changes:
     """The files changed in answer to a message."""
     session = await services.access.visible(caller, params.session_id)
@@ -251,9 +231,15 @@ async def diff(services: Services, caller: Caller, params: Diff) -> Changes:
 
 
 async def _latest_prompt(services: Services, session_id: str) -> str | None:
-    page = await services.catalog.messages(session_id, 100, None)
-    prompts = [m.message_id for m in page.messages if m.role is Role.USER]
-    return prompts[-1] if prompts else None
+    before = None
+    while True:
+        page = await services.catalog.messages(session_id, 20, before)
+        for message in reversed(page.messages):
+            if message.role is Role.USER:
+                return message.message_id
+        if page.older is None:
+            return None
+        before = page.older
 
 
 class Page(Session):
@@ -268,9 +254,7 @@ class Messages(BaseModel):
     next_cursor: str | None
 
 
-@SESSIONS.method(
-    "opencode.sessions.messages.list", scope=Scope.SESSIONS_READ, errors=_READ, effect="read"
-)
+@_read("opencode.sessions.messages.list")
 async def list_messages(services: Services, caller: Caller, params: Page) -> Messages:
     """The messages of a session, the newest page first."""
     session = await services.access.visible(caller, params.session_id)
@@ -284,245 +268,12 @@ class OneOfThem(Session):
     message_id: MessageId
 
 
-@SESSIONS.method(
-    "opencode.sessions.messages.get", scope=Scope.SESSIONS_READ, errors=_READ, effect="read"
-)
+@_read("opencode.sessions.messages.get")
 async def get_message(services: Services, caller: Caller, params: OneOfThem) -> OneMessage:
     """One message of a session."""
     session = await services.access.visible(caller, params.session_id)
     message = await services.checks.message(session, params.message_id, "message_id")
     return OneMessage.of(message, session.id, caller)
-
-
-# -- control: the agent works, or is told something
-
-
-class TextPart(Params):
-    type: Literal["text"]
-    text: str = Field(min_length=1)
-
-
-class FilePart(Params):
-    type: Literal["file"]
-    mime: Name
-    url: str = Field(min_length=1, description="data, http(s), or file below the workspace")
-    filename: Name | None = None
-
-
-class AgentPart(Params):
-    type: Literal["agent"]
-    name: Name
-
-
-class SubtaskPart(Params):
-    type: Literal["subtask"]
-    prompt: str = Field(min_length=1)
-    description: str
-    agent: Name
-    model: ModelName | None = None
-    command: str | None = None
-
-
-class Format(Params):
-    """JSON by a schema instead of free text."""
-
-    type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
-    retryCount: int | None = Field(default=None, ge=0, le=10)
-
-
-class Prompting(Params):
-    parts: list[
-        Annotated[TextPart | FilePart | AgentPart | SubtaskPart, Field(discriminator="type")]
-    ] = Field(min_length=1)
-    model: ModelName | None = Field(default=None, description="From now on, for this session")
-    agent: Name | None = None
-    variant: Name | None = None
-    system: str | None = Field(default=None, description="Added to the system prompt")
-    noReply: bool = Field(default=False, description="Only add the message; nobody answers")
-    format: Format | None = None
-    tools: dict[str, Literal[False]] = Field(
-        default={}, description="Tools this session must not use from now on"
-    )
-
-
-class PromptAsync(Session):
-    request: Prompting
-
-
-class Prompted(Done):
-    session_id: str
-    message_id: str
-
-
-@SESSIONS.method(
-    "opencode.sessions.prompt_async",
-    scope=Scope.SESSIONS_WRITE,
-    errors=(*_CHANGE, ContentTypeNotSupported),
-    effect="control",
-)
-async def prompt_async(services: Services, caller: Caller, params: PromptAsync) -> Prompted:
-    """Prompt an idle session and return at once; its messages have the answer later.
-
-    What such a run asks for cannot be answered through this service: send a message for that.
-    """
-    session, asked = await services.access.claimed(caller, params.session_id), params.request
-    await services.checks.idle(session)
-    await services.checks.agent(session, asked.agent, "request.agent")
-    model = asked.model.ref if asked.model else None
-    await services.checks.model(session, model, "request.model")
-    parts = [
-        await _part(services, session, part, f"request.parts[{i}]")
-        for i, part in enumerate(asked.parts)
-    ]
-    message_id = await services.catalog.prompt(
-        session.id,
-        SessionPrompt(
-            tuple(parts),
-            model,
-            asked.agent,
-            asked.variant,
-            asked.system,
-            asked.noReply,
-            asked.format.model_dump(by_alias=True, exclude_none=True) if asked.format else None,
-            tuple(asked.tools),
-        ),
-    )
-    return Prompted(session_id=session.id, message_id=message_id)
-
-
-async def _part(
-    services: Services,
-    session: SessionInfo,
-    part: TextPart | FilePart | AgentPart | SubtaskPart,
-    where: str,
-) -> PromptPart:
-    match part:
-        case TextPart():
-            return part.text
-        case FilePart():
-            return await _file(services, part, where)
-        case AgentPart():
-            await services.checks.agent(session, part.name, f"{where}.name")
-            return Mention(part.name)
-        case SubtaskPart():
-            await services.checks.agent(session, part.agent, f"{where}.agent")
-            model = part.model.ref if part.model else None
-            await services.checks.model(session, model, f"{where}.model")
-            return Subtask(part.prompt, part.description, part.agent, model, part.command)
-
-
-async def _file(services: Services, part: FilePart, where: str) -> Attachment:
-    """A file in the only form that is handed on; OpenCode would read any path."""
-    given: FileUrl | FileBytes = FileUrl(part.url, part.mime, part.filename)
-    if part.url.startswith("data:"):
-        head, _, content = part.url.partition(",")
-        if not head.endswith(";base64"):
-            content = base64.b64encode(unquote_to_bytes(content)).decode()
-        given = FileBytes(content, part.mime, part.filename)
-    attached = await services.inputs.prepare_at(where, given)
-    assert isinstance(attached, Attachment)
-    return attached
-
-
-class Commanding(Params):
-    command: Name
-    arguments: str = ""
-    agent: Name | None = None
-    model: ModelName | None = None
-    variant: Name | None = None
-    parts: list[FilePart] = Field(default=[])
-
-
-class Command(Session):
-    request: Commanding
-
-
-@SESSIONS.method(
-    "opencode.sessions.command",
-    scope=Scope.SESSIONS_WRITE,
-    errors=(*_CHANGE, ContentTypeNotSupported),
-    effect="control",
-)
-async def command(services: Services, caller: Caller, params: Command) -> OneMessage:
-    """Run one of OpenCode's commands in an idle session, and wait for the answer."""
-    session, asked = await services.access.claimed(caller, params.session_id), params.request
-    await services.checks.idle(session)
-    await services.checks.command(session, asked.command, "request.command")
-    await services.checks.agent(session, asked.agent, "request.agent")
-    model = asked.model.ref if asked.model else None
-    await services.checks.model(session, model, "request.model")
-    files = [
-        await _file(services, part, f"request.parts[{i}]") for i, part in enumerate(asked.parts)
-    ]
-    wanted = SessionCommand(
-        asked.command, asked.arguments, tuple(files), model, asked.agent, asked.variant
-    )
-    try:
-        message = await services.catalog.command(session.id, wanted)
-    except UpstreamTimeout:
-        await services.catalog.abort(session.id)
-        raise
-    return OneMessage.of(message, session.id, caller)
-
-
-class Shelling(Params):
-    agent: Name
-    command: str = Field(min_length=1, max_length=65_536)
-    model: ModelName | None = None
-
-
-class Shell(Session):
-    request: Shelling
-
-
-@SESSIONS.method(
-    "opencode.sessions.shell",
-    scope=Scope.SESSIONS_SHELL,
-    errors=_CHANGE,
-    toggle=SHELL,
-    effect="control",
-    output="one snapshot when the command has ended; never interactive",
-)
-async def shell(services: Services, caller: Caller, params: Shell) -> OneMessage:
-    """Run a command in the session's directory, without asking anybody."""
-    session, asked = await services.access.claimed(caller, params.session_id), params.request
-    await services.checks.agent(session, asked.agent, "request.agent")
-    model = asked.model.ref if asked.model else None
-    await services.checks.model(session, model, "request.model")
-    # Who ran something, where and when. Not what: a command can hold a secret.
-    audit = logger.bind(
-        principal=caller.principal,
-        session_id=session.id,
-        directory=session.directory,
-        command_sha256=hashlib.sha256(asked.command.encode()).hexdigest(),
-        command_bytes=len(asked.command.encode()),
-    )
-    audit.warning("audit.session_shell", outcome="started")
-    try:
-        message = await services.catalog.shell(session.id, asked.agent, asked.command, model)
-    except UpstreamTimeout:
-        audit.warning("audit.session_shell", outcome="timed out")
-        await services.catalog.abort(session.id)
-        raise
-    audit.warning("audit.session_shell", outcome="ended")
-    return OneMessage.of(message, session.id, caller)
-
-
-class Summarize(Session):
-    request: ModelName
-
-
-@SESSIONS.method(
-    "opencode.sessions.summarize", scope=Scope.SESSIONS_WRITE, errors=_CHANGE, effect="control"
-)
-async def summarize(services: Services, caller: Caller, params: Summarize) -> Done:
-    """Replace what was said so far by a summary, which this model writes."""
-    session = await services.access.claimed(caller, params.session_id)
-    await services.checks.idle(session)
-    await services.checks.model(session, params.request.ref, "request")
-    await services.catalog.summarize(session.id, params.request.ref)
-    return Done()
 
 
 # -- mutation
@@ -536,9 +287,7 @@ class Fork(Session):
     request: Forking = Forking()
 
 
-@SESSIONS.method(
-    "opencode.sessions.fork", scope=Scope.SESSIONS_WRITE, errors=_CHANGE, effect="mutation"
-)
+@_mutation("opencode.sessions.fork")
 async def fork(services: Services, caller: Caller, params: Fork) -> Summary:
     """Copy a session, whole or up to a message, into one of the caller's own."""
     session, before = await services.access.claimed(caller, params.session_id), params.request
@@ -549,12 +298,7 @@ async def fork(services: Services, caller: Caller, params: Fork) -> Summary:
     return Summary.of(forked)
 
 
-@SESSIONS.method(
-    "opencode.sessions.share",
-    scope=Scope.SESSIONS_WRITE,
-    errors=(*_CHANGE, MethodDisabled),
-    effect="mutation",
-)
+@_mutation("opencode.sessions.share", errors=(*CHANGE_ERRORS, MethodDisabled))
 async def share(services: Services, caller: Caller, params: Session) -> Summary:
     """Publish a session on OpenCode's public site."""
     session = await services.access.claimed(caller, params.session_id)
@@ -568,9 +312,7 @@ async def share(services: Services, caller: Caller, params: Session) -> Summary:
     return Summary.of(shared)
 
 
-@SESSIONS.method(
-    "opencode.sessions.unshare", scope=Scope.SESSIONS_WRITE, errors=_CHANGE, effect="mutation"
-)
+@_mutation("opencode.sessions.unshare")
 async def unshare(services: Services, caller: Caller, params: Session) -> Summary:
     """Withdraw a published session."""
     session = await services.access.claimed(caller, params.session_id)
@@ -586,9 +328,7 @@ class Revert(Session):
     request: Reverting
 
 
-@SESSIONS.method(
-    "opencode.sessions.revert", scope=Scope.SESSIONS_WRITE, errors=_CHANGE, effect="mutation"
-)
+@_mutation("opencode.sessions.revert")
 async def revert(services: Services, caller: Caller, params: Revert) -> Summary:
     """Undo a message and everything after it, files included."""
     session, target = await services.access.claimed(caller, params.session_id), params.request
@@ -597,9 +337,7 @@ async def revert(services: Services, caller: Caller, params: Revert) -> Summary:
     return Summary.of(found)
 
 
-@SESSIONS.method(
-    "opencode.sessions.unrevert", scope=Scope.SESSIONS_WRITE, errors=_CHANGE, effect="mutation"
-)
+@_mutation("opencode.sessions.unrevert")
 async def unrevert(services: Services, caller: Caller, params: Session) -> Summary:
     """Take back the undoing."""
     session = await services.access.claimed(caller, params.session_id)

@@ -6,8 +6,9 @@ and worktrees experimental.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import structlog
 from pydantic import BaseModel, Field
@@ -38,9 +39,10 @@ WORKSPACES = Extension(
     },
 )
 
-_STABLE: dict[str, Any] = {"effect": "read", "upstream_stability": "stable"}
-_READ: dict[str, Any] = {"effect": "read", "upstream_stability": "experimental"}
-_CHANGE: dict[str, Any] = {"effect": "mutation", "upstream_stability": "experimental"}
+_read = partial(WORKSPACES.method, scope=Scope.SESSIONS_READ, effect="read")
+_mutation = partial(
+    WORKSPACES.method, scope=Scope.WORKSPACES_WRITE, toggle=MUTATIONS, effect="mutation"
+)
 Branch = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 
 
@@ -52,7 +54,7 @@ class OneProject(BaseModel):
     item: Project
 
 
-@WORKSPACES.method("opencode.projects.list", scope=Scope.SESSIONS_READ, **_STABLE)
+@_read("opencode.projects.list", upstream_stability="stable")
 async def list_projects(services: Services, caller: Caller, params: Placed) -> Projects:
     """The project of the workspace, and those inside it."""
     current = await services.catalog.project(await params.place(services))
@@ -61,7 +63,7 @@ async def list_projects(services: Services, caller: Caller, params: Placed) -> P
     return Projects(items=[current, *(p for p in inside if p.project_id != current.project_id)])
 
 
-@WORKSPACES.method("opencode.projects.current", scope=Scope.SESSIONS_READ, **_STABLE)
+@_read("opencode.projects.current", upstream_stability="stable")
 async def current_project(services: Services, caller: Caller, params: Placed) -> OneProject:
     """The project a directory belongs to."""
     return OneProject(item=await services.catalog.project(await params.place(services)))
@@ -75,7 +77,7 @@ class OneWorkspace(BaseModel):
     item: Workspace
 
 
-@WORKSPACES.method("opencode.workspaces.list", scope=Scope.SESSIONS_READ, **_READ)
+@_read("opencode.workspaces.list", upstream_stability="experimental")
 async def list_workspaces(services: Services, caller: Caller, params: Placed) -> Workspaces:
     """OpenCode's workspaces for the project."""
     place = await params.place(services)
@@ -91,12 +93,7 @@ class CreateWorkspace(Placed):
     request: NewWorkspace
 
 
-@WORKSPACES.method(
-    "opencode.workspaces.create",
-    scope=Scope.WORKSPACES_WRITE,
-    toggle=MUTATIONS,
-    **_CHANGE,
-)
+@_mutation("opencode.workspaces.create", upstream_stability="experimental")
 async def create_workspace(
     services: Services, caller: Caller, params: CreateWorkspace
 ) -> OneWorkspace:
@@ -116,12 +113,7 @@ class RemoveWorkspace(Placed):
     workspace_id: WorkspaceId
 
 
-@WORKSPACES.method(
-    "opencode.workspaces.remove",
-    scope=Scope.WORKSPACES_WRITE,
-    toggle=MUTATIONS,
-    **_CHANGE,
-)
+@_mutation("opencode.workspaces.remove", upstream_stability="experimental")
 async def remove_workspace(services: Services, caller: Caller, params: RemoveWorkspace) -> Done:
     """Delete a workspace and its directory."""
     place = await params.place(services)
@@ -139,7 +131,7 @@ class OneWorktree(BaseModel):
     item: Worktree
 
 
-@WORKSPACES.method("opencode.worktrees.list", scope=Scope.SESSIONS_READ, **_READ)
+@_read("opencode.worktrees.list", upstream_stability="experimental")
 async def list_worktrees(services: Services, caller: Caller, params: Placed) -> Worktrees:
     """The project's worktrees that OpenCode knows."""
     found = await services.catalog.worktrees(await params.place(services))
@@ -154,12 +146,7 @@ class CreateWorktree(Placed):
     request: NewWorktree = NewWorktree()
 
 
-@WORKSPACES.method(
-    "opencode.worktrees.create",
-    scope=Scope.WORKSPACES_WRITE,
-    toggle=MUTATIONS,
-    **_CHANGE,
-)
+@_mutation("opencode.worktrees.create", upstream_stability="experimental")
 async def create_worktree(
     services: Services, caller: Caller, params: CreateWorktree
 ) -> OneWorktree:
@@ -184,12 +171,7 @@ class ExistingWorktree(Placed):
         return place, await services.checks.worktree(place, asked, "request.directory")
 
 
-@WORKSPACES.method(
-    "opencode.worktrees.remove",
-    scope=Scope.WORKSPACES_WRITE,
-    toggle=MUTATIONS,
-    **_CHANGE,
-)
+@_mutation("opencode.worktrees.remove", upstream_stability="experimental")
 async def remove_worktree(services: Services, caller: Caller, params: ExistingWorktree) -> Done:
     """Delete a worktree and its branch; it must be one that OpenCode lists."""
     place, worktree = await params.listed(services)
@@ -198,12 +180,7 @@ async def remove_worktree(services: Services, caller: Caller, params: ExistingWo
     return Done()
 
 
-@WORKSPACES.method(
-    "opencode.worktrees.reset",
-    scope=Scope.WORKSPACES_WRITE,
-    toggle=MUTATIONS,
-    **_CHANGE,
-)
+@_mutation("opencode.worktrees.reset", upstream_stability="experimental")
 async def reset_worktree(services: Services, caller: Caller, params: ExistingWorktree) -> Done:
     """Bring a worktree back to the default branch, losing what was changed."""
     place, worktree = await params.listed(services)

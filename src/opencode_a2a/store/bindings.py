@@ -12,6 +12,8 @@ from .database import Database
 from .log import now_ms
 from .tables import contexts, sessions
 
+AT_ONCE = 500  # names in one question; databases have a limit
+
 
 class SqlBindings:
     def __init__(self, database: Database) -> None:
@@ -48,10 +50,12 @@ def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: 
 
 
 def _owners(db: Connection, ids: Sequence[str]) -> dict[str, str]:
-    rows = db.execute(
-        select(sessions.c.session_id, sessions.c.owner).where(sessions.c.session_id.in_(ids))
-    )
-    return {row.session_id: row.owner for row in rows}
+    found: dict[str, str] = {}
+    for start in range(0, len(ids), AT_ONCE):
+        some = sessions.c.session_id.in_(ids[start : start + AT_ONCE])
+        rows = db.execute(select(sessions.c.session_id, sessions.c.owner).where(some))
+        found |= {row.session_id: row.owner for row in rows}
+    return found
 
 
 def _claim(db: Connection, owner: str, session: SessionRef, at: int) -> str:
