@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import cast
 
 from fastapi import FastAPI
@@ -104,10 +105,10 @@ async def build(
         async def opencode_works() -> bool:
             return opencode.connected
 
-        services = Services(catalog, access, Checks(catalog), inputs)
+        services = Services(catalog, access, Checks(catalog, root), inputs)
         published = publication(settings, url, services)
         app = FastAPI(title=server.title, version=__version__, redoc_url=None)
-        app.openapi = lambda: openapi.document(published)  # type: ignore[method-assign]
+        app.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]
         health = Health({"store": store_works, "opencode": opencode_works})
         operations = Operations(tasks, published.card, stopping, server.strict_version)
         add_routes(app, operations, published.contract, health, server.max_request_body_bytes)

@@ -163,6 +163,19 @@ def test_what_nobody_owns_is_shared_until_somebody_takes_it(
     assert alice.call("opencode.sessions.get", session_id=session)
 
 
+def test_a_session_that_is_being_made_waits_for_its_owner(
+    alice: Line, bob: Line, inside: Inside
+) -> None:
+    """As this service makes them: until it has written down whose it is, it is nobody's to take."""
+    body = {"title": "new", "metadata": {"a2a": {"contextId": "c"}}}
+    where = {"directory": str(inside.workspace)}
+    session = inside.http.post("/session", params=where, json=body).json()["id"]
+    for who in (alice, bob):
+        for method in ("opencode.sessions.get", "opencode.sessions.unrevert"):
+            error = who.refused(method, session_id=session)
+            assert error["type"] == "SESSION_NOT_FOUND"
+
+
 def test_of_two_who_take_it_at_the_same_time_one_has_it(
     alice: Line, bob: Line, inside: Inside
 ) -> None:

@@ -264,7 +264,8 @@ def test_a_tool_can_be_taken_away_but_not_given(alice: Line, inside: Inside) -> 
     rules = inside.http.get(f"/session/{session}").json()["permission"]
     assert {"permission": "bash", "pattern": "*", "action": "deny"} in rules
     request["tools"] = {"bash": True}
-    error = alice.refused("opencode.sessions.prompt_async", session_id=session, request=request)
+    asked = {"session_id": session, "request": request, "metadata": {"is": "not used"}}
+    error = alice.refused("opencode.sessions.prompt_async", **asked)
     assert list(error["fields"]) == ["request.tools.bash"]
 
 
@@ -414,6 +415,11 @@ def test_what_was_done_can_be_undone_and_redone(alice: Line, inside: Inside) -> 
             "request.model",
         ),
         ("prompt_async", {"request": {"parts": []}}, "request.parts"),
+        (
+            "prompt_async",
+            {"request": {"parts": [{"type": "text", "text": "x"}], "format": {"type": "text"}}},
+            "request.format",
+        ),
         ("get", {"surplus": 1}, "surplus"),
         ("messages.list", {"limit": 101}, "limit"),
     ],

@@ -8,7 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.extensions.conftest import EVERYTHING, METHODS, Json, Line, settings
+from opencode_a2a.extensions.providers import PROVIDERS
+from opencode_a2a.extensions.sessions import SESSIONS
+from opencode_a2a.extensions.workspaces import WORKSPACES
+from tests.extensions.conftest import EVERYTHING, Json, Line, settings
 from tests.extensions.test_access import of
 from tests.running import Upstream, fake_opencode, service
 
@@ -25,7 +28,8 @@ def requests(directory: Path) -> dict[str, Json]:
         "opencode.worktrees.reset": tree,
     }
     asked = of(SESSION, MESSAGE) | places
-    return {name: asked.get(name, {}) for name in METHODS}
+    methods = [*SESSIONS.methods, *PROVIDERS.methods, *WORKSPACES.methods]
+    return {method.name: asked.get(method.name, {}) for method in methods}
 
 
 @pytest.fixture(scope="module")

@@ -145,15 +145,18 @@ def test_no_command_comes_along_with_a_worktree(alice: Line) -> None:
     assert list(error["fields"]) == ["request.startCommand"]
 
 
-def test_a_workspace_is_made_listed_used_and_removed(alice: Line) -> None:
+def test_a_workspace_is_made_listed_used_and_removed(alice: Line, inside: Inside) -> None:
     request = {"type": "worktree", "branch": f"b-{uuid.uuid4().hex[:8]}"}
     item = alice.call("opencode.workspaces.create", request=request)["item"]
     workspace = item["workspace_id"]
     assert (item["type"], item["branch"]) == ("worktree", request["branch"])
     assert item in alice.call("opencode.workspaces.list")["items"]
+    session = inside.http.post("/session", params={"workspace": workspace}, json={}).json()["id"]
     routed = {"opencode": {"workspace": {"id": workspace}, "directory": "/nowhere"}}
     for method in ("projects.current", "worktrees.list", "sessions.list", "providers.list"):
         alice.call(f"opencode.{method}", metadata=routed)
+    listed = alice.call("opencode.sessions.list", metadata=routed)["items"]
+    assert [item["id"] for item in listed] == [session]
     assert alice.call("opencode.workspaces.remove", workspace_id=workspace) == {"ok": True}
     assert not Path(item["directory"]).exists()
     error = alice.refused("opencode.workspaces.remove", workspace_id=workspace)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from .task import TaskHead
 from .values import Attachment, FileChange, Message, SessionRef
@@ -115,7 +115,6 @@ class SessionPrompt:
     variant: str | None = None
     system: str | None = None
     no_reply: bool = False
-    format: Mapping[str, Any] | None = None
     forbidden_tools: tuple[str, ...] = ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import unquote_to_bytes
 
 import structlog
@@ -64,15 +64,9 @@ class SubtaskPart(Params):
     command: str | None = None
 
 
-class Format(Params):
-    """JSON by a schema instead of free text."""
-
-    type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
-    retryCount: int | None = Field(default=None, ge=0, le=10)
-
-
 class Prompting(Params):
+    """Without `format`: OpenCode 1.18 can never again list the messages of such a session."""
+
     parts: list[
         Annotated[TextPart | FilePart | AgentPart | SubtaskPart, Field(discriminator="type")]
     ] = Field(min_length=1)
@@ -81,7 +75,6 @@ class Prompting(Params):
     variant: Name | None = None
     system: str | None = Field(default=None, description="Added to the system prompt")
     noReply: bool = Field(default=False, description="Only add the message; nobody answers")
-    format: Format | None = None
     tools: dict[str, Literal[False]] = Field(
         default={}, description="Tools this session must not use from now on"
     )
@@ -120,7 +113,6 @@ async def prompt_async(services: Services, caller: Caller, params: PromptAsync) 
             asked.variant,
             asked.system,
             asked.noReply,
-            asked.format.model_dump(by_alias=True, exclude_none=True) if asked.format else None,
             tuple(asked.tools),
         ),
     )

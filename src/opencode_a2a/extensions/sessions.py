@@ -7,7 +7,7 @@ everything else makes it the caller's first.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
@@ -96,6 +96,9 @@ ShownMessage = Annotated[SessionMessage, Rendered(MessageShape)]
 
 class Session(Params):
     session_id: SessionId
+    metadata: dict[str, Any] = Field(
+        default={}, description="Not used: a session has a directory of its own"
+    )
 
 
 class OneTask(BaseModel):
@@ -176,7 +179,7 @@ class Listing(InDirectory):
 async def list_sessions(services: Services, caller: Caller, params: Listing) -> Tasks:
     """The sessions of the project, or of one directory, latest change first."""
     place = await params.place(services, params.directory)
-    everywhere = params.directory is None and params.metadata.opencode.directory is None
+    everywhere = place == await services.access.place(None, None) and params.directory is None
     query = SessionQuery(params.limit, everywhere, params.roots, params.start, params.search)
     sessions = await services.access.latest(caller, place, query)
     return Tasks(items=[_task(session, caller) for session in sessions])

@@ -277,7 +277,7 @@ class OpenCodeCatalog:
             await self._of(session, "PATCH", body={"permission": rules})
         message = new_id("msg")
         parts = [{"id": part_id(message, i), **_part(part)} for i, part in enumerate(prompt.parts)]
-        body: dict[str, Any] = {"messageID": message, "parts": parts, "format": prompt.format}
+        body: dict[str, Any] = {"messageID": message, "parts": parts}
         body |= {"model": _model(prompt.model), "agent": prompt.agent, "variant": prompt.variant}
         body |= {"system": prompt.system, "noReply": prompt.no_reply or None}
         await self._of(session, "POST", "prompt_async", body=_given(body))

@@ -120,9 +120,10 @@ class Access:
         """Where a caller wants to look, if it may. A workspace counts more than a directory."""
         home = Place(str(self.root))
         if workspace is not None:
-            if workspace not in {w.workspace_id for w in await self.catalog.workspaces(home)}:
-                raise InvalidParams.at("metadata.opencode.workspace.id", "there is no such one")
-            return replace(home, workspace=workspace)
+            for found in await self.catalog.workspaces(home):
+                if found.workspace_id == workspace:
+                    return Place(found.directory or home.directory, workspace)
+            raise InvalidParams.at("metadata.opencode.workspace.id", "there is no such one")
         if directory is None:
             return home
         if "\0" in directory:

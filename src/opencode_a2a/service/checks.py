@@ -19,6 +19,7 @@ from ..errors import InvalidParams, UpstreamBusy
 @dataclass(frozen=True, slots=True)
 class Checks:
     catalog: Catalog
+    root: Path  # the workspace
 
     async def idle(self, session: SessionInfo) -> None:
         """OpenCode would merge a second prompt into the run that is under way."""
@@ -59,7 +60,7 @@ class Checks:
         What is listed is what is handed on, never the caller's own words. A link is refused:
         what it points to could be anything.
         """
-        listed = _worktree(directory, await self.catalog.worktrees(place), place.directory)
+        listed = _worktree(directory, await self.catalog.worktrees(place), self.root)
         if listed is None:
             raise InvalidParams.at(field, "is not a worktree of this project")
         return listed
@@ -71,12 +72,12 @@ class Checks:
         raise InvalidParams.at(field, "there is no such workspace")
 
 
-def _worktree(directory: str, listed: Sequence[str], here: str) -> str | None:
+def _worktree(directory: str, listed: Sequence[str], root: Path) -> str | None:
     if Path(directory).is_absolute():
         for entry in listed:
             real = Path(entry).resolve()
             # The workspace itself, or what it is in, is never a worktree to be rid of.
-            is_home = Path(here).resolve().is_relative_to(real)
+            is_home = root.is_relative_to(real)
             if real == Path(directory).resolve() and not is_home and not Path(entry).is_symlink():
                 return entry
     return None
