@@ -4,6 +4,35 @@ from __future__ import annotations
 
 from ..contract.declare import Extension
 
+# To be listed in ALL when requests are read by them.
+SESSION_BINDING = Extension(
+    "shared-session-binding-v1",
+    "Shared Session Binding v1",
+    "Continue a session of one's own choice instead of the context's.",
+    "shared",
+    aliases=("urn:a2a:session-binding/v1",),
+    public={"metadata_field": "metadata.shared.session.id"},
+    extended={
+        "precedence": ["metadata of the request", "metadata of the message", "contextId"],
+        "ownership": "claims the session for the caller; another's does not exist",
+    },
+)
+
+MODEL_SELECTION = Extension(
+    "shared-model-selection-v1",
+    "Shared Model Selection v1",
+    "Choose the model for one request.",
+    "shared",
+    aliases=("urn:a2a:model-selection/v1",),
+    public={
+        "required_metadata_fields": [
+            "metadata.shared.model.providerID",
+            "metadata.shared.model.modelID",
+        ]
+    },
+    extended={"unknown_model": "INVALID_PARAMS with near matches; nothing is sent to the agent"},
+)
+
 STREAM_HINTS = Extension(
     "shared-stream-hints-v1",
     "Shared Stream Hints v1",
