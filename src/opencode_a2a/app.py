@@ -19,7 +19,7 @@ from . import __version__
 from .config import Server, Settings
 from .contract.dispatch import Contract
 from .domain.scopes import Scope
-from .domain.values import Caller
+from .domain.values import Caller, PermissionRule
 from .errors import StoreUnavailable
 from .extensions import ALL
 from .extensions.services import Services
@@ -37,10 +37,12 @@ from .outbound.fetch import Egress, Fetcher
 from .service.access import Access
 from .service.checks import Checks
 from .service.inputs import INPUT_MODES, Inputs
+from .service.interrupts import Interrupts
 from .service.recovery import Recovery
 from .service.sessions import Sessions
 from .service.tasks import Tasks
 from .service.turns import TurnLimits, Turns
+from .store.asked import SqlAsked
 from .store.bindings import SqlBindings
 from .store.database import Database, ping
 from .store.log import Retention, SqlTaskLog, now_ms
@@ -57,18 +59,24 @@ async def build(
     """The service, talking to the OpenCode at `endpoint`, known to clients as `url`."""
     upstream, server = settings.upstream, settings.server
     root = upstream.workspace_root
-    defaults = Defaults(str(root), upstream.agent, upstream.system, upstream.variant)
+    rules = tuple(
+        PermissionRule(rule.permission, rule.pattern, rule.action)
+        for rule in server.permission_rules
+    )
+    defaults = Defaults(str(root), upstream.agent, upstream.system, upstream.variant, rules)
     limits = TurnLimits(
         upstream.timeout_stream,
         upstream.max_concurrent_streams,
         server.max_queued_tasks,
         server.cancel_abort_timeout_seconds,
         grace=server.shutdown_grace_seconds,
+        answer=server.interrupt_request_ttl_seconds,
     )
     kept = Retention(
         settings.state.replay_seconds,
         settings.state.retention_seconds,
         settings.state.idempotency_seconds,
+        server.interrupt_request_tombstone_ttl_seconds,
     )
     egress = Egress(
         frozenset(host.lower() for host in settings.outbound.allowed_hosts),
@@ -81,8 +89,17 @@ async def build(
             endpoint, defaults, upstream.timeout, upstream.max_concurrent_requests
         ) as opencode,
         Fetcher.open(egress, root) as files,
-        Turns.open(log, Sessions(opencode, SqlBindings(database)), limits, stopping) as turns,
+        Turns.open(
+            log,
+            Sessions(opencode, SqlBindings(database)),
+            SqlAsked(database),
+            limits,
+            now_ms,
+            stopping,
+        ) as turns,
     ):
+        asked = SqlAsked(database)
+        interrupts = Interrupts(log, turns, asked, now_ms, server.permission_always)
         inputs = Inputs(files, server.max_part_bytes)
         catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)
         access = Access(
@@ -93,7 +110,7 @@ async def build(
             server.allow_directory_override,
             now_ms,
         )
-        tasks = Tasks(opencode, log, turns, inputs, now_ms)
+        tasks = Tasks(opencode, log, turns, interrupts, inputs, now_ms)
 
         async def store_works() -> bool:
             try:
@@ -105,7 +122,7 @@ async def build(
         async def opencode_works() -> bool:
             return opencode.connected
 
-        services = Services(catalog, access, Checks(catalog, root), inputs)
+        services = Services(catalog, access, Checks(catalog, root), inputs, interrupts)
         published = publication(settings, url, services)
         app = FastAPI(title=server.title, version=__version__, redoc_url=None)
         app.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]
@@ -134,7 +151,10 @@ def publication(settings: Settings, url: str, services: Services | None = None) 
         server.strict_version,
         server.max_request_body_bytes,
         settings.environment.declared,
-        permissions={},  # always_scope (A2A_PERMISSION_ALWAYS) and rules (A2A_PERMISSION_RULES)
+        {
+            "always_scope": server.permission_always,
+            "rules": [rule.model_dump() for rule in server.permission_rules],
+        },
     )
     return Published(facts, Contract(ALL, server.toggles, services), deployment)
 

@@ -160,6 +160,16 @@ class CredentialSetting(BaseModel):
         return self
 
 
+class RuleSetting(BaseModel):
+    """One entry of A2A_PERMISSION_RULES."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    permission: str = Field(min_length=1)
+    pattern: str = Field(default="*", min_length=1)
+    action: Literal["allow", "ask", "deny"]
+
+
 class Server(Group):
     """How clients reach this service, and who they are."""
 
@@ -201,8 +211,8 @@ class Server(Group):
     shutdown_grace_seconds: float = Field(
         default=5.0,
         ge=0,
-        le=8,  # less than the lease on a task, which nobody renews any more
-        description="How long running tasks may go on when the service stops; at most 8.",
+        le=300,
+        description="How long running tasks may go on when the service stops; at most 300.",
     )
     cancel_abort_timeout_seconds: float = Field(
         default=10.0, gt=0, description="How long a cancel waits for OpenCode to stop."
@@ -230,6 +240,27 @@ class Server(Group):
             for name in ("enable_session_shell", "enable_workspace_mutations")
             if getattr(self, name)
         )
+
+    interrupt_request_ttl_seconds: float = Field(
+        default=10_800.0,
+        gt=0,
+        description="How long a permission or question of the agent waits for a person.",
+    )
+    interrupt_request_tombstone_ttl_seconds: float = Field(
+        default=600.0,
+        ge=0,
+        description="How long a settled one is remembered, to tell who comes too late.",
+    )
+    permission_always: Literal["context", "workspace"] = Field(
+        default="context",
+        description='What "always" covers: this caller\'s context, or (`workspace`) every session '
+        "of the directory until OpenCode restarts.",
+    )
+    permission_rules: Annotated[list[RuleSetting], *Json] = Field(
+        default=[],
+        description='What new sessions may do, as JSON: [{"permission": "bash", "pattern": '
+        '"git *", "action": "allow"}, …]; the last match counts. OpenCode\'s own rules come first.',
+    )
 
     @model_validator(mode="after")
     def _each_secret_once(self) -> Server:

@@ -101,6 +101,28 @@ class MethodDisabled(ServiceError):
     type, rpc_code, http_status = "METHOD_DISABLED", -32055, 403
 
 
+class InterruptRequestNotFound(ServiceError):
+    type, rpc_code, http_status = "INTERRUPT_REQUEST_NOT_FOUND", -32052, 404
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__("Nothing waits under this id (any more).", request_id=request_id)
+
+
+class InterruptRequestExpired(ServiceError):
+    type, rpc_code, http_status = "INTERRUPT_REQUEST_EXPIRED", -32053, 410
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            "This was not decided in time, so it was refused "
+            "(A2A_INTERRUPT_REQUEST_TTL_SECONDS sets the time).",
+            request_id=request_id,
+        )
+
+
+class InterruptTypeMismatch(ServiceError):
+    type, rpc_code, http_status = "INTERRUPT_TYPE_MISMATCH", -32054, 409
+
+
 class AuthorizationForbidden(ServiceError):
     type, rpc_code, http_status = "AUTHORIZATION_FORBIDDEN", -32056, 403
 

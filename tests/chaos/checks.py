@@ -155,6 +155,8 @@ class Checks:
             return  # the replay ends at the question; what the agent did beside it is in the task
         for seq in list(shown):
             self._compare(record, seq, view, shown.pop(seq))
+        if state_of(final) == "completed" and view.open:
+            self._ledger.blame(f"{record.id}: completed, and never closed {view.open}")
         whole = View(final)
         if (view.artifacts, view.state) != (whole.artifacts, whole.state):
             self._ledger.blame(f"{record.id}: {view.artifacts} replayed, {whole.artifacts} got")
@@ -204,22 +206,26 @@ class Checks:
     ) -> None:
         """Our text is OpenCode's text, and that is what was asked for.
 
-        A task that was steered is what came of its last message: what was asked before may be lost.
+        A task that was steered is what came of its last message: what was asked before may be
+        lost, and then the beginning of its answer is all there is.
         """
         ours = [a["parts"][0]["text"] for a in task["artifacts"] if a["name"] == "answer"]
         theirs: list[str] = []
-        for ask in record.asks[-1:] if losses_allowed else record.asks:
+        lost: list[str] = []
+        for ask in record.asks:
             texts = _texts(stored, ask)
             wanted = self._upstream.expected(session, ask.text)
-            if "".join(texts[-1:]) != wanted:
+            if "".join(texts[-1:]) == wanted:
+                theirs += texts
+            elif losses_allowed and ask is not record.asks[-1]:
+                lost += [*texts, wanted]
+            else:
                 self._ledger.blame(f"{record.id}: {ask.text} gave {_brief(texts)}")
-            theirs += texts
-        if losses_allowed:
-            ours = ours[len(ours) - len(theirs) :]
-        if sorted(ours) != sorted(theirs):
+        missing, more = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
+        if missing or not all(any(whole.startswith(text) for whole in lost) for text in more):
             self._ledger.blame(
                 f"{record.id}: answered {len(record.asks)} prompts with {_brief(ours)}, "
-                f"OpenCode stored {_brief(theirs)}"
+                f"OpenCode stored {_brief(theirs)}, and lost {_brief(lost)}"
             )
 
     def _check_failure(self, record: Record, task: Json, losses_allowed: bool) -> None:

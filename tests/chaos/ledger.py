@@ -108,6 +108,7 @@ class View:
     def __init__(self, task: Json) -> None:
         self.state = state_of(task)
         self._artifacts: dict[str, Json] = {a["artifactId"]: a for a in task.get("artifacts", ())}
+        self.open: set[str] = set()  # artifacts of which more was to come
 
     def apply(self, event: Json) -> None:
         event = event.get("statusUpdate") or event.get("artifactUpdate") or event
@@ -115,6 +116,10 @@ class View:
             self.state = state_of(event)
             return
         artifact = event["artifact"]
+        if event.get("lastChunk"):
+            self.open.discard(artifact["artifactId"])
+        else:
+            self.open.add(artifact["artifactId"])
         held = self._artifacts.get(artifact["artifactId"])
         if event.get("append") and held is not None:
             (before,), (more,) = held["parts"], artifact["parts"]

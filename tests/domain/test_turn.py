@@ -35,7 +35,7 @@ from opencode_a2a.domain.events import (
     ToolSnapshot,
 )
 from opencode_a2a.domain.task import Task, TaskHead
-from opencode_a2a.domain.turn import ABORTED, CUT, FILTERED, LOST, STOPPED, Outcome, Turn
+from opencode_a2a.domain.turn import ABORTED, CUT, CUT_SHORT, FILTERED, LOST, STOPPED, Outcome, Turn
 from opencode_a2a.domain.updates import (
     BlockText,
     BlockTool,
@@ -99,10 +99,15 @@ Status = Literal["pending", "running", "completed", "error"]
 
 
 def tool(
-    part: str, status: Status, child: str | None = None, message_id: str = ANSWER, **more: Any
+    part: str,
+    status: Status,
+    child: str | None = None,
+    message_id: str = ANSWER,
+    stops: bool = False,
+    **more: Any,
 ) -> ToolSnapshot:
     call = ToolCall("call_1", "bash", status, **more)
-    return ToolSnapshot(ROOT, message_id, part, call, child)
+    return ToolSnapshot(ROOT, message_id, part, call, child, stops)
 
 
 def permission(request_id: str, session: str = ROOT) -> InterruptAsked:
@@ -214,7 +219,7 @@ def test_a_sub_agents_question_is_the_turns_question() -> None:
     turn = turn_after(*WORKING, ChildStarted(CHILD, ROOT), ChildStarted("ses_grandchild", CHILD))
     updates = feed(turn, InterruptAsked("ses_grandchild", question))
     assert updates == [InterruptOpened(question)]
-    assert turn.interrupts == {"que_1": question}
+    assert [opened.interrupt for opened in turn.requests.open.values()] == [question]
 
 
 def test_a_sub_agent_named_by_its_tool_call_belongs_to_the_family() -> None:
@@ -548,9 +553,10 @@ def test_an_idle_session_with_a_completed_answer_is_the_end() -> None:
 
 
 def test_a_late_idle_of_the_previous_run_is_not_the_end() -> None:
-    turn = turn_after(asked(), Idle(ROOT), begun(), done())
-    assert turn.outcome is None
+    turn = turn_after(asked(), Idle(ROOT), begun())
     assert not turn.doubtful
+    feed(turn, done())
+    assert turn.outcome is None
 
 
 def test_an_idle_of_a_sub_agent_or_a_stranger_is_not_the_end() -> None:
@@ -563,6 +569,15 @@ def test_a_completed_step_is_not_the_end_while_the_session_is_busy() -> None:
     assert turn.outcome is None
     feed(turn, done("msg_30", 30))
     assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_a_finished_answer_without_an_idle_is_looked_at_soon() -> None:
+    story = [*WORKING, done(finish="tool-calls")]
+    assert not turn_after(*story).doubtful
+    story += [begun("msg_30", 30), done("msg_30", 30)]
+    assert turn_after(*story).doubtful
+    story += [Busy(ROOT), CaughtUp(ROOT, frozenset())]
+    assert not turn_after(*story).doubtful, "a look has shown that it goes on"
 
 
 def test_an_error_and_an_early_idle_wait_for_the_message_to_be_completed() -> None:
@@ -625,7 +640,7 @@ def test_a_run_that_stops_at_a_refused_tool_is_canceled() -> None:
         *WORKING,
         permission("per_1"),
         InterruptClosed(ROOT, "per_1", "reject"),
-        tool("prt_t", "error", error="The user rejected permission"),
+        tool("prt_t", "error", stops=True),
         done(finish="tool-calls"),
         Idle(ROOT),
     )
@@ -633,7 +648,7 @@ def test_a_run_that_stops_at_a_refused_tool_is_canceled() -> None:
 
 
 def test_a_refusal_that_nobody_heard_of_is_read_from_the_tool() -> None:
-    turn = turn_after(asked(), Gap(ROOT), begun(), tool("prt_t", "error"))
+    turn = turn_after(asked(), Gap(ROOT), begun(), tool("prt_t", "error", stops=True))
     feed(turn, done(finish="tool-calls"), Idle(ROOT), CaughtUp(ROOT))
     assert turn.outcome == Outcome(TaskState.CANCELED, STOPPED)
 
@@ -647,8 +662,26 @@ def test_a_run_that_finds_another_way_after_a_refusal_is_completed() -> None:
 
 
 def test_an_answer_given_through_a_tool_is_completed() -> None:
-    turn = turn_after(*WORKING, tool("prt_t", "completed"), done(finish="tool-calls"), Idle(ROOT))
+    answered = tool("prt_t", "completed", stops=True)
+    turn = turn_after(*WORKING, answered, done(finish="tool-calls"), Idle(ROOT))
     assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        (tool("prt_t", "completed"), done(finish="tool-calls")),
+        (tool("prt_t", "error", error="No such file"), done(finish="tool-calls")),
+        (done(), asked("msg_25", 25)),
+    ],
+)
+def test_a_run_that_is_lost_between_two_answers_is_not_completed(
+    middle: Sequence[AgentEvent],
+) -> None:
+    turn = turn_after(*WORKING, *middle, Gap(ROOT), Idle(ROOT), CaughtUp(ROOT))
+    assert turn.outcome is None
+    feed(turn, Idle(ROOT), CaughtUp(ROOT))
+    assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
 
 
 def test_nothing_is_said_after_the_outcome() -> None:
@@ -695,6 +728,26 @@ def test_a_run_found_idle_and_unfinished_twice_is_lost() -> None:
     assert turn.outcome is None
     feed(turn, Idle(ROOT), CaughtUp(ROOT))
     assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
+
+
+def test_what_a_lost_run_left_open_is_closed_as_far_as_it_got() -> None:
+    turn = turn_after(
+        *WORKING,
+        closed("prt_a", "whole"),
+        *(opened("prt_b"), said("prt_b", "one "), tool("prt_c", "running")),
+        *(opened("prt_d"), Gap(ROOT), Idle(ROOT), CaughtUp(ROOT)),
+    )
+    call = ToolCall("call_1", "bash", "error", error=CUT_SHORT)
+    assert feed(turn, CaughtUp(ROOT)) == [
+        text("prt_b", "", append=True, last=True),
+        BlockTool("prt_c", ANSWER, call),
+    ]
+
+
+def test_a_void_block_of_a_lost_run_is_closed_too() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
+    feed(turn, Idle(ROOT), CaughtUp(ROOT))
+    assert feed(turn, CaughtUp(ROOT)) == [text("prt_a", "", append=True, last=True)]
 
 
 def test_a_prompt_that_never_arrived_is_lost() -> None:

@@ -169,7 +169,9 @@ def answer(draw: st.DrawFn, run: Run, parent: str, last: bool) -> None:
     if last and run.outcome is TaskState.CANCELED:
         refused = run.part()
         run.tools[refused] = "error"
-        run.events += [ToolSnapshot(ROOT, message, refused, ToolCall("call", "bash", "error"))]
+        run.events += [
+            ToolSnapshot(ROOT, message, refused, ToolCall("call", "bash", "error"), stops=True)
+        ]
     finish = "stop" if last and run.outcome is TaskState.COMPLETED else "tool-calls"
     done = replace(begun, completed=True, finish=finish)
     run.events += [replace(begun, finish=finish), done, done]
@@ -369,7 +371,7 @@ def test_a_client_ends_with_what_is_stored_whatever_happens_on_the_way(data: st.
     tools = {block.id: block.call.status for block in blocks if block.call is not None}
     assert tools == run.tools
     assert heard.turn.usage.total_tokens == SPENT.total_tokens * run.steps
-    assert not heard.turn.interrupts
+    assert not heard.turn.requests.open
     assert "SECRET" not in str(heard.updates)
     check_every_step(heard.updates, run)
 

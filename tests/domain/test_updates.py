@@ -13,8 +13,10 @@ from opencode_a2a.domain.updates import (
     BlockTool,
     ChangesMade,
     Ended,
+    InterruptAnswered,
     InterruptOpened,
     InterruptResolved,
+    InterruptUnclear,
     MessageAdded,
     Progress,
     Started,
@@ -22,13 +24,14 @@ from opencode_a2a.domain.updates import (
     coalesce,
     state_after,
 )
-from opencode_a2a.domain.values import Message, PermissionAsk, Role, TaskState
+from opencode_a2a.domain.values import Message, PermissionAsk, PermissionDecision, Role, TaskState
 from tests.domain.logs import STEADY, folded, in_pieces, visible
 
 ASK = PermissionAsk("per_1", "ses_1", "bash")
 RUNNING = BlockTool("t1", "m1", ToolCall("call", "bash", "running"))
 COMPLETED = BlockTool("t1", "m1", ToolCall("call", "bash", "completed"))
 STEP = Progress("step-start", "started")
+ALLOWED = PermissionDecision("once")
 
 
 def text(
@@ -42,6 +45,9 @@ def text(
     [
         (Started("ses_1"), TaskState.WORKING),
         (InterruptOpened(ASK), TaskState.INPUT_REQUIRED),
+        (InterruptUnclear(ASK, "what?"), TaskState.INPUT_REQUIRED),
+        (InterruptAnswered(ASK, ALLOWED, "once", still_open=1), TaskState.INPUT_REQUIRED),
+        (InterruptAnswered(ASK, ALLOWED, "once", still_open=0), TaskState.WORKING),
         (InterruptResolved(ASK, "once", still_open=1), TaskState.INPUT_REQUIRED),
         (InterruptResolved(ASK, "once", still_open=0), TaskState.WORKING),
         (Ended(TaskState.FAILED), TaskState.FAILED),

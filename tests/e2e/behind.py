@@ -31,6 +31,9 @@ class Behind:
         ) as http:
             yield cls(http, upstream.model_url)
 
+    async def delete(self, session: str) -> None:
+        (await self._http.delete(f"/session/{session}")).raise_for_status()
+
     async def busy(self, session: str) -> bool:
         return session in await self._get("/session/status")
 

@@ -11,7 +11,7 @@ from a2a.types.a2a_pb2 import Task
 from tests.e2e.behind import Behind
 from tests.e2e.clients import PythonClient, Refusal, ask
 from tests.e2e.gate import Gate
-from tests.e2e.seen import facts, says, shared, shown, shows, state
+from tests.e2e.seen import error, facts, says, shared, shown, shows, state
 from tests.running import Upstream
 
 
@@ -139,6 +139,38 @@ async def test_a_running_command_is_stopped_with_its_task(
     assert "User aborted the command" in shown(canceled)[1][1]["output"]
     assert not await behind.busy(session(canceled))
     assert not (opencode.workspace / mark).exists()
+
+
+async def test_a_context_whose_session_was_deleted_goes_on_in_a_new_one(
+    either: PythonClient, behind: Behind
+) -> None:
+    first = await either.send(ask("[[text:Before.]]"))
+    await behind.delete(session(first))
+    tasks = [
+        await either.send(ask(f"[[text:{word}.]]", context=first.context_id))
+        for word in ("After", "Again")
+    ]
+    assert [(state(task), shown(task)) for task in tasks] == [
+        ("completed", [("answer", "After.")]),
+        ("completed", [("answer", "Again.")]),
+    ]
+    assert session(tasks[0]) == session(tasks[1]) != session(first)
+
+
+@pytest.mark.parametrize("prompt", ["[[hangmid:2]]", "[[say:Wait.]] {gate}"])
+async def test_a_task_whose_session_is_deleted_ends_and_says_why(
+    either: PythonClient, behind: Behind, gate: Gate, prompt: str
+) -> None:
+    async with either.stream(ask(prompt.format(gate=gate))) as stream:
+        await stream.until(shows("tool:bash", "running") if "gate" in prompt else shows("answer"))
+        await behind.delete(session(await either.get(stream.task.id)))
+        task = await stream.rest()
+    assert state(task) == "failed"
+    assert error(task) == {"type": "UPSTREAM_INTERRUPTED"}
+    assert "was deleted in OpenCode" in says(task)
+    assert not await behind.busy(session(task))
+    again = await either.send(ask("[[text:And now?]]", context=task.context_id))
+    assert (state(again), shown(again)) == ("completed", [("answer", "And now?")])
 
 
 async def test_a_context_goes_on_after_a_cancel(either: PythonClient) -> None:

@@ -47,7 +47,7 @@ Send = Callable[[Json], Awaitable[None]]
 DIRECTORY = b"/project"  # where a request runs that names no directory
 BATCH = 64  # deltas in a row; then other runs and the sockets have their turn
 BACKLOG = 50_000  # events waiting for one consumer; runs slow down beyond, but never stop
-MODES = ("", "ok", "down", "html", "slow", "refuse-prompt")
+MODES = ("", "ok", "down", "html", "slow", "refuse-prompt", "starting")
 SETTLE, LATE = 0.02, 0.2  # first idle to final message: after a failure, for [[latemessage]]
 MARK = re.compile(r"\[\[(\w+)(?::([^\]]*))?\]\]")
 ID = re.compile(r"/((?:ses|msg|per|que)_[^/]*)")
@@ -184,6 +184,7 @@ class FakeOpenCode:
         login = base64.b64encode(f"opencode:{password}".encode())
         self.login, self.sync = b"Basic " + login if password else None, sync
         self.mode, self.delay, self.stalled = "ok", 30.0, False
+        self.swallowed: asyncio.Queue[str] = asyncio.Queue()
         self.sessions: dict[str, Session] = {}
         self.runs: dict[str, Run] = {}
         self.asks: dict[str, Ask] = {}
@@ -521,6 +522,10 @@ class FakeOpenCode:
             else:
                 if self.mode == "slow":
                     await asyncio.sleep(self.delay)
+                if self.mode == "starting":  # as the real one: accepted, and never answered
+                    self.swallowed.put_nowait(f"{method} {path}")
+                    await gone(receive)
+                    return
                 if self.mode in ("down", "html"):
                     raise Refusal(*{"down": (0, b""), "html": (200, HTML)}[self.mode])
                 if self.login not in (None, headers.get(b"authorization")):

@@ -15,11 +15,13 @@ from opencode_a2a.domain.events import (
     BlockKind,
     CaughtUp,
     Idle,
+    InterruptAsked,
     MessageSeen,
     Speaker,
     TextSnapshot,
 )
-from opencode_a2a.domain.values import FileChange, Prompt, SessionRef
+from opencode_a2a.domain.ports import SessionGone
+from opencode_a2a.domain.values import Decision, FileChange, Interrupt, Prompt, SessionRef
 from opencode_a2a.errors import UpstreamError, UpstreamUnreachable
 
 PATIENCE = 10.0
@@ -48,17 +50,24 @@ class ScriptedSession(Watched):
         self.prompts: list[Prompt] = []
         self.aborts = 0
         self.refused: list[set[str]] = []
+        self.settled: list[tuple[str, Decision]] = []
         self.looks = 0
         self.subscribed = False
         self.stored: list[AgentEvent] = []
         self.open_requests: frozenset[str] = frozenset()
         self.trouble: Exception | None = None  # what every call meets
+        self.deleted = False
         self.mute = False  # it takes a prompt, and its answer gets lost
         self.deaf = False  # it takes an abort, and does nothing
         self.last_words = ""  # what it still says when it is aborted
+        self.no_reply: UpstreamError | None = None  # what every answer to a request meets
+        self.unheard = False  # … although it was heard
         self.line, self.gate = asyncio.Event(), asyncio.Event()  # closed, they keep who
+        self.ear, self.eye = asyncio.Event(), asyncio.Event()
         self.line.set()  # … subscribes
-        self.gate.set()  # … or prompts waiting
+        self.gate.set()  # … prompts
+        self.ear.set()  # … answers
+        self.eye.set()  # … or looks waiting
         self._events: asyncio.Queue[Sequence[AgentEvent]] = asyncio.Queue()
 
     # -- what the test does
@@ -77,6 +86,11 @@ class ScriptedSession(Watched):
     def say(self, *events: AgentEvent) -> None:
         assert self.subscribed, "nobody listens"
         self._events.put_nowait(events)
+
+    def ask(self, *asks: Interrupt) -> None:
+        """Wait for a person, and say so."""
+        self.open_requests |= {ask.request_id for ask in asks}
+        self.say(*(InterruptAsked(ask.session, ask) for ask in asks))
 
     def begin(self) -> str:
         """Take up the newest prompt; the id of the answer that will come."""
@@ -139,6 +153,7 @@ class ScriptedSession(Watched):
         assert self.subscribed, "subscribe, then prompt"
         await self.gate.wait()
         self._meet_trouble()
+        self._meet_deletion()
         self.prompts.append(prompt)
         self.changed()
         if self.mute:
@@ -148,21 +163,39 @@ class ScriptedSession(Watched):
         self.looks += 1
         self.changed()
         self._meet_trouble()
-        return [*self.stored, CaughtUp(self.ref.id, self.open_requests)]
+        self._meet_deletion()
+        found = [*self.stored, CaughtUp(self.ref.id, self.open_requests)]
+        await self.eye.wait()
+        return found
 
     async def has(self, message_id: str) -> bool:
         self._meet_trouble()
-        return any(prompt.message_id == message_id for prompt in self.prompts)
+        return not self.deleted and any(p.message_id == message_id for p in self.prompts)
 
     async def abort(self) -> None:
         self.aborts += 1
         self.changed()
         self._meet_trouble()
-        if self.prompts and self.subscribed and not self.deaf:
+        if self.prompts and self.subscribed and not self.deaf and not self.deleted:
             self.begin()
             if self.last_words:
                 self.say(self.told(self.last_words)[0])
             self.say(self._message(completed=True, aborted=True), Idle(self.ref.id))
+
+    async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
+        self.changed()
+        await self.ear.wait()
+        self._meet_trouble()
+        if self.no_reply is not None and not self.unheard:
+            raise self.no_reply
+        wanted = interrupt.request_id in self.open_requests
+        if wanted:
+            self.settled.append((interrupt.request_id, decision))
+        self.open_requests -= {interrupt.request_id}
+        self.changed()
+        if self.no_reply is not None:
+            raise self.no_reply
+        return wanted
 
     async def reject_pending(self, family: Collection[str]) -> None:
         self._meet_trouble()
@@ -170,6 +203,10 @@ class ScriptedSession(Watched):
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
         return ()
+
+    def _meet_deletion(self) -> None:
+        if self.deleted:
+            raise SessionGone
 
     def _meet_trouble(self) -> None:
         if self.trouble is not None:
@@ -200,8 +237,9 @@ class ScriptedAgent(Watched):
         self._ids = 0
 
     def of(self, context_id: str) -> ScriptedSession:
-        (found,) = [s for s in self.sessions.values() if s.ref.title.startswith(f"{context_id}/")]
-        return found
+        """The session that serves a context: its newest."""
+        found = [s for s in self.sessions.values() if s.ref.title.startswith(f"{context_id}/")]
+        return found[-1]
 
     async def available(self) -> None:
         if self.trouble is not None:

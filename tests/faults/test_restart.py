@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.chaos.disk import SmallDisk
 from tests.fakes.opencode import expected_text
 from tests.faults.steering import control
 from tests.load.client import FORMS, PATIENCE, REST, Client, Refused, Telling, connected, last
@@ -120,6 +121,34 @@ async def test_told_to_stop_it_leaves_in_order_although_streams_are_open(
         with closing(sqlite3.connect(directory / "tasks.db")) as database:
             assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     await control(breakable, "lose")
+
+
+@pytest.mark.skipif(not SmallDisk.possible(), reason="needs the right to mount")
+async def test_it_starts_on_a_full_disk_and_goes_on_once_there_is_room(
+    breakable: Upstream, tmp_path: Path
+) -> None:
+    with SmallDisk.mounted(tmp_path / "disk") as disk:
+        store = {"A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{disk.folder / 'tasks.db'}"}
+        with service(breakable, tmp_path, **store) as running:
+            async with connected(running) as clients:
+                done = await clients[REST].send("before")
+                left = await clients[REST].send("[[hang]]", wait=False)
+                await clients[REST].until(left.id, "working")
+                running.program.kill()
+        await control(breakable, "lose")
+        disk.fill()
+        with service(breakable, tmp_path, **store) as running:
+            async with connected(running) as clients:
+                client = clients[REST]
+                assert (await client.get(done.id)).answer == "ECHO: before"
+                assert (await client.get(left.id)).state == "working"
+                with pytest.raises(Refused) as refusal:
+                    await client.send("hello")
+                assert refusal.value.reason == "STORE_UNAVAILABLE"
+                disk.free()
+                assert (await client.until(left.id, "failed")).problem == "UPSTREAM_INTERRUPTED"
+                assert (await client.send("hello")).state == "completed"
+        assert "Traceback" not in running.program.output
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")

@@ -13,9 +13,11 @@ from opencode_a2a.domain.values import Failure, Message, Role, TaskState, Text
 from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.http import Endpoint
 from opencode_a2a.service.inputs import Inputs
+from opencode_a2a.service.interrupts import Interrupts
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
 from opencode_a2a.service.turns import TurnLimits, Turns
+from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog, now_ms
@@ -63,10 +65,13 @@ async def desk(limits: TurnLimits, silence: float = 25.0) -> AsyncIterator[Desk]
         OpenCode.connect(
             Endpoint(fake.base_url), Defaults("/project"), silence=silence
         ) as opencode,
-        Turns.open(log, Sessions(opencode, SqlBindings(database)), limits) as turns,
+        Turns.open(
+            log, Sessions(opencode, SqlBindings(database)), SqlAsked(database), limits, now_ms
+        ) as turns,
     ):
+        interrupts = Interrupts(log, turns, SqlAsked(database), now_ms)
         inputs = Inputs(NoFiles(), 1 << 20)
-        yield Desk(fake, opencode, Tasks(opencode, log, turns, inputs, now_ms))
+        yield Desk(fake, opencode, Tasks(opencode, log, turns, interrupts, inputs, now_ms))
 
 
 def whole(task: Task) -> bool:

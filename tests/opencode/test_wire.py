@@ -132,6 +132,9 @@ def test_parts_of_no_interest_mean_nothing() -> None:
     assert part("something-new") == []
 
 
+REJECTED = "The user rejected permission to use this specific tool call."
+
+
 def tool(tool: str = "bash", **state: Any) -> ev.ToolSnapshot:
     (snapshot,) = part("tool", tool=tool, callID="call_1", state={"status": "running", **state})
     assert isinstance(snapshot, ev.ToolSnapshot)
@@ -168,6 +171,24 @@ def test_a_failed_tool_says_why() -> None:
     assert tool(status="error", error="Tool execution aborted").call.error == (
         "Tool execution aborted"
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "stops"),
+    [
+        (tool(status="error", error="The user dismissed this question"), True),
+        (tool(status="error", error=REJECTED), True),
+        (tool(status="error", error=f"{REJECTED[:-1]} with the following feedback: no"), False),
+        (tool(status="error", error="File not found"), False),
+        (tool(status="completed", output="done"), False),
+        (tool("StructuredOutput", status="completed"), True),
+        (tool("StructuredOutput"), False),
+    ],
+)
+def test_a_run_stops_with_a_refusal_or_with_an_answer_in_a_tool(
+    call: ev.ToolSnapshot, stops: bool
+) -> None:
+    assert call.stops == stops
 
 
 def test_only_the_task_tool_starts_sub_agents() -> None:
@@ -235,8 +256,18 @@ def test_a_permission_names_what_is_wanted() -> None:
         patterns=["new.txt"],
         metadata={"filepath": "/srv/new.txt", "diff": "+line", "command": 7},
         always=["*"],
+        tool={"messageID": "msg_1", "callID": "call_1"},
     )
-    ask = PermissionAsk("per_1", SESSION, "edit", ("new.txt",), None, "/srv/new.txt", "+line")
+    ask = PermissionAsk(
+        "per_1",
+        SESSION,
+        "edit",
+        ("new.txt",),
+        filepath="/srv/new.txt",
+        diff="+line",
+        always=("*",),
+        call_id="call_1",
+    )
     assert asked == [ev.InterruptAsked(SESSION, ask)]
 
 

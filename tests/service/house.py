@@ -7,17 +7,28 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from sqlalchemy import Connection
 
 from opencode_a2a.domain.ports import Fetched, Refused
 from opencode_a2a.domain.task import Task
-from opencode_a2a.domain.updates import Ended, LogEntry
-from opencode_a2a.domain.values import Caller, Message, Role, TaskState, Text
+from opencode_a2a.domain.updates import Ended, LogEntry, Update
+from opencode_a2a.domain.values import (
+    Caller,
+    Interrupt,
+    Message,
+    Part,
+    Role,
+    TaskState,
+    Text,
+)
 from opencode_a2a.service.inputs import Inputs
+from opencode_a2a.service.interrupts import Interrupts
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
 from opencode_a2a.service.turns import TurnLimits, Turns
+from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog, now_ms
@@ -37,6 +48,7 @@ class House:
     database: Database
     log: SqlTaskLog
     turns: Turns
+    interrupts: Interrupts
     tasks: Tasks
 
     async def send(
@@ -52,6 +64,40 @@ class House:
         async with asyncio.timeout(PATIENCE):
             sent = await self.tasks.send(caller, Request(message, context, task))
         return sent.head.id
+
+    async def say(self, task: str, *parts: Part, caller: Caller = ALICE) -> Task:
+        """An ordinary message on a task."""
+        return await self.repeat(task, Message(str(uuid.uuid4()), Role.USER, parts), caller)
+
+    async def repeat(self, task: str, message: Message, caller: Caller = ALICE) -> Task:
+        async with asyncio.timeout(PATIENCE):
+            return await self.tasks.send(caller, Request(message, task_id=task))
+
+    async def asking(self, *asks: Interrupt, context: str = "c") -> tuple[str, ScriptedSession]:
+        """A task whose agent waits for these."""
+        task, session = await self.working(context)
+        session.begin()
+        session.ask(*asks)
+        await self.until_open(task, *asks)
+        return task, session
+
+    async def until_open(self, task_id: str, *asks: Interrupt) -> Task:
+        """The task once it waits for these and nothing else, as its log says."""
+        wanted, cursor = {ask.request_id for ask in asks}, self.log.follow(task_id, 0)
+        async with asyncio.timeout(PATIENCE):
+            while (task := await self.tasks.get(ALICE, task_id)).interrupts.keys() != wanted:
+                assert await cursor.read(), f"it ended {task.state}"
+        return task
+
+    async def until_said(self, task_id: str, *kinds: type[Update]) -> list[Update]:
+        """What the log says of these kinds, once all of them were said."""
+        cursor, said = self.log.follow(task_id, 0), list[Update]()
+        async with asyncio.timeout(PATIENCE):
+            while {type(update) for update in said} != {*kinds}:
+                found = await cursor.read()
+                assert found, f"it ended, and had said {said}"
+                said += [e.update for e in found if isinstance(e.update, kinds)]
+        return said
 
     async def working(self, context: str, text: str = "hello") -> tuple[str, ScriptedSession]:
         """A new task that the agent was asked to do, and its session."""
@@ -96,15 +142,23 @@ async def house(
     limits: TurnLimits = TurnLimits(),  # noqa: B008 (it is frozen)
     url: str = "sqlite://",
     agent: ScriptedAgent | None = None,
+    always: Literal["context", "workspace"] = "context",
 ) -> AsyncIterator[House]:
     agent = agent or ScriptedAgent()
     async with (
         Database.open(url) as database,
         SqlTaskLog.open(database) as log,
-        Turns.open(log, Sessions(agent, SqlBindings(database)), replace(limits, grace=0)) as turns,
+        Turns.open(
+            log,
+            Sessions(agent, SqlBindings(database)),
+            SqlAsked(database),
+            replace(limits, grace=0),
+            now_ms,
+        ) as turns,
     ):
-        tasks = Tasks(agent, log, turns, Inputs(NoFiles(), 1 << 20), now_ms)
-        yield House(agent, database, log, turns, tasks)
+        interrupts = Interrupts(log, turns, SqlAsked(database), now_ms, always)
+        tasks = Tasks(agent, log, turns, interrupts, Inputs(NoFiles(), 1 << 20), now_ms)
+        yield House(agent, database, log, turns, interrupts, tasks)
 
 
 def rename(db: Connection, before: str, after: str) -> None:

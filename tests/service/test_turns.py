@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from opencode_a2a.domain.events import Gap, InterruptAsked, InterruptClosed
-from opencode_a2a.domain.values import Failure, PermissionAsk, TaskState
+from opencode_a2a.domain.events import (
+    BlockKind,
+    Gap,
+    Idle,
+    InterruptAsked,
+    InterruptClosed,
+    TextDelta,
+    TextSnapshot,
+)
+from opencode_a2a.domain.ports import Fetched
+from opencode_a2a.domain.turn import LOST
+from opencode_a2a.domain.updates import BlockText, Progress
+from opencode_a2a.domain.values import (
+    Failure,
+    FileUrl,
+    Message,
+    PermissionAsk,
+    Role,
+    TaskState,
+    Text,
+)
 from opencode_a2a.errors import (
     StoreUnavailable,
     UnsupportedOperation,
@@ -16,10 +38,19 @@ from opencode_a2a.errors import (
     UpstreamUnreachable,
 )
 from opencode_a2a.service.inputs import Inputs
+from opencode_a2a.service.interrupts import Interrupts
 from opencode_a2a.service.recovery import Recovery
-from opencode_a2a.service.turns import TurnLimits
-from tests.fakes.session import ScriptedAgent
+from opencode_a2a.service.sessions import Sessions
+from opencode_a2a.service.tasks import Request, Tasks
+from opencode_a2a.service.turns import TurnLimits, Turns
+from opencode_a2a.store.asked import SqlAsked
+from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.holder import LEASE
+from opencode_a2a.store.log import SqlTaskLog, now_ms
+from tests.fakes.session import PATIENCE, ScriptedAgent
 from tests.service.house import ALICE, BOB, NoFiles, answers, house, rename
+from tests.store.saying import Clock
 
 SUBMITTED, WORKING, COMPLETED = TaskState.SUBMITTED, TaskState.WORKING, TaskState.COMPLETED
 FAILED, ASKING = TaskState.FAILED, TaskState.INPUT_REQUIRED
@@ -176,6 +207,29 @@ async def test_a_message_to_a_working_task_is_its_next_prompt() -> None:
             await at.send("three", task=task)
 
 
+async def test_a_task_that_goes_on_after_a_lost_run_says_so() -> None:
+    async with house(TurnLimits(quiet=0.02, soon=0.02)) as at:
+        task, session = await at.working("c", "one")
+        await at.send("two", task=task)
+        answer = session.begin()
+        where = (session.ref.id, answer, "prt_1")
+        session.say(
+            TextSnapshot(*where, BlockKind.TEXT, "", ended=False), TextDelta(*where, "Half of")
+        )
+        await session.until_looks(1)
+        session.stored = [Idle(session.ref.id)]
+        await session.until_asked("two")
+        session.answer("TWO")
+        done = await at.ended(task)
+        assert (done.state, answers(done)) == (COMPLETED, ["Half of", "TWO"])
+        assert all(block.last for block in done.visible_blocks())
+        told = [entry.update for entry in await at.entries(task)]
+        (lost,) = [u for u in told if isinstance(u, Progress) and u.type == "run"]
+        assert (lost.status, lost.message) == ("failed", LOST.message)
+        second = next(u for u in told if isinstance(u, BlockText) and u.text == "TWO")
+        assert told.index(lost) < told.index(second)
+
+
 async def test_a_message_to_a_waiting_task_is_prompted_after_its_first() -> None:
     async with house() as at:
         _, session = await at.working("c", "before")
@@ -209,6 +263,25 @@ async def test_a_quiet_agent_is_looked_at_and_its_stored_answer_counts() -> None
         session.remember("said while nobody listened")
         done = await at.ended(task)
         assert (done.state, answers(done)) == (COMPLETED, ["said while nobody listened"])
+
+
+async def test_an_idle_that_never_comes_is_not_waited_for_long() -> None:
+    async with house(TurnLimits(soon=0.02)) as at:
+        task, session = await at.working("c")
+        session.begin()
+        session.remember("said")
+        *told, _ = session.told("said")
+        session.say(*told)
+        assert answers(await at.ended(task)) == ["said"]
+        assert session.looks == 1
+
+
+async def test_an_ordinary_turn_is_never_looked_at() -> None:
+    async with house() as at:
+        task, session = await at.working("c")
+        session.answer("said")
+        await at.ended(task)
+        assert session.looks == 0
 
 
 async def test_a_gap_is_closed_at_once() -> None:
@@ -312,6 +385,81 @@ async def test_a_stop_of_the_service_is_no_end_and_the_next_start_goes_on(tmp_pa
             assert [prompt.parts for prompt in session.prompts] == [("one",), ("two",)]
             session.answer("TWO")
             assert answers(await at.ended(waiting)) == ["TWO"]
+
+
+class OneFile:
+    async def fetch(self, url: str, limit: int) -> Fetched:
+        return Fetched(b"content", "text/plain")
+
+
+async def test_a_file_that_is_gone_when_its_message_is_sent_at_last_fails_the_task(
+    tmp_path: Path,
+) -> None:
+    """It waited for its turn when the service stopped; its file is fetched again, in vain."""
+    url, agent = f"sqlite:///{tmp_path / 'tasks.db'}", ScriptedAgent()
+    async with house(url=url, agent=agent) as at:
+        working, session = await at.working("c", "one")
+        tasks = Tasks(agent, at.log, at.turns, at.interrupts, Inputs(OneFile(), 1 << 20), now_ms)
+        message = Message("m-2", Role.USER, (FileUrl("https://example.com/a.txt"),))
+        waiting = (await tasks.send(ALICE, Request(message, "c"))).head.id
+    async with (
+        house(url=url, agent=agent) as at,
+        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20)),
+    ):
+        session.remember("ONE")
+        await at.ended(working)
+        failed = (await at.ended(waiting)).ended
+        assert failed is not None
+        assert failed.problem is not None
+        assert failed.problem.type is Failure.INPUT_UNAVAILABLE
+        assert "message.parts[0]: There are no files here." in failed.problem.message
+        await at.working("c", "three")
+
+
+class Beating(SqlTaskLog):
+    """A log whose signs of life can be waited for."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.beats: asyncio.Queue[None] = asyncio.Queue()
+
+    async def beat(self) -> Sequence[str]:
+        asked = await super().beat()
+        self.beats.put_nowait(None)
+        return asked
+
+
+async def test_what_may_finish_while_the_service_stops_is_held_until_then() -> None:
+    agent, clock = ScriptedAgent(), Clock()
+    async with (
+        asyncio.timeout(PATIENCE),
+        Database.open("sqlite://") as database,
+        SqlTaskLog.open(database, clock=clock) as another,
+        Beating.open(database, clock=clock) as log,
+        AsyncExitStack() as stack,
+    ):
+        assert isinstance(log, Beating)
+        sessions, asked = Sessions(agent, SqlBindings(database)), SqlAsked(database)
+        limits = TurnLimits(grace=PATIENCE, beat=0.01)
+        opening = Turns.open(log, sessions, asked, limits, clock)
+        turns = await stack.enter_async_context(opening)
+        interrupts = Interrupts(log, turns, asked, clock)
+        tasks = Tasks(agent, log, turns, interrupts, Inputs(NoFiles(), 1 << 20), clock)
+        request = Request(Message("m-1", Role.USER, (Text("hello"),)), "c")
+        task = await tasks.send(ALICE, request)
+        await agent.until(lambda: agent.sessions)
+        await agent.of("c").until_asked("hello")
+        stopping = asyncio.create_task(stack.aclose())
+        for _ in range(3):
+            clock.now += LEASE
+            while not log.beats.empty():
+                log.beats.get_nowait()
+            for _ in range(2):  # the first may have begun before
+                await log.beats.get()
+            assert await another.take_orphans() == []
+        agent.of("c").answer("HELLO")
+        await stopping
+        assert answers(await log.get(ALICE.principal, task.head.id)) == ["HELLO"]
 
 
 async def test_a_prompt_whose_answer_got_lost_is_not_sent_again() -> None:

@@ -50,6 +50,19 @@ async def test_of_two_sessions_for_one_context_the_first_stays(database: Databas
         await bindings.bind(OWNER, "d", sessions[1])  # a refused session was not kept
 
 
+async def test_a_context_whose_session_is_gone_can_have_another(database: Database) -> None:
+    bindings = SqlBindings(database)
+    async with soon():
+        await bindings.bind(OWNER, "c", SESSION)
+        await bindings.unbind(OWNER, "c", "ses_0")  # not its own
+        await bindings.unbind("bob", "c", SESSION.id)
+        assert await bindings.session_of(OWNER, "c") == SESSION
+        await bindings.unbind(OWNER, "c", SESSION.id)
+        assert await bindings.session_of(OWNER, "c") is None
+        await bindings.bind(OWNER, "c", SessionRef("ses_2"))
+        assert await bindings.session_of(OWNER, "c") == SessionRef("ses_2")
+
+
 async def test_a_session_serves_one_context_only(database: Database) -> None:
     bindings = SqlBindings(database)
     async with soon():

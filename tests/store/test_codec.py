@@ -16,8 +16,10 @@ from opencode_a2a.domain.updates import (
     BlockTool,
     ChangesMade,
     Ended,
+    InterruptAnswered,
     InterruptOpened,
     InterruptResolved,
+    InterruptUnclear,
     LogEntry,
     MessageAdded,
     Progress,
@@ -33,9 +35,11 @@ from opencode_a2a.domain.values import (
     FileUrl,
     Message,
     PermissionAsk,
+    PermissionDecision,
     Problem,
     Question,
     QuestionAsk,
+    QuestionDecision,
     Role,
     TaskState,
     Text,
@@ -78,8 +82,9 @@ messages = st.builds(
 usages = st.builds(
     Usage, *[counts] * 5, st.floats(0, 1e9, allow_nan=False) | st.integers(0, 5).map(float)
 )
+words = st.lists(texts).map(tuple)
 permissions = st.builds(
-    PermissionAsk, texts, texts, texts, st.lists(texts).map(tuple), maybe, maybe, maybe
+    PermissionAsk, texts, texts, texts, words, maybe, maybe, maybe, maybe, words, maybe
 )
 choices = st.lists(st.builds(Choice, texts, texts), max_size=2).map(tuple)
 questions = st.builds(
@@ -89,8 +94,12 @@ questions = st.builds(
     st.lists(
         st.builds(Question, texts, texts, choices, st.booleans(), st.booleans()), max_size=2
     ).map(tuple),
+    maybe,
 )
 interrupts = permissions | questions
+decisions = st.builds(
+    PermissionDecision, st.sampled_from(["once", "always", "reject"]), maybe
+) | st.builds(QuestionDecision, st.none() | st.lists(words, max_size=2).map(tuple))
 calls = st.builds(
     ToolCall,
     texts,
@@ -138,12 +147,14 @@ ends = st.builds(
     texts,
 )
 UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
-    MessageAdded: st.builds(MessageAdded, messages, texts),
+    MessageAdded: st.builds(MessageAdded, messages, maybe),
     Started: st.builds(Started, texts, texts),
     BlockText: block_texts,
     BlockTool: st.builds(BlockTool, texts.map("tool {}".format), texts, calls),
     Progress: progress,
     InterruptOpened: st.builds(InterruptOpened, interrupts, st.none() | counts),
+    InterruptUnclear: st.builds(InterruptUnclear, interrupts, texts),
+    InterruptAnswered: st.builds(InterruptAnswered, interrupts, decisions, texts, counts, words),
     InterruptResolved: st.builds(InterruptResolved, interrupts, texts, counts),
     ChangesMade: changes,
     Ended: ends,

@@ -192,6 +192,32 @@ async def test_what_a_running_task_says_on_a_full_disk_is_told_once_there_is_roo
             assert await rest(again.follow("t", 1)) == told
 
 
+@pytest.mark.parametrize("way", ["stopped", "killed"])
+async def test_a_full_disk_can_be_opened_and_read(disk: Disk, way: str) -> None:
+    url = f"sqlite:///{disk.folder / 'tasks.db'}"
+    async with soon():
+        async with opened(url) as log:
+            await log.create(head("t"), [HELLO])
+            if way == "killed":  # its files are as they are in the middle of its work
+                for file in disk.folder.glob("tasks.db*"):
+                    shutil.copy(file, disk.folder / file.name.replace("tasks", "killed"))
+        if way == "killed":
+            url = url.replace("tasks", "killed")
+        disk.fill()
+        clock = Clock()
+        async with opened(url, clock) as log:
+            for _ in range(2):
+                assert (await log.get(OWNER, "t")).messages == [HELLO.message]
+                with pytest.raises(StoreUnavailable):
+                    await log.create(head("during"), [LONG_MESSAGE])
+            disk.free()
+            clock.outlast_leases()
+            (orphan,) = await log.take_orphans()
+            assert orphan.head.id == "t"
+            await log.write("t", [DONE])
+            assert (await log.list(TaskQuery(OWNER, state=TaskState.COMPLETED))).total == 1
+
+
 # -- a folder that is away
 
 

@@ -11,15 +11,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from sqlalchemy import Connection, update
 
 from opencode_a2a.domain.updates import LogEntry, Started
-from opencode_a2a.domain.values import TaskState
+from opencode_a2a.domain.values import Failure, TaskQuery, TaskState
 from opencode_a2a.errors import UnsupportedOperation
 from opencode_a2a.store import holder as holder_module
 from opencode_a2a.store import log as log_module
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import LEASE, Holder
 from opencode_a2a.store.log import SqlTaskLog
+from opencode_a2a.store.tables import entries
 from tests.store.saying import (
     DONE,
     FAILED,
@@ -108,6 +110,36 @@ async def test_a_lease_that_has_run_out_is_taken_by_one_of_those_who_try(
                 assert sorted(names) == [f"t-{m:02}" for m in range(max(0, n - 2), n + 1)]
         for n in range(28):
             assert [log.holds(f"t-{n:02}") for log in (second, third)].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("body", b'{"text": '), ("body", b"{}"), ("kind", "OfTheFuture")]
+)
+async def test_an_orphan_that_cannot_be_read_fails_and_is_in_nobodys_way(
+    database: Database, clock: Clock, column: str, value: object
+) -> None:
+    def damage(db: Connection) -> None:
+        db.execute(update(entries).where(entries.c.seq == 2).values({column: value}))
+
+    async with soon():
+        async with SqlTaskLog.open(database, clock=clock) as log:
+            await log.create(head("damaged", created_at=1), [HELLO])
+            await log.write("damaged", [delta("lost")])
+            await log.write("damaged", [delta("kept")])
+            await database.write(damage)
+            await log.create(head("sound", created_at=2), [HELLO])
+        async with SqlTaskLog.open(database, clock=clock) as log:
+            assert await taken(log) == ["sound"]
+            assert await taken(log) == []
+            task = await log.get(OWNER, "damaged")
+            assert task.state is TaskState.FAILED
+            assert task.ended is not None
+            assert task.ended.problem is not None
+            assert task.ended.problem.type is Failure.INTERNAL
+            assert task.messages == [HELLO.message]
+            assert [block.text for block in task.visible_blocks()] == ["kept"]
+            assert [entry.update for entry in await rest(log.follow("damaged", 3))] == [task.ended]
+            assert (await log.list(TaskQuery(OWNER, state=TaskState.FAILED))).total == 1
 
 
 async def test_what_is_released_is_taken_at_once(database: Database, clock: Clock) -> None:

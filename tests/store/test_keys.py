@@ -123,17 +123,41 @@ async def test_what_is_said_later_has_keys_too(log: SqlTaskLog) -> None:
         assert await log.known(OWNER, OTHER.name) == ("t", "digest")
         with pytest.raises(KeyTaken):
             await log.create(head("u"), [HELLO], [OTHER])
-        # What the task says besides must not be lost, so this is no refusal.
-        await log.write("t", [step(2)], [Key(OTHER.name, "another", 2_000), KEY])
-        assert task.last_seq == 3
+        for keys in ([Key(OTHER.name, "another", 2_000)], [KEY, Key("key:3", "digest", 2_000)]):
+            with pytest.raises(KeyTaken):
+                await log.write("t", [step(2)], keys)
+        assert task.last_seq == 2
+        assert await log.known(OWNER, OTHER.name) == ("t", "digest")
+        assert await log.known(OWNER, "key:3") is None
+
+
+async def test_what_a_task_says_beside_a_repeated_request_is_not_lost(log: SqlTaskLog) -> None:
+    async with soon():
+        await log.create(head("t"), [HELLO])
+        await log.create(head("u"), [HELLO], [KEY])
+        cursor = log.follow("t", 1)
+        log.append("t", [step(1)])
+        answers = await asyncio.gather(
+            log.write("t", [step(2)], [KEY]),
+            log.write("t", [step(3)], [OTHER]),
+            log.write("t", [step(4)]),
+            return_exceptions=True,
+        )
+        assert [type(answer) for answer in answers] == [KeyTaken, type(None), type(None)]
+        await log.write("t", [DONE])
+        told = await rest(cursor)
+        assert [entry.update for entry in told] == [step(1), step(3), step(4), DONE]
+        assert [entry.seq for entry in told] == [2, 3, 4, 5]
         assert await log.known(OWNER, OTHER.name) == ("t", "digest")
 
 
-async def test_the_same_key_twice_in_one_breath_is_noted_once(log: SqlTaskLog) -> None:
+async def test_the_same_key_twice_in_one_breath_is_heard_once(log: SqlTaskLog) -> None:
     async with soon():
         task = await log.create(head("t"), [HELLO])
-        await asyncio.gather(*(log.write("t", [step(n)], [KEY]) for n in range(3)))
-        assert task.last_seq == 4
+        writing = (log.write("t", [step(n)], [KEY]) for n in range(3))
+        answers = await asyncio.gather(*writing, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [type(None), KeyTaken, KeyTaken]
+        assert task.last_seq == 2
         assert await log.known(OWNER, KEY.name) == ("t", "digest")
 
 

@@ -92,10 +92,11 @@ class Extension:
     public: Mapping[str, Any] = field(default_factory=dict)  # params of the public card
     extended: Mapping[str, Any] = field(default_factory=dict)  # what the extended card adds
     methods: list[Method] = field(default_factory=list)
+    specified_at: str | None = None  # where it is not our specification
 
     @property
     def uri(self) -> str:
-        return f"{SPECIFICATIONS}#{self.anchor}"
+        return self.specified_at or f"{SPECIFICATIONS}#{self.anchor}"
 
     def method(
         self,

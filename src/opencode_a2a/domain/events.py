@@ -82,6 +82,7 @@ class ToolSnapshot:
     part_id: str
     call: ToolCall
     child: str | None = None
+    stops: bool = False  # the run ends with this call: it was refused, or it is the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class InterruptAsked:
 class InterruptClosed:
     session: str
     request_id: str
-    resolution: Literal["once", "always", "reject", "answered", "rejected"]
+    resolution: Literal["once", "always", "reject", "answered", "rejected", "elsewhere"]
 
 
 @dataclass(frozen=True, slots=True)

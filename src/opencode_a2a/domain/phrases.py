@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import assert_never
 
 from .values import Interrupt, PermissionAsk, Question, QuestionAsk
 
 
 def asking(interrupt: Interrupt) -> str:
-    """What is asked, with everything needed to decide."""
+    """What is asked, with everything needed to decide, and how to answer."""
+    return f"{_what(interrupt)}\n\n{_how(interrupt)}"
+
+
+def waiting(interrupts: Sequence[Interrupt], unclear: str | None = None) -> str:
+    """Everything that is asked at the moment, after what was not understood of an answer."""
+    if len(interrupts) == 1:
+        told = asking(interrupts[0])
+    else:
+        asked = [f"[{each.request_id}] {_what(each)}\n\n{_how(each)}" for each in interrupts]
+        told = "\n\n".join(
+            [
+                f"The agent waits for {len(interrupts)} decisions.",
+                *asked,
+                "An answer counts for the first. To answer another, begin with its id: "
+                f"{interrupts[-1].request_id}: …",
+            ]
+        )
+    return f"{unclear}\n\n{told}" if unclear else told
+
+
+def _what(interrupt: Interrupt) -> str:
     match interrupt:
         case PermissionAsk():
             return _permission(interrupt)
@@ -18,14 +41,35 @@ def asking(interrupt: Interrupt) -> str:
             assert_never(interrupt)
 
 
+def _how(interrupt: Interrupt) -> str:
+    if isinstance(interrupt, PermissionAsk):
+        also = f" (from now on also {', '.join(interrupt.always)})" if interrupt.always else ""
+        return (
+            f"Answer yes for this once, always{also}, or no. What follows a no is told to the "
+            "agent, which then looks for another way; a bare no stops it."
+        )
+    if len(interrupt.questions) > 1:
+        return "Answer with one line for each question, or with reject to stop the agent."
+    (question,) = interrupt.questions or (Question("", ""),)
+    if not question.options:
+        return "Answer in your own words, or with reject to stop the agent."
+    ways = "one or more of the options, separated by commas" if question.multiple else "an option"
+    own = ", or in your own words" if question.custom else ""
+    return f"Answer with {ways} (its name or its number){own}, or with reject to stop the agent."
+
+
 def _permission(ask: PermissionAsk) -> str:
     what = f"The agent asks for permission: {ask.permission}"
     if ask.filepath:
         what += f" {ask.filepath}"
-    elif ask.patterns and not ask.command:
+    elif ask.patterns and (not ask.command or ask.permission == "external_directory"):
         what += f" ({', '.join(ask.patterns)})"
+    if ask.title:
+        what += f"\n{ask.title}"
     if ask.command:
         what += f"\n\n    {ask.command}"
+    if ask.arguments:
+        what += f"\n\n{json.dumps(ask.arguments, ensure_ascii=False, indent=2)}"
     if ask.diff:
         what += f"\n\n{ask.diff}"
     return what

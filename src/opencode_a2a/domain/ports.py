@@ -8,9 +8,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .events import AgentEvent
+from .permissions import Grant
 from .task import Task, TaskHead
 from .updates import LogEntry, Update
-from .values import FileChange, Prompt, SessionRef, TaskQuery, TaskState
+from .values import (
+    Decision,
+    FileChange,
+    Interrupt,
+    Prompt,
+    SessionRef,
+    TaskQuery,
+    TaskState,
+)
+
+
+class SessionGone(Exception):
+    """The agent does not know this session any more: somebody deleted it."""
 
 
 class AgentSession(Protocol):
@@ -28,7 +41,10 @@ class AgentSession(Protocol):
         ...
 
     async def prompt(self, prompt: Prompt) -> None:
-        """Start the agent working; output arrives through `events`."""
+        """Start the agent working; output arrives through `events`.
+
+        `SessionGone` says that the prompt was not taken.
+        """
         ...
 
     async def has(self, message_id: str) -> bool:
@@ -36,11 +52,18 @@ class AgentSession(Protocol):
         ...
 
     async def read(self, since: str) -> Sequence[AgentEvent]:
-        """What is stored from message `since` on, told as events and closed by `CaughtUp`."""
+        """What is stored from message `since` on, told as events and closed by `CaughtUp`.
+
+        Or `SessionGone`, when nothing is stored and nothing more will happen.
+        """
         ...
 
     async def abort(self) -> None:
         """Stop the run and its sub-agents."""
+        ...
+
+    async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
+        """Tell the agent what was decided. False when it does not wait for that any more."""
         ...
 
     async def reject_pending(self, family: Collection[str]) -> None:
@@ -102,6 +125,11 @@ class KeyTaken(Exception):
 class Cursor(Protocol):
     """A place in a task's log. A reader that is slow, or leaves, costs nobody anything."""
 
+    @property
+    def caught_up(self) -> bool:
+        """Whether what was read last was the end of what is known."""
+        ...
+
     async def read(self) -> Sequence[LogEntry]:
         """The next entries, waiting for some; none when the log has ended. Safe to cancel."""
         ...
@@ -119,7 +147,10 @@ class TaskLog(Protocol):
     async def write(
         self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
     ) -> None:
-        """Say more about a running task; returns once that is committed, or it was not said."""
+        """Say more about a running task; returns once that is committed.
+
+        Or an error (or `KeyTaken`), and it was not said.
+        """
         ...
 
     async def known(self, owner: str, key: str) -> tuple[str, str] | None:
@@ -175,6 +206,35 @@ class Bindings(Protocol):
     async def session_of(self, owner: str, context_id: str) -> SessionRef | None: ...
 
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None: ...
+
+    async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
+        """Forget a session, if it is the one that serves this context."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A request of the agent, where it belongs, and what became of it."""
+
+    interrupt: Interrupt
+    task_id: str
+    context_id: str
+    expires_at: int | None
+    resolution: str | None = None  # none while it is open
+
+
+class Asked(Protocol):
+    """What the agent has asked for, by whose task. What is settled is forgotten after a while."""
+
+    async def pending(self, owner: str) -> Sequence[Pending]:
+        """What a caller could answer now, oldest first."""
+        ...
+
+    async def find(self, owner: str, request_id: str) -> Pending | None: ...
+
+    async def grants(self, owner: str, context_id: str) -> Sequence[Grant]:
+        """What need not be asked again in this context."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

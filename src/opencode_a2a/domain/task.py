@@ -18,8 +18,10 @@ from .updates import (
     BlockTool,
     ChangesMade,
     Ended,
+    InterruptAnswered,
     InterruptOpened,
     InterruptResolved,
+    InterruptUnclear,
     LogEntry,
     MessageAdded,
     Progress,
@@ -68,7 +70,9 @@ class Task:
     last_seq: int = 0
     history: list[LogEntry] = field(default_factory=list)
     blocks: dict[str, Block] = field(default_factory=dict)
-    interrupts: dict[str, LogEntry] = field(default_factory=dict)
+    interrupts: dict[str, InterruptOpened] = field(default_factory=dict)
+    answered: dict[str, InterruptAnswered] = field(default_factory=dict)  # not yet resolved
+    unclear: str | None = None  # what was not understood of the last answer
     changes: tuple[FileChange, ...] = ()
     changes_seq: int = 0
     session: SessionRef | None = None
@@ -90,8 +94,7 @@ class Task:
 
     @property
     def open_interrupts(self) -> list[Interrupt]:
-        opened = (entry.update for entry in self.interrupts.values())
-        return [update.interrupt for update in opened if isinstance(update, InterruptOpened)]
+        return [opened.interrupt for opened in self.interrupts.values()]
 
     def apply(self, entry: LogEntry) -> None:
         if self.ended is not None:
@@ -124,9 +127,17 @@ class Task:
             case Started(session=session, title=title):
                 self.session = SessionRef(session, title)
             case InterruptOpened(interrupt=interrupt):
-                self.interrupts[interrupt.request_id] = entry
+                self.interrupts[interrupt.request_id] = update
+            case InterruptUnclear(note=note):
+                self.unclear = note
+            case InterruptAnswered(interrupt=interrupt):
+                self.interrupts.pop(interrupt.request_id, None)
+                self.answered[interrupt.request_id] = update
+                self.unclear = None
             case InterruptResolved(interrupt=interrupt):
                 self.interrupts.pop(interrupt.request_id, None)
+                self.answered.pop(interrupt.request_id, None)
+                self.unclear = None
             case Progress(usage=usage, part_id=part_id):
                 if usage is None:
                     self.reported.add(update)
@@ -139,6 +150,8 @@ class Task:
                 self.ended = update
                 self.usage = update.usage or self.usage
                 self.interrupts.clear()
+                self.answered.clear()
+                self.unclear = None
                 if update.session:
                     self.session = SessionRef(update.session, update.title)
             case _:

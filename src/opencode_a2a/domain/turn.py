@@ -24,14 +24,18 @@ What a block says
 When it is over
 * the session is idle and the newest assistant message is completed. Idle comes
   early on errors, and an error event is not an end, so neither decides alone;
+* a message that ends in tool calls is followed by another, unless one of the calls
+  ends the run; so is a user message that a compaction has added;
 * the outcome is read from that newest message;
 * after a gap nothing ends until the stored messages have been replayed; a session
-  found idle twice with an unfinished message has lost the run.
+  found idle twice with an unfinished message has lost the run;
+* what was open is closed then, as far as it got.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from .events import (
@@ -60,16 +64,15 @@ from .events import (
     ToolCall,
     ToolSnapshot,
 )
+from .requests import ELSEWHERE, Requests
 from .task import Task
 from .updates import (
     BlockText,
     BlockTool,
-    InterruptOpened,
-    InterruptResolved,
     Progress,
     Update,
 )
-from .values import Failure, Interrupt, Problem, TaskState, Usage
+from .values import Failure, Interrupt, PermissionAsk, Problem, QuestionAsk, TaskState, Usage
 
 LOST = Problem(
     Failure.UPSTREAM_INTERRUPTED,
@@ -78,10 +81,16 @@ LOST = Problem(
 )
 STOPPED = "The run stopped because a request of the agent was refused."
 ABORTED = "The run was aborted."
+CUT_SHORT = "The run ended before this call did."
 CUT = Problem(
     Failure.OUTPUT_LIMIT,
     "The model stopped at its output limit, so the answer is incomplete. "
     "Ask it to continue in the same context.",
+)
+UNANSWERED = Problem(
+    Failure.DEADLINE_EXCEEDED,
+    "Nobody answered the agent's question in time, so it stopped. Send the request again in the "
+    "same context; A2A_INTERRUPT_REQUEST_TTL_SECONDS sets the time.",
 )
 FILTERED = Problem(Failure.PROVIDER_ERROR, "The provider's content filter blocked the answer.")
 
@@ -98,6 +107,7 @@ class _Block:
     id: str
     kind: BlockKind
     message_id: str
+    part_id: str = ""  # whose text it shows: a retried part takes over a block
     chunks: list[str] = field(default_factory=list)
     started: bool = False
     leftover: bool = False  # under this id the client holds text that is void
@@ -116,22 +126,35 @@ class _Block:
         return self.chunks[0] if self.chunks else ""
 
 
+def _age(message: MessageSeen) -> tuple[int, str]:
+    return message.created, message.message_id
+
+
 class Turn:
-    def __init__(self, session: str, message_id: str) -> None:
+    def __init__(
+        self, session: str, message_id: str, deadline: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """`deadline` says until when a person must decide what is asked now."""
         self.session = session
         self.message_id = message_id
         self.outcome: Outcome | None = None
-        self.interrupts: dict[str, Interrupt] = {}
+        self.requests = Requests(deadline)
         self.family: set[str] = {session}
         self.files_changed = False
         self.title = ""
         self._asked_at: int | None = None
         self._asks: set[str] = set()
         self._answers: dict[str, MessageSeen] = {}
+        self._newest: MessageSeen | None = None
+        self._newest_ask: MessageSeen | None = None
+        self._stops: dict[str, ToolCall] = {}  # the call that ends a run, by message
+        self._finished = False  # so the newest says, and nothing has spoken against it
         self._blocks: dict[str, _Block] = {}
         self._void: list[_Block] = []
         self._early: dict[str, dict[str, TextSnapshot | ToolSnapshot]] = {}
         self._dead: set[str] = set()
+        self._calls: dict[str, ToolCall] = {}  # by their own id, those of sub-agents too
+        self._held: dict[str, Interrupt] = {}
         self._counted: dict[str, Usage] = {}
         self._reported: set[Progress] = set()
         self._error: Problem | None = None
@@ -147,10 +170,10 @@ class Turn:
         for block in task.blocks.values():
             shown = _Block(block.id, block.kind, block.message_id, call=block.call)
             if block.call is None:
-                shown.chunks, shown.started = [block.text], True
+                shown.part_id, shown.chunks, shown.started = block.part_id, [block.text], True
                 shown.ended, shown.behind = block.last, not block.last
             self._blocks[block.part_id or block.id] = shown
-        self.interrupts = {ask.request_id: ask for ask in task.open_interrupts}
+        self.requests.resume(task)
         self._counted = dict(task.steps)
         self._reported = set(task.reported)
         self._stale = True
@@ -167,7 +190,13 @@ class Turn:
     @property
     def doubtful(self) -> bool:
         """Something says the run may be over and nothing proves it: look again soon."""
-        return self.outcome is None and (self._stale or self._idle or self._error is not None)
+        hint = self._stale or self._idle or self._finished or self._error is not None
+        return self.outcome is None and (hint or self.owing)
+
+    @property
+    def owing(self) -> bool:
+        """Somebody waits for us, however much is heard from elsewhere: look soon, too."""
+        return bool(self._held) or self.requests.unsettled
 
     def feed(self, event: AgentEvent) -> list[Update]:
         if self.outcome is not None:
@@ -206,7 +235,8 @@ class Turn:
             case InterruptAsked():
                 return self._on_asked(event)
             case InterruptClosed(request_id=request_id, resolution=resolution):
-                return self._resolve(request_id, resolution)
+                self._held.pop(request_id, None)
+                return self.requests.close(request_id, resolution)
             case TodosChanged():
                 if event.session != self.session:
                     return []
@@ -219,7 +249,7 @@ class Turn:
                 return self._once(Progress("compaction", "started", part_id=event.part_id))
             case Busy():
                 if event.session == self.session:
-                    self._idle, self._idle_reads = False, 0
+                    self._idle, self._idle_reads, self._finished = False, 0, False
                 return []
             case Retrying():
                 return self._on_retry(event)
@@ -252,6 +282,8 @@ class Turn:
                 self._asked_at = event.created
             if self._asked_at is not None and event.created >= self._asked_at:
                 self._asks.add(event.message_id)
+                if self._newest_ask is None or _age(event) >= _age(self._newest_ask):
+                    self._newest_ask = event
             self._early.pop(event.message_id, None)
             return []
         if event.parent_id not in self._asks:
@@ -259,6 +291,10 @@ class Turn:
             return []
         known = event.message_id in self._answers
         self._answers[event.message_id] = event
+        # By age: after a gap, a message can be heard of before an older one is read.
+        if self._newest is None or _age(event) >= _age(self._newest):
+            self._newest = event
+            self._finished = event.completed and event.finish != "tool-calls"
         updates: list[Update] = []
         if not known:
             # A new answer has begun: an idle seen before was another's, an error was survived.
@@ -326,14 +362,25 @@ class Turn:
 
     def _append(self, block: _Block, part_id: str, text: str, last: bool = False) -> BlockText:
         append, block.started, block.leftover = block.started, True, False
+        block.part_id = part_id
         block.chunks.append(text)
         return BlockText(block.id, block.message_id, part_id, block.kind, text, append, last)
 
     def _on_tool(self, event: ToolSnapshot) -> list[Update]:
-        if event.child is not None and event.session in self.family:
-            self.family.add(event.child)
+        updates: list[Update] = []
+        if event.session in self.family:
+            if event.child is not None:
+                self.family.add(event.child)
+            self._calls[event.call.call_id] = event.call
+            if self._held and event.call.status != "pending":
+                updates = self._ask_held(event.call.call_id)
+        return [*self._tool_block(event), *updates]
+
+    def _tool_block(self, event: ToolSnapshot) -> list[Update]:
         if not self._speaks(event):
             return []
+        if event.stops:
+            self._stops[event.message_id] = event.call
         block = self._blocks.get(event.part_id)
         if block is None:
             block = _Block(event.part_id, BlockKind.TOOL_CALL, event.message_id)
@@ -401,25 +448,43 @@ class Turn:
         return retry
 
     def _on_asked(self, event: InterruptAsked) -> list[Update]:
-        request_id = event.interrupt.request_id
-        if event.session not in self.family or request_id in self.interrupts:
+        """A tool asks just before it tells what it was called with: wait for that."""
+        ask = event.interrupt
+        if event.session not in self.family:
             return []
-        self.interrupts[request_id] = event.interrupt
-        return [InterruptOpened(event.interrupt)]
+        call = self._calls.get(ask.call_id or "")
+        begun = call is not None and call.status != "pending"
+        if begun or ask.call_id is None or isinstance(ask, QuestionAsk):
+            return self.requests.ask(_explained(ask, call))
+        self._held[ask.request_id] = ask
+        return []
 
-    def _resolve(self, request_id: str, resolution: str) -> list[Update]:
-        closed = self.interrupts.pop(request_id, None)
-        if closed is None:
-            return []
-        return [InterruptResolved(closed, resolution, still_open=len(self.interrupts))]
+    def _ask_held(self, call_id: str | None = None) -> list[Update]:
+        held = [a for a in self._held.values() if call_id is None or a.call_id == call_id]
+        updates: list[Update] = []
+        for ask in held:
+            del self._held[ask.request_id]
+            updates += self.requests.ask(_explained(ask, self._calls.get(ask.call_id or "")))
+        return updates
+
+    def _settled_how(self, interrupt: Interrupt) -> str:
+        """Nobody heard how a request was settled: the tool call that waited may tell."""
+        call = self._calls.get(interrupt.call_id or "")
+        if call is None or not call.over:
+            return ELSEWHERE
+        refused = call.status == "error"
+        if isinstance(interrupt, PermissionAsk):
+            return "reject" if refused else "once"
+        return "rejected" if refused else "answered"
 
     # -- the end
 
     def _on_caught_up(self, event: CaughtUp) -> list[Update]:
         self._stale = False
-        updates: list[Update] = []
-        for request_id in [r for r in self.interrupts if r not in event.open_requests]:
-            updates += self._resolve(request_id, "elsewhere")
+        for request_id in self._held.keys() - event.open_requests:
+            del self._held[request_id]
+        updates = self._ask_held()
+        updates += self.requests.keep(event.open_requests, self._settled_how)
         for answer in self._answers.values():
             if answer.completed:
                 updates += self._void_leftovers(answer.message_id)
@@ -432,18 +497,31 @@ class Turn:
         return updates
 
     def _settle(self) -> list[Update]:
-        """Look whether the run is over; the only updates are the requests its end closes."""
-        if self._stale or not self._idle or not self._answers:
+        """Look whether the run is over; the only updates are what its end closes."""
+        newest = self._newest
+        if self._stale or not self._idle or newest is None or not self._is_last(newest):
             return []
-        # By age: after a gap, a message can be heard of before an older one is read.
-        newest = max(self._answers.values(), key=lambda a: (a.created, a.message_id))
-        return self._end(self._judge(newest)) if newest.completed else []
+        return self._end(self._judge(newest))
+
+    def _is_last(self, answer: MessageSeen) -> bool:
+        """Whether a run may end with this answer: not in the middle, where it could be lost."""
+        if not answer.completed or answer.aborted or answer.problem is not None:
+            return answer.completed
+        if self._newest_ask is not None and _age(self._newest_ask) > _age(answer):
+            return False
+        return answer.finish != "tool-calls" or answer.message_id in self._stops
 
     def _end(self, outcome: Outcome) -> list[Update]:
+        """Nothing stays open: not what is asked, nor what a lost run has left unfinished."""
         self.outcome = outcome
-        return [
-            u for request_id in list(self.interrupts) for u in self._resolve(request_id, "ended")
-        ]
+        updates = self.requests.end()
+        for block in (*self._blocks.values(), *self._void):
+            if block.open and (block.started or block.leftover):
+                updates.append(self._append(block, block.part_id or block.id, "", last=True))
+            elif block.call is not None and not block.call.over:
+                call = replace(block.call, status="error", error=CUT_SHORT)
+                updates.append(BlockTool(block.id, block.message_id, call))
+        return updates
 
     def _judge(self, newest: MessageSeen) -> Outcome:
         if newest.aborted:
@@ -455,13 +533,21 @@ class Turn:
                 return Outcome(TaskState.FAILED, CUT.message, CUT)
             case "content-filter":
                 return Outcome(TaskState.FAILED, FILTERED.message, FILTERED)
-            case "tool-calls" if self._has_failed_tool(newest.message_id):
-                return Outcome(TaskState.CANCELED, STOPPED)  # only a refusal stops a run here
+            case "tool-calls" if self.requests.question_expired:
+                return Outcome(TaskState.FAILED, UNANSWERED.message, UNANSWERED)
+            case "tool-calls" if self._stops[newest.message_id].status == "error":
+                return Outcome(TaskState.CANCELED, STOPPED)
             case None if newest.speaker is Speaker.AGENT:
                 return Outcome(TaskState.CANCELED, ABORTED)
             case _:
                 return Outcome(TaskState.COMPLETED)
 
-    def _has_failed_tool(self, message_id: str) -> bool:
-        calls = (b.call for b in self._blocks.values() if b.message_id == message_id)
-        return any(call is not None and call.status == "error" for call in calls)
+
+def _explained(ask: Interrupt, call: ToolCall | None) -> Interrupt:
+    """What a person needs to decide and only the tool call tells: why, and with what."""
+    if call is None or isinstance(ask, QuestionAsk):
+        return ask
+    shown = ask.command or ask.filepath or ask.diff
+    return replace(
+        ask, title=ask.title or call.subtitle, arguments=None if shown else call.input or None
+    )

@@ -12,15 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
 from .events import BlockKind, Todo, ToolCall
-from .values import FileChange, Interrupt, Message, Problem, TaskState, Usage
+from .values import Decision, FileChange, Interrupt, Message, Problem, TaskState, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class MessageAdded:
-    """The user's message, with the id under which it goes (or went) to the agent."""
+    """The user's message, with the id under which it goes (or went) to the agent.
+
+    What answers a request of the agent goes to it in another way, and has no such id.
+    """
 
     message: Message
-    upstream_id: str
+    upstream_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class BlockTool:
 class Progress:
     """A sign of life that is not output."""
 
-    type: Literal["step-start", "step-finish", "retry", "todo", "compaction"]
+    type: Literal["step-start", "step-finish", "retry", "todo", "compaction", "run"]
     status: str
     part_id: str | None = None
     usage: Usage | None = None
@@ -74,7 +77,31 @@ class InterruptOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class InterruptUnclear:
+    """Somebody answered and was not understood; the request is still open."""
+
+    interrupt: Interrupt
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptAnswered:
+    """What was decided, committed before the agent hears of it.
+
+    `grants` are the patterns that need not be asked for again in this context.
+    """
+
+    interrupt: Interrupt
+    decision: Decision
+    resolution: str
+    still_open: int = 0
+    grants: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class InterruptResolved:
+    """The agent waits for this no longer."""
+
     interrupt: Interrupt
     resolution: str
     still_open: int = 0
@@ -104,6 +131,8 @@ Update: TypeAlias = (
     | BlockTool
     | Progress
     | InterruptOpened
+    | InterruptUnclear
+    | InterruptAnswered
     | InterruptResolved
     | ChangesMade
     | Ended
@@ -115,9 +144,9 @@ def state_after(update: Update) -> TaskState | None:
     match update:
         case Started():
             return TaskState.WORKING
-        case InterruptOpened():
+        case InterruptOpened() | InterruptUnclear():
             return TaskState.INPUT_REQUIRED
-        case InterruptResolved(still_open=still_open):
+        case InterruptAnswered(still_open=still_open) | InterruptResolved(still_open=still_open):
             return TaskState.INPUT_REQUIRED if still_open else TaskState.WORKING
         case Ended(state=state):
             return state

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ class Failure(StrEnum):
     CONTEXT_OVERFLOW = "CONTEXT_OVERFLOW"
     OUTPUT_LIMIT = "OUTPUT_LIMIT"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    INPUT_UNAVAILABLE = "INPUT_UNAVAILABLE"
     INTERNAL = "INTERNAL"
 
 
@@ -185,6 +187,10 @@ class PermissionAsk:
     command: str | None = None
     filepath: str | None = None
     diff: str | None = None
+    title: str | None = None
+    always: tuple[str, ...] = ()  # the patterns that "always" would allow from then on
+    call_id: str | None = None  # the tool call that waits
+    arguments: Mapping[str, Any] | None = None  # of the call, where nothing else tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +215,37 @@ class QuestionAsk:
     request_id: str
     session: str
     questions: tuple[Question, ...]
+    call_id: str | None = None
 
 
 Interrupt: TypeAlias = PermissionAsk | QuestionAsk
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionDecision:
+    """A refusal that says why lets the agent look for another way; a bare one stops the run."""
+
+    reply: Literal["once", "always", "reject"]
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionDecision:
+    """One answer per question, each of one or more words; none at all dismisses them."""
+
+    answers: tuple[tuple[str, ...], ...] | None
+
+
+Decision: TypeAlias = PermissionDecision | QuestionDecision
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionRule:
+    """What the agent may do: the last rule that matches counts."""
+
+    permission: str
+    pattern: str
+    action: Literal["allow", "ask", "deny"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,3 +276,9 @@ class TaskQuery:
     since: int | None = None
     limit: int = 50
     after: tuple[int, str] | None = None
+
+
+def timestamp(ms: int) -> str:
+    """A moment as both protocol lines write it."""
+    moment = datetime.fromtimestamp(ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

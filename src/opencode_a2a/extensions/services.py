@@ -8,6 +8,7 @@ from ..domain.catalog import Catalog
 from ..service.access import Access
 from ..service.checks import Checks
 from ..service.inputs import Inputs
+from ..service.interrupts import Interrupts
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +17,4 @@ class Services:
     access: Access
     checks: Checks
     inputs: Inputs
+    interrupts: Interrupts

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..domain.replies import HITL
 from ..domain.scopes import Scope
 from ..domain.task import Task
-from ..domain.values import Caller
+from ..domain.values import Caller, TaskState
 from ..errors import (
     AuthorizationForbidden,
     PushNotificationNotSupported,
     UnsupportedOperation,
     VersionNotSupported,
 )
+from ..extensions.interrupts import INTERACTIVE
 from ..service.tasks import Tasks
 from . import parse
 from .card import Card
@@ -37,10 +39,11 @@ class Call:
     request_id: str | int | None = None
     idempotency_key: str | None = None
     last_event_id: str | None = None
+    extensions: frozenset[str] = frozenset()  # those the client has activated
 
     @property
     def renderer(self) -> Renderer:
-        return Renderer(self.dialect)
+        return Renderer(self.dialect, INTERACTIVE.uri in self.extensions, HITL in self.extensions)
 
     def needs(self, scope: str) -> None:
         if scope not in self.caller.scopes:
@@ -167,10 +170,17 @@ class Operations:
             call.envelope,
             told.head,
             (told.last_seq, first),
-            None if told.state.terminal else story.after,
+            None if _rests(told, task, renderer) else story.after,
             self.stopping,
             request_id=call.request_id,
         )
+
+
+def _rests(told: Task, task: Task, renderer: Renderer) -> bool:
+    """Whether a stream that begins with `told` has nothing more to tell."""
+    if told.state is TaskState.INPUT_REQUIRED:
+        return told.last_seq >= task.last_seq and not renderer.stays_open
+    return told.state.terminal
 
 
 Operation = Callable[[Operations, Call], Any]

@@ -8,25 +8,28 @@ with its log entry, whatever the number of its readers.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import orjson
 
 from ..domain.catalog import SessionMessage
 from ..domain.events import BlockKind, ToolCall
-from ..domain.phrases import asking
+from ..domain.phrases import asking, waiting
 from ..domain.ports import TaskRow
+from ..domain.replies import HITL
+from ..domain.requests import details
 from ..domain.task import Block, Task, TaskHead
 from ..domain.updates import (
     BlockText,
     BlockTool,
     ChangesMade,
     Ended,
+    InterruptAnswered,
     InterruptOpened,
     InterruptResolved,
+    InterruptUnclear,
     LogEntry,
     MessageAdded,
     Progress,
@@ -47,6 +50,7 @@ from ..domain.values import (
     TaskState,
     Text,
     Usage,
+    timestamp,
 )
 
 Json = dict[str, Any]
@@ -85,12 +89,13 @@ V03_REST = Dialect(
 )
 
 NAMES = {BlockKind.TEXT: "answer", BlockKind.REASONING: "reasoning"}
-INTERRUPTED = TaskState.INPUT_REQUIRED
 
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
     dialect: Dialect
+    stays_open: bool = False  # the stream goes on while a person thinks
+    hitl: bool = False  # requests are told in kagent's human-in-the-loop form, too
 
     # -- whole tasks
 
@@ -113,8 +118,14 @@ class Renderer:
             shared["session"] = _session(task.session.id, task.session.title)
         if task.usage is not None:
             shared["usage"] = _usage(task.usage)
-        if task.open_interrupts:
-            shared["interrupt"] = _interrupt(task.open_interrupts[0], "asked")
+        asked = [
+            _interrupt(opened.interrupt, "asked", opened.expires_at)
+            for opened in task.interrupts.values()
+        ]
+        if asked:
+            shared["interrupt"] = asked[0]
+        if len(asked) > 1:
+            shared["interrupts"] = asked
         return body | _metadata(shared, task.ended)
 
     def row(self, row: TaskRow) -> Json:
@@ -145,18 +156,26 @@ class Renderer:
     def _status_message(self, task: Task) -> Json | None:
         if task.ended is not None and task.ended.message:
             return self._note(task.head, task.state.value, task.ended.message)
-        for interrupt in task.open_interrupts:
-            return self._note(task.head, interrupt.request_id, asking(interrupt))
+        if task.interrupts:
+            return self._ask(
+                task.head,
+                waiting(task.open_interrupts, task.unclear),
+                task.last_seq,
+                task.open_interrupts,
+            )
         return None
 
     # -- events
 
-    def event(self, head: TaskHead, entry: LogEntry, *, stays_open: bool) -> bytes | None:
-        """A committed entry as a stream event, or None when there is nothing to show."""
-        key = self.dialect.name + ("+" if stays_open else "")
+    def event(self, head: TaskHead, entry: LogEntry, last: bool = False) -> bytes | None:
+        """A committed entry as a stream event, or None when there is nothing to show.
+
+        `last` says that the stream ends with it.
+        """
+        key = self.dialect.name + "." * last + "h" * self.hitl
         encoded = entry.encoded.get(key)
         if encoded is None:
-            event = self._event(head, entry, stays_open)
+            event = self._event(head, entry, last)
             encoded = entry.encoded[key] = b"" if event is None else orjson.dumps(event)
         return encoded or None
 
@@ -168,10 +187,10 @@ class Renderer:
             shared["stream"] = {"replay": "snapshot", "reason": gap, "sequence": task.last_seq}
         return orjson.dumps(body if self.dialect.tagged else {"task": body})
 
-    def _event(self, head: TaskHead, entry: LogEntry, stays_open: bool) -> Json | None:
+    def _event(self, head: TaskHead, entry: LogEntry, last: bool) -> Json | None:
         update = entry.update
         match update:
-            case MessageAdded():
+            case MessageAdded() | InterruptAnswered():
                 return None
             case BlockText():
                 artifact = {
@@ -191,18 +210,20 @@ class Renderer:
                 return self._artifact_event(head, artifact, False, True)
             case Started(session=session, title=title):
                 shared: Json = {"session": _session(session, title)}
-                return self._status_event(head, entry, None, shared, None, stays_open)
+                return self._status_event(head, entry, last, None, shared)
             case Progress():
-                return self._status_event(
-                    head, entry, None, {"progress": _progress(update)}, None, stays_open
-                )
+                return self._status_event(head, entry, last, None, {"progress": _progress(update)})
             case InterruptOpened(interrupt=interrupt):
-                note = self._note(head, interrupt.request_id, asking(interrupt))
+                note = self._ask(head, asking(interrupt), entry.seq, [interrupt])
                 shared = {"interrupt": _interrupt(interrupt, "asked", update.expires_at)}
-                return self._status_event(head, entry, note, shared, None, stays_open)
+                return self._status_event(head, entry, last, note, shared)
+            case InterruptUnclear(interrupt=interrupt, note=unclear):
+                note = self._ask(head, waiting([interrupt], unclear), entry.seq, [interrupt])
+                shared = {"interrupt": _interrupt(interrupt, "asked")}
+                return self._status_event(head, entry, last, note, shared)
             case InterruptResolved(interrupt=interrupt, resolution=resolution):
                 shared = {"interrupt": _interrupt(interrupt, "resolved", resolution=resolution)}
-                return self._status_event(head, entry, None, shared, None, stays_open)
+                return self._status_event(head, entry, last, None, shared)
             case Ended():
                 told = update.message
                 end = self._note(head, update.state.value, told) if told else None
@@ -211,7 +232,7 @@ class Renderer:
                     shared["session"] = _session(update.session, update.title)
                 if update.usage is not None:
                     shared["usage"] = _usage(update.usage)
-                return self._status_event(head, entry, end, shared, update, stays_open)
+                return self._status_event(head, entry, last, end, shared, update)
             case _:
                 assert_never(update)
 
@@ -219,10 +240,10 @@ class Renderer:
         self,
         head: TaskHead,
         entry: LogEntry,
+        last: bool,
         note: Json | None,
         shared: Json,
-        ended: Ended | None,
-        stays_open: bool,
+        ended: Ended | None = None,
     ) -> Json:
         state = state_after(entry.update) or TaskState.WORKING
         shared = {**shared, "stream": {"event_id": f"{head.id}:{entry.seq}", "sequence": entry.seq}}
@@ -233,7 +254,7 @@ class Renderer:
             **_metadata(shared, ended),
         }
         if self.dialect.version == "0.3":
-            body["final"] = state.terminal or (state is INTERRUPTED and not stays_open)
+            body["final"] = last
         return self._wrapped("status-update", "statusUpdate", body)
 
     def _artifact_event(self, head: TaskHead, artifact: Json, append: bool, last: bool) -> Json:
@@ -358,16 +379,18 @@ class Renderer:
         """Something the agent's side says in a status: a question, or how it ended."""
         return self.message(Message(f"{head.id}:{about}", Role.AGENT, (Text(text),)), head)
 
+    def _ask(self, head: TaskHead, text: str, seq: int, asks: Sequence[Interrupt]) -> Json:
+        """What the agent waits for, in a status."""
+        message = Message(f"{head.id}:{seq}", Role.AGENT, (Text(text),))
+        if self.hitl:
+            message = replace(message, extensions=(HITL,), metadata={HITL: _hitl(text, asks)})
+        return self.message(message, head)
+
     def _status(self, state: TaskState, at: int, message: Json | None) -> Json:
         status: Json = {"state": self.dialect.states[state], "timestamp": timestamp(at)}
         if message is not None:
             status["message"] = message
         return status
-
-
-def timestamp(ms: int) -> str:
-    moment = datetime.fromtimestamp(ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _metadata(shared: Json, ended: Ended | None) -> Json:
@@ -438,17 +461,34 @@ def _interrupt(
         body["resolution"] = resolution
     if expires_at is not None:
         body["expires_at"] = timestamp(expires_at)
-    match interrupt:
-        case PermissionAsk():
-            details: Json = {"permission": interrupt.permission, "patterns": interrupt.patterns}
-            for name in ("command", "filepath", "diff"):
-                if value := getattr(interrupt, name):
-                    details[name] = value
-            return body | {"type": "permission", "details": details}
-        case QuestionAsk(questions=questions):
-            return body | {"type": "question", "details": {"questions": questions}}
-        case _:
-            assert_never(interrupt)
+    kind = "permission" if isinstance(interrupt, PermissionAsk) else "question"
+    return body | {"type": kind, "details": details(interrupt)}
+
+
+def _hitl(hint: str, asks: Sequence[Interrupt]) -> Json:
+    """The request in kagent's form: all permissions at once, or one set of questions."""
+    first = asks[0]
+    if isinstance(first, QuestionAsk):
+        questions = [
+            {
+                "question": question.question,
+                "choices": [option.label for option in question.options],
+                "multiple": question.multiple,
+            }
+            for question in first.questions
+        ]
+        return {"type": "ask_user_request", "id": first.request_id, "questions": questions}
+    tools = [
+        {
+            "id": ask.request_id,
+            "call_id": ask.call_id or ask.request_id,
+            "name": ask.permission,
+            "args": details(ask),
+        }
+        for ask in asks
+        if isinstance(ask, PermissionAsk)
+    ]
+    return {"type": "tool_approval_request", "hint": hint, "tools": tools}
 
 
 def _tool(call: ToolCall) -> Json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..contract.a2a import written
 from ..contract.dispatch import Contract
 from ..domain.values import Caller
 from ..errors import Internal, InvalidParams, InvalidRequest, MethodNotFound, ServiceError
+from . import negotiation
 from .body import read_json
 from .failures import (
     A2A_JSON,
@@ -111,11 +112,13 @@ def add_routes(
     add_route(app, "/ready", health.ready, ("GET", "HEAD"), "Whether it can work")
     for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
         add_route(app, path, operations.card.serve, ("GET", "HEAD"), "The Agent Card")
-    add_route(app, "/", _rpc(operations, contract, body_limit), ("POST",), "JSON-RPC, both lines")
+    names = negotiation.known(contract.extensions)
+    rpc = _rpc(operations, contract, names, body_limit)
+    add_route(app, "/", rpc, ("POST",), "JSON-RPC, both lines")
     for dialect, prefix in ((V03_REST, "/v1"), (V1, ""), (V1, "/{tenant}")):
         for route in REST_ROUTES:
             if dialect in route.lines:
-                endpoint = _rest(operations, route.operation, dialect, body_limit)
+                endpoint = _rest(operations, route.operation, dialect, names, body_limit)
                 add_route(app, prefix + route.path, endpoint, route.methods, route.summary)
     app.add_exception_handler(HTTPException, _unknown_path)
     app.add_exception_handler(ClientDisconnect, _left)
@@ -123,8 +126,14 @@ def add_routes(
     app.router.redirect_slashes = False  # a redirect is no answer in anybody's shape
 
 
-def _rpc(operations: Operations, contract: Contract, body_limit: int) -> Endpoint:
+def _rpc(
+    operations: Operations, contract: Contract, names: Mapping[str, str], body_limit: int
+) -> Endpoint:
     async def answer(request: Request) -> Response:
+        active = negotiation.activated(request, names)
+        return negotiation.confirm(await respond(request, active), request, active)
+
+    async def respond(request: Request, active: frozenset[str]) -> Response:
         dialect, request_id = line_of(request), None
         try:
             body = await read_json(request, body_limit)
@@ -160,6 +169,7 @@ def _rpc(operations: Operations, contract: Contract, body_limit: int) -> Endpoin
                         request_id,
                         request.headers.get("idempotency-key"),
                         last_event_id_of(request),
+                        active,
                     ),
                 )
         except ServiceError as exc:
@@ -187,11 +197,19 @@ def _id_of(body: Any) -> str | int | None:
 
 
 def _rest(
-    operations: Operations, operation: Operation, dialect: Dialect, body_limit: int
+    operations: Operations,
+    operation: Operation,
+    dialect: Dialect,
+    names: Mapping[str, str],
+    body_limit: int,
 ) -> Endpoint:
     media_type = A2A_JSON if dialect is V1 else JSON
 
     async def answer(request: Request) -> Response:
+        active = negotiation.activated(request, names)
+        return negotiation.confirm(await respond(request, active), request, active)
+
+    async def respond(request: Request, active: frozenset[str]) -> Response:
         try:
             operations.negotiate(dialect, version_of(request))
             params: dict[str, Any] = {}
@@ -210,6 +228,7 @@ def _rest(
                 params,
                 idempotency_key=request.headers.get("idempotency-key"),
                 last_event_id=last_event_id_of(request),
+                extensions=active,
             )
             result = await operation(operations, call)
         except ServiceError as exc:

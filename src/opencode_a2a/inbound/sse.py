@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..domain.ports import Cursor
 from ..domain.task import TaskHead
-from ..domain.updates import LogEntry, state_after
+from ..domain.updates import InterruptAnswered, LogEntry, state_after
 from ..domain.values import TaskState
 from ..errors import ServiceError
 from .failures import rest_error, rpc_error
@@ -63,7 +63,6 @@ class EventStream(Response):
         cursor: Cursor | None,
         stopping: asyncio.Future[None],
         *,
-        stays_open: bool = False,
         request_id: str | int | None = None,
     ) -> None:
         super().__init__(headers=HEADERS)
@@ -74,7 +73,6 @@ class EventStream(Response):
         self._first = first
         self._cursor = cursor
         self._stopping = stopping
-        self._stays_open = stays_open
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,11 +112,11 @@ class EventStream(Response):
                 break
             if not entries:
                 break
-            last = self._last(entries)
+            last = self._last(entries, self._cursor.caught_up)
             over = last is not None
             frames, size = [], 0
-            for entry in entries if last is None else entries[: last + 1]:
-                payload = self._renderer.event(self._head, entry, stays_open=self._stays_open)
+            for index, entry in enumerate(entries if last is None else entries[: last + 1]):
+                payload = self._renderer.event(self._head, entry, last=index == last)
                 if payload is not None:
                     frames.append(self._envelope.frame(entry.seq, payload))
                     size += len(frames[-1])
@@ -129,13 +127,18 @@ class EventStream(Response):
                 await write(b"".join(frames))
         await write(b"", more=False)
 
-    def _last(self, entries: Sequence[LogEntry]) -> int | None:
+    def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
         """Which of these the stream ends with, if the task rests after them."""
+        stays = not caught_up or self._renderer.stays_open
         for index in range(len(entries) - 1, -1, -1):
-            state = state_after(entries[index].update)
+            update = entries[index].update
+            state = state_after(update)
             if state is TaskState.INPUT_REQUIRED:
-                return None if self._stays_open else index
-            if state is not None:
+                if stays:
+                    return None
+                if not isinstance(update, InterruptAnswered):  # which nobody gets to see
+                    return index
+            elif state is not None:
                 return index if state.terminal else None
         return None
 

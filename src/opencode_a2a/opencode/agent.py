@@ -1,24 +1,40 @@
-"""OpenCode as an agent: implements the ports `Agent` and `AgentSession`."""
+"""OpenCode as an agent: implements the ports `Agent` and `AgentSession`.
+
+What OpenCode gets while it starts is never answered. A question can be asked again, an
+order cannot: it is given only while events arrive, because then OpenCode is up.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..domain import events as ev
-from ..domain.values import Attachment, FileChange, Prompt, SessionRef
-from ..errors import UpstreamHttpError, UpstreamPayloadError
+from ..domain.ports import SessionGone
+from ..domain.values import (
+    Attachment,
+    Decision,
+    FileChange,
+    Interrupt,
+    PermissionDecision,
+    PermissionRule,
+    Prompt,
+    QuestionDecision,
+    SessionRef,
+)
+from ..errors import UpstreamError, UpstreamHttpError, UpstreamPayloadError
 from . import wire
 from .feed import SILENCE, Feed, Subscription
 from .http import Endpoint, Http
 from .ids import new_id, part_id
 
 PAGE = 50  # messages read at once when catching up
+ABORT_AT_LAST = 1.0  # seconds an abort waits for events
 
 T = TypeVar("T")
 
@@ -31,6 +47,7 @@ class Defaults:
     agent: str | None = None
     system: str | None = None
     variant: str | None = None
+    rules: tuple[PermissionRule, ...] = ()  # for new sessions
 
 
 class StoredMessage(BaseModel):
@@ -96,13 +113,12 @@ class OpenCode:
 
     async def create(self, title: str, context_id: str) -> SessionRef:
         directory = self._defaults.directory
-        answer = await self._http.call(
-            "POST",
-            "session",
-            query={"directory": directory},
-            # A title of ours saves the model call that OpenCode would spend on one.
-            body={"title": title, "metadata": {"a2a": {"contextId": context_id}}},
-        )
+        # A title of ours saves the model call that OpenCode would spend on one.
+        body: dict[str, Any] = {"title": title, "metadata": {"a2a": {"contextId": context_id}}}
+        if self._defaults.rules:
+            body["permission"] = [asdict(rule) for rule in self._defaults.rules]
+        await self._feed.ready()
+        answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
         created = _read(_SESSION, answer)
         return SessionRef(created.id, created.title, created.directory or directory)
 
@@ -135,7 +151,9 @@ class OpenCodeSession:
         defaults = self._defaults
         extras = {"agent": defaults.agent, "system": defaults.system, "variant": defaults.variant}
         body |= {name: value for name, value in extras.items() if value}
-        await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
+        await self._feed.ready()
+        with _gone_if_unknown():
+            await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
 
     async def has(self, message_id: str) -> bool:
         try:
@@ -171,7 +189,7 @@ class OpenCodeSession:
                 for message in await self._messages(child)
                 for part in message.parts
                 for event in wire.part_events(part)
-                if isinstance(event, ev.StepFinished)
+                if isinstance(event, ev.StepFinished | ev.ToolSnapshot)
             ]
         status = statuses.get(self.ref.id, wire.Status(type="idle"))
         events.append(wire.status_event(self.ref.id, status))
@@ -183,13 +201,38 @@ class OpenCodeSession:
         return [*events, *asked, ev.CaughtUp(self.ref.id, open_requests)]
 
     async def abort(self) -> None:
+        await self._ready_or_not()
         await self._http.call("POST", "session", self.ref.id, "abort")
+
+    async def _ready_or_not(self) -> None:
+        """Before what must be tried in any case: without events OpenCode may still hear us."""
+        with suppress(UpstreamError):
+            await self._feed.ready(ABORT_AT_LAST)
+
+    async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
+        kind, verb, body = "question", "reject", dict[str, Any]()
+        if isinstance(decision, PermissionDecision):
+            kind, verb, body = "permission", "reply", {"reply": decision.reply}
+            body |= {"message": decision.message} if decision.message else {}
+        elif decision.answers is not None:
+            verb, body = "reply", {"answers": decision.answers}
+        request_id = interrupt.request_id
+        await self._ready_or_not()
+        try:
+            await self._http.call(
+                "POST", kind, request_id, verb, query=self._here, body=body or None
+            )
+        except UpstreamHttpError as exc:
+            if exc.facts.get("upstream_status") == 404:
+                return False  # somebody was faster, or OpenCode has forgotten it
+            raise
+        return True
 
     async def reject_pending(self, family: Collection[str]) -> None:
         permissions, questions = await self._pending({self.ref.id, *family})
         await asyncio.gather(
-            *(self._refuse("permission", p.id, "reply", {"reply": "reject"}) for p in permissions),
-            *(self._refuse("question", q.id, "reject", None) for q in questions),
+            *(self.settle(wire.permission(p), PermissionDecision("reject")) for p in permissions),
+            *(self.settle(wire.question(q), QuestionDecision(None)) for q in questions),
         )
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
@@ -197,13 +240,6 @@ class OpenCodeSession:
             "GET", "session", self.ref.id, "diff", query={"messageID": message_id}
         )
         return tuple(wire.file_change(diff) for diff in _read(_DIFFS, answer))
-
-    async def _refuse(self, kind: str, request: str, verb: str, body: Any) -> None:
-        try:
-            await self._http.call("POST", kind, request, verb, query=self._here, body=body)
-        except UpstreamHttpError as exc:
-            if exc.facts.get("upstream_status") != 404:  # somebody was faster
-                raise
 
     async def _pending(
         self, family: Collection[str]
@@ -238,9 +274,10 @@ class OpenCodeSession:
         messages: list[StoredMessage] = []
         query: Mapping[str, str] = {"limit": str(PAGE)}
         while True:
-            answer, headers = await self._http.exchange(
-                "GET", "session", self.ref.id, "message", query=query
-            )
+            with _gone_if_unknown():
+                answer, headers = await self._http.exchange(
+                    "GET", "session", self.ref.id, "message", query=query
+                )
             messages = [*_read(_MESSAGES, answer), *messages]
             for index, message in enumerate(messages):
                 if message.info.id == since:
@@ -249,6 +286,16 @@ class OpenCodeSession:
             if cursor is None:
                 return []
             query = {"limit": str(PAGE), "before": cursor}
+
+
+@contextmanager
+def _gone_if_unknown() -> Iterator[None]:
+    try:
+        yield
+    except UpstreamHttpError as exc:  # a 404 of somebody in between has no such name
+        if (exc.facts["upstream_status"], exc.facts["name"]) == (404, "NotFoundError"):
+            raise SessionGone from exc
+        raise
 
 
 def _told(message: StoredMessage) -> list[ev.AgentEvent]:

@@ -27,6 +27,7 @@ from ..domain.values import (
     Usage,
 )
 
+REFUSALS = ("The user rejected permission", "The user dismissed this question")
 RUNNING_OUTPUT = 4_096  # characters shown of a tool that still runs: its latest
 
 
@@ -110,12 +111,18 @@ class Status(BaseModel):
     next: int = 0
 
 
+class AskingTool(BaseModel):
+    call_id: str = Field(alias="callID")
+
+
 class PermissionInfo(BaseModel):
     id: str
     session: str = Field(alias="sessionID")
     permission: str
     patterns: list[str] = []
     metadata: dict[str, Any] = {}
+    always: list[str] = []
+    tool: AskingTool | None = None
 
 
 class QuestionInfo(BaseModel):
@@ -133,6 +140,7 @@ class QuestionInfo(BaseModel):
     id: str
     session: str = Field(alias="sessionID")
     questions: list[Item] = []
+    tool: AskingTool | None = None
 
 
 class TodoInfo(BaseModel):
@@ -195,7 +203,8 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             ended = part.time is not None and part.time.end is not None
             return [ev.TextSnapshot(*where, ev.BlockKind(part.type), part.text, ended)]
         case "tool" if part.state is not None:
-            return [ev.ToolSnapshot(*where, _tool_call(part, part.state), _child(part))]
+            call = _tool_call(part, part.state)
+            return [ev.ToolSnapshot(*where, call, _child(part), _stops(call))]
         case "step-start":
             return [ev.StepStarted(*where)]
         case "step-finish":
@@ -215,6 +224,17 @@ def _child(part: PartInfo) -> str | None:
     metadata = part.state.metadata if part.state is not None and part.tool == "task" else None
     session = (metadata or {}).get("sessionId")
     return session if isinstance(session, str) else None
+
+
+def _stops(call: ev.ToolCall) -> bool:
+    """Whether OpenCode ends the run with this call. After any other the model has its say again.
+
+    A refusal with feedback is among the others: the model is to find another way.
+    """
+    if call.status == "error":
+        error = call.error or ""
+        return error.startswith(REFUSALS) and "with the following feedback" not in error
+    return call.status == "completed" and call.tool == "StructuredOutput"
 
 
 def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
@@ -257,6 +277,9 @@ def permission(info: PermissionInfo) -> Interrupt:
         text("command"),
         text("filepath"),
         text("diff"),
+        text("title") or text("description"),
+        tuple(info.always),
+        info.tool.call_id if info.tool else None,
     )
 
 
@@ -274,6 +297,7 @@ def question(info: QuestionInfo) -> Interrupt:
             )
             for item in info.questions
         ),
+        info.tool.call_id if info.tool else None,
     )
 
 
@@ -382,6 +406,8 @@ _READERS: Mapping[str, Callable[[dict[str, Any]], Sequence[ev.AgentEvent]]] = {
     "message.part.removed": lambda p: [ev.PartRemoved(p["sessionID"], p["messageID"], p["partID"])],
     "session.created": _session_created,
     "session.updated": _session_updated,
+    # Nothing more will be heard of it: what is left shows when one looks.
+    "session.deleted": lambda p: [ev.Gap(p["sessionID"])],
     "session.status": lambda p: [status_event(p["sessionID"], Status.model_validate(p["status"]))],
     "session.idle": lambda p: [ev.Idle(p["sessionID"])],
     "session.error": _erred,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -37,9 +37,10 @@ class Recovery:
     async def open(
         cls, log: TaskLog, turns: Turns, inputs: Inputs, every: float = 2.0
     ) -> AsyncIterator[Recovery]:
-        """On entry everything orphaned is taken up; afterwards watch for more."""
+        """On entry everything orphaned is taken up, if the store allows; then watch for more."""
         self = cls(log, turns, inputs)
-        await self.take_up()
+        with suppress(StoreUnavailable):  # reading may go on; what is orphaned waits for the disk
+            await self.take_up()
         watching = asyncio.create_task(self._watch(every))
         try:
             yield self
@@ -66,10 +67,10 @@ class Recovery:
     async def take_up(self) -> None:
         for task in await self._log.take_orphans():
             logger.info("task.resumed", task=task.head.id, state=task.state.value)
-            asked = {
+            asked: dict[str, Message] = {
                 entry.update.upstream_id: entry.update.message
                 for entry in task.history
-                if isinstance(entry.update, MessageAdded)
+                if isinstance(entry.update, MessageAdded) and entry.update.upstream_id
             }
 
             async def prepare(message_id: str, asked: dict[str, Message] = asked) -> Prompt:

@@ -52,3 +52,8 @@ class Sessions:
                 await self._bindings.bind(owner, context_id, ref)
                 del self._unbound[key]
         return self._agent.session(ref)
+
+    async def renewed(self, owner: str, context_id: str, title: str, gone: str) -> AgentSession:
+        """The session of this context, now that the agent does not know the one it had."""
+        await self._bindings.unbind(owner, context_id, gone)
+        return await self.serving(owner, context_id, title)

@@ -32,8 +32,9 @@ from ..errors import (
     UpstreamBusy,
 )
 from .inputs import Inputs
+from .interrupts import Interrupts
 from .sessions import Lanes
-from .turns import Turns
+from .turns import Turns, in_transit
 
 TITLE = 60
 HOLDER_SECONDS = 20.0  # for another process to hear of a cancel, and to do it
@@ -83,11 +84,18 @@ class Story:
 
 class Tasks:
     def __init__(
-        self, agent: Agent, log: TaskLog, turns: Turns, inputs: Inputs, clock: Callable[[], int]
+        self,
+        agent: Agent,
+        log: TaskLog,
+        turns: Turns,
+        interrupts: Interrupts,
+        inputs: Inputs,
+        clock: Callable[[], int],
     ) -> None:
         self._agent = agent
         self._log = log
         self._turns = turns
+        self._interrupts = interrupts
         self._inputs = inputs
         self._clock = clock
         self._repeats: Lanes[tuple[str, str]] = Lanes()
@@ -155,17 +163,13 @@ class Tasks:
             raise InvalidParams.at(
                 "message.contextId", "is not the context of the task named by message.taskId"
             )
-        if task.state is TaskState.INPUT_REQUIRED:
-            raise UnsupportedOperation(
-                "This task waits for an answer that this version cannot take. Cancel the task, "
-                "or answer in OpenCode itself.",
-                task_id=task_id,
-            )
+        if await self._interrupts.reply(task, request.message, keys):
+            return await self._log.get(caller.principal, task_id)
         parts = await self._inputs.prepare(request.message.parts)
         place = self._turns.steer(task_id)
         if place is None:
             if not task.state.terminal:
-                raise _in_transit()
+                raise in_transit()
             raise UnsupportedOperation(
                 "This task has ended. Send the message without taskId, in the same context, to "
                 "go on in a new task.",
@@ -209,7 +213,7 @@ class Tasks:
             if task.state is TaskState.CANCELED:
                 return task
             if not task.state.terminal:
-                raise _in_transit()
+                raise in_transit()
         raise TaskNotCancelable(
             "This task has ended already.", task_id=task_id, state=task.state.value
         )
@@ -240,13 +244,6 @@ class Tasks:
         if then is None:
             return replace(self.now(task), gap="compacted")
         return Story(then, self._log.follow(task.head.id, seq))
-
-
-def _in_transit() -> UpstreamBusy:
-    return UpstreamBusy(
-        "The task is passing from one process of this service to another. Try again in a moment.",
-        retry_after=2,
-    )
 
 
 def title_of(message: Message) -> str:

@@ -23,13 +23,37 @@ from typing import Any, TypeVar
 
 import structlog
 
-from ..domain.events import AgentEvent, Gap
-from ..domain.ports import AgentSession, TaskLog
+from ..domain.events import AgentEvent, Gap, InterruptClosed
+from ..domain.permissions import covers
+from ..domain.ports import AgentSession, Asked, SessionGone, TaskLog
+from ..domain.requests import EXPIRED
 from ..domain.task import Task, TaskHead
 from ..domain.turn import Outcome, Turn
-from ..domain.updates import ChangesMade, Ended, Started, Update
-from ..domain.values import Failure, FileChange, Problem, Prompt, TaskState, Usage
+from ..domain.updates import (
+    ChangesMade,
+    Ended,
+    InterruptAnswered,
+    InterruptOpened,
+    Progress,
+    Started,
+    Update,
+)
+from ..domain.values import (
+    Decision,
+    Failure,
+    FileChange,
+    Interrupt,
+    PermissionAsk,
+    PermissionDecision,
+    Problem,
+    Prompt,
+    QuestionDecision,
+    TaskState,
+    Usage,
+)
 from ..errors import (
+    ContentTypeNotSupported,
+    InvalidParams,
     ServiceError,
     StoreUnavailable,
     UpstreamBusy,
@@ -43,9 +67,19 @@ logger = structlog.get_logger()
 T = TypeVar("T")
 
 ABORT_AGAIN = 0.2  # seconds
+UNDECIDED = "Nobody was there to decide in time. Go on without it, or say what you need."
 Prepare = Callable[[str], Awaitable[Prompt]]
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
+GONE = Problem(
+    Failure.UPSTREAM_INTERRUPTED,
+    "The session of this task was deleted in OpenCode. Send the request again in the same context: "
+    "it goes on there in a new session.",
+)
+
+
+class Unasked(SessionGone):
+    """The session was gone before the prompt: nothing of it has been done."""
 
 
 class TakenOver(Exception):
@@ -64,7 +98,9 @@ class TurnLimits:
     quiet: float = 15.0  # without an event before we look for ourselves
     soon: float = 1.0  # the same when something is in doubt
     unreachable: float = 30.0  # OpenCode may be away before its runs are given up
+    answer: float = 10_800.0  # a person may take to decide
     grace: float = 5.0  # for what is running when the service stops
+    beat: float = 2.0  # between signs of life meanwhile
 
 
 @dataclass(slots=True)
@@ -85,6 +121,7 @@ class _Job:
     usage: Usage = Usage()
     session: AgentSession | None = None
     session_title: str = ""
+    run: _Run | None = None  # the prompt being answered
 
 
 @dataclass(slots=True)
@@ -96,13 +133,29 @@ class _Run:
     turn: Turn
     asked: asyncio.Task[None]
     events: AsyncIterator[Sequence[AgentEvent]]
+    listening: asyncio.Timeout | None = None  # while it waits for an event
+
+    def hurry(self, seconds: float) -> None:
+        """Something is owed now: listen no longer than this before the next look."""
+        if self.listening is not None and not self.listening.expired():
+            by = asyncio.get_running_loop().time() + seconds
+            self.listening.reschedule(min(by, self.listening.when() or by))
 
 
 class Turns:
-    def __init__(self, log: TaskLog, sessions: Sessions, limits: TurnLimits) -> None:
+    def __init__(
+        self,
+        log: TaskLog,
+        sessions: Sessions,
+        asked: Asked,
+        limits: TurnLimits,
+        clock: Callable[[], int],
+    ) -> None:
         self._log = log
         self._sessions = sessions
+        self._asked = asked
         self._limits = limits
+        self._clock = clock
         self._jobs: dict[str, _Job] = {}
         self._arriving = 0
         self._contexts: dict[tuple[str, str], list[_Job]] = {}
@@ -114,25 +167,37 @@ class Turns:
         cls,
         log: TaskLog,
         sessions: Sessions,
+        asked: Asked,
         limits: TurnLimits,
+        clock: Callable[[], int],
         stopping: asyncio.Future[None] | None = None,
     ) -> AsyncIterator[Turns]:
         """Turns at work. On the way out they may finish until `stopping`, or for their grace."""
-        self = cls(log, sessions, limits)
+        self = cls(log, sessions, asked, limits, clock)
         try:
             yield self
         finally:
             work = [job.work for job in self._jobs.values() if job.work is not None]
             finished = asyncio.gather(*work, return_exceptions=True)
             if stopping is None or not stopping.done():
+                holding = asyncio.create_task(self._hold(limits.beat))
                 either: set[asyncio.Future[Any]] = {finished}
                 either |= set() if stopping is None else {stopping}
                 await asyncio.wait(
                     either, timeout=limits.grace, return_when=asyncio.FIRST_COMPLETED
                 )
+                holding.cancel()
+                await asyncio.gather(holding, return_exceptions=True)
             for task in work:
                 task.cancel()
             await finished
+
+    async def _hold(self, every: float) -> None:
+        """Go on showing that we are alive: nobody else does, now that the service stops."""
+        while True:
+            with suppress(StoreUnavailable):
+                await self._log.beat()
+            await asyncio.sleep(every)
 
     @contextmanager
     def admit(self) -> Iterator[None]:
@@ -203,6 +268,30 @@ class Turns:
                 "The task is being stopped, but this cannot be recorded right now.", retry_after=5
             ) from None
 
+    def waiting(self, task: Task) -> dict[str, InterruptOpened]:
+        """What the agent waits for at this very moment; the log may be a moment behind."""
+        job = self._jobs.get(task.head.id)
+        if job is not None and job.cancel.is_set():
+            return {}  # what is allowed now would be done although the task was canceled
+        return job.run.turn.requests.open if job is not None and job.run else task.interrupts
+
+    async def answered(self, task_id: str, answers: Sequence[InterruptAnswered]) -> bool:
+        """Tell the agent what was decided, and is in the log. Whether it still wanted to know.
+
+        Should it be away, the turn tells it later.
+        """
+        job = self._jobs.get(task_id)
+        if job is None or (run := job.run) is None:
+            return True  # it goes on from the log, and reads there what was decided
+        for answer in answers:
+            run.turn.requests.answer(answer)
+        # To the end, also when who answered has left meanwhile.
+        heard = await asyncio.shield(
+            asyncio.gather(*(self._deliver(run, a.interrupt, a.decision) for a in answers))
+        )
+        await self._log.flushed(task_id)
+        return all(heard)
+
     # -- the life of a job
 
     async def _work(self, job: _Job) -> None:
@@ -236,11 +325,13 @@ class Turns:
             return CANCELED
         except ServiceError as exc:
             return CANCELED if job.cancel.is_set() else _failed(exc)
+        except SessionGone:
+            return CANCELED if job.cancel.is_set() else _because(GONE)
         except TakenOver:
             return CANCELED  # nobody will hear it
         except Exception:
             logger.exception("turn.broken", task=job.head.id)
-            return Outcome(TaskState.FAILED, BROKEN.message, BROKEN)
+            return _because(BROKEN)
 
     async def _queue(self, job: _Job, held: AsyncExitStack) -> Outcome:
         if job.cancel.is_set():
@@ -301,15 +392,34 @@ class Turns:
             prompt = await job.inbox.popleft()
             if prompt is None:
                 continue  # its place was given up
-            turn, outcome = await self._turn(job, session, prompt)
+            try:
+                turn, outcome = await self._turn(job, session, prompt)
+            except Unasked:
+                session = await self._renewed(job, session)
+                turn, outcome = await self._turn(job, session, prompt)
             if turn.files_changed:
                 changed.append(prompt.message_id)
             if job.inbox:  # once OpenCode has the next one, nobody reads this answer again
+                if outcome.state is not TaskState.COMPLETED:  # the task's end will not tell
+                    ended = Progress("run", outcome.state.value, message=outcome.message)
+                    self._log.append(job.head.id, [ended])
                 await self._log.flushed(job.head.id)
             elif changed:
                 await self._show_changes(job, session, changed)
         job.closed = True
         return CANCELED if job.inbox else outcome
+
+    async def _renewed(self, job: _Job, gone: AgentSession) -> AgentSession:
+        """The context goes on in a new session: the one it had was deleted in OpenCode."""
+        head = job.head
+        session = await self._patiently(
+            job,
+            lambda: self._sessions.renewed(head.owner, head.context_id, job.title, gone.ref.id),
+        )
+        logger.warning("session.renewed", task=head.id, gone=gone.ref.id, session=session.ref.id)
+        job.session, job.session_title = session, session.ref.title
+        self._log.append(head.id, [Started(session.ref.id, session.ref.title)])
+        return session
 
     async def _skip_answered(self, job: _Job, session: AgentSession, changed: list[str]) -> None:
         """Of the prompts that OpenCode has, only the last can be unanswered."""
@@ -323,15 +433,16 @@ class Turns:
                 return
 
     async def _turn(self, job: _Job, session: AgentSession, prompt: Prompt) -> tuple[Turn, Outcome]:
-        turn = Turn(session.ref.id, prompt.message_id)
-        resumed, job.resumed = job.resumed, None
-        if resumed is not None:
-            turn.resume(resumed)
+        turn = Turn(session.ref.id, prompt.message_id, self._deadline)
         async with AsyncExitStack() as stack:
             events = await self._patiently(job, lambda: stack.enter_async_context(session.events()))
+            # Not earlier: until the run is there, what is decided is said to the log only.
+            resumed, job.resumed = job.resumed, None
+            if resumed is not None:
+                turn.resume(resumed)
             asking = self._ask(job, session, turn, prompt, maybe_sent=resumed is not None)
             asked = asyncio.create_task(asking)
-            run = _Run(job, session, turn, asked, events)
+            run = job.run = _Run(job, session, turn, asked, events)
             pump = asyncio.create_task(self._pump(run))
             canceled = asyncio.create_task(job.cancel.wait())
             try:
@@ -344,6 +455,7 @@ class Turns:
                 else:
                     outcome = CANCELED
             finally:
+                job.run = None
                 for task in (asked, pump, canceled):
                     task.cancel()
                 await asyncio.gather(asked, pump, canceled, return_exceptions=True)
@@ -362,6 +474,8 @@ class Turns:
             try:
                 await session.prompt(prompt)
                 break
+            except SessionGone:
+                raise (SessionGone if maybe_sent else Unasked) from None
             except (UpstreamUnreachable, UpstreamTimeout):
                 if time.monotonic() > until:
                     raise
@@ -381,30 +495,38 @@ class Turns:
         work_until = time.monotonic() + limits.deadline
         away_since: float | None = None
         await run.asked
-        look = turn.stale
+        look, owing_since = turn.stale, time.monotonic()
         while turn.outcome is None:
             if not self._log.holds(run.job.head.id):
                 raise TakenOver
-            if turn.interrupts:
+            waiting = bool(turn.requests.open)
+            if waiting:
                 self._free(run.job)
-            before, waiting = time.monotonic(), bool(turn.interrupts)
+                await self._expire(run)
+            before = time.monotonic()
             patience = limits.soon if turn.doubtful else limits.quiet
+            if (deadline := turn.requests.next_deadline()) is not None:
+                patience = min(patience, max(0.0, (deadline - self._clock()) / 1000))
             if not waiting:
                 if before >= work_until:
                     return self._too_late()
                 patience = min(patience, work_until - before)
+            if not turn.owing:
+                owing_since = before
+            elif before - owing_since >= limits.soon:
+                look = True
             if not look:
-                try:
-                    async with asyncio.timeout(patience):
-                        self._tell(run, await anext(run.events))
-                    look = turn.stale
-                except TimeoutError:
-                    look = True
+                events = await self._listen(run, patience)
+                if events is not None:  # not under that timeout: what was heard must be said
+                    await self._tell(run, events)
+                look = events is None or turn.stale
             if look and turn.outcome is None:
-                look = False
+                look, owing_since = False, time.monotonic()
                 try:
-                    self._tell(run, await run.session.read(turn.message_id))
+                    await self._tell(run, await run.session.read(turn.message_id))
                     away_since = None
+                    for interrupt, decision in turn.requests.decided():
+                        await self._deliver(run, interrupt, decision)
                 except UpstreamError:
                     away_since = away_since or time.monotonic()
                     if time.monotonic() - away_since > limits.unreachable:
@@ -413,17 +535,80 @@ class Turns:
                 work_until += time.monotonic() - before
         return turn.outcome
 
-    def _tell(self, run: _Run, events: Sequence[AgentEvent]) -> None:
+    async def _listen(self, run: _Run, patience: float) -> Sequence[AgentEvent] | None:
+        """What is heard next, or None after that time."""
+        try:
+            async with asyncio.timeout(patience) as run.listening:
+                return await anext(run.events)
+        except TimeoutError:
+            return None
+        finally:
+            run.listening = None
+
+    async def _tell(self, run: _Run, events: Sequence[AgentEvent]) -> None:
         updates: list[Update] = []
         for event in events:
             updates += run.turn.feed(event)
+        if any(isinstance(update, InterruptOpened) for update in updates):
+            updates = await self._without_granted(run, updates)
         self._log.append(run.job.head.id, updates)
+
+    async def _without_granted(self, run: _Run, updates: list[Update]) -> list[Update]:
+        """What the caller has allowed for good is answered, not asked again."""
+        head, shown = run.job.head, list[Update]()
+        try:
+            grants = await self._asked.grants(head.owner, head.context_id)
+        except StoreUnavailable:
+            return updates  # asking once too often does no harm
+        for update in updates:
+            ask = update.interrupt if isinstance(update, InterruptOpened) else None
+            if isinstance(ask, PermissionAsk) and covers(grants, ask):
+                run.turn.requests.allow(ask.request_id)
+                logger.info("permission.granted", task=head.id, permission=ask.permission)
+                await self._deliver(run, ask, PermissionDecision("once"))
+            else:
+                shown.append(update)
+        return shown
+
+    async def _deliver(self, run: _Run, interrupt: Interrupt, decision: Decision) -> bool:
+        """Tell the agent; if it cannot be reached, the next look at it tries again."""
+        try:
+            wanted = await run.session.settle(interrupt, decision)
+        except UpstreamError as exc:
+            logger.warning("answer.delayed", task=run.job.head.id, problem=exc.type)
+            run.hurry(self._limits.soon)
+            return True
+        if not wanted:  # what is heard, or found at the next look, tells how it was settled
+            run.hurry(self._limits.soon)
+            return False
+        closed = InterruptClosed(interrupt.session, interrupt.request_id, "elsewhere")
+        self._log.append(run.job.head.id, run.turn.feed(closed))
+        return True
+
+    async def _expire(self, run: _Run) -> None:
+        """Nobody has decided in time: refuse, so that the run goes on or ends."""
+        for opened in run.turn.requests.expired(self._clock()):
+            ask = opened.interrupt
+            refusal: Decision = QuestionDecision(None)
+            if isinstance(ask, PermissionAsk):
+                refusal = PermissionDecision("reject", UNDECIDED)
+            still_open = len(run.turn.requests.open) - 1
+            answered = InterruptAnswered(ask, refusal, EXPIRED, still_open)
+            self._log.append(run.job.head.id, [answered])
+            run.turn.requests.answer(answered)
+            await self._deliver(run, ask, refusal)
+
+    def _deadline(self) -> int:
+        return self._clock() + int(self._limits.answer * 1000)
 
     async def _stop(self, run: _Run, pump: asyncio.Task[Outcome]) -> None:
         """Abort, then refuse what is pending: approving it later would run it after all."""
         with suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(self._limits.abort):
                 await asyncio.wait({run.asked})  # the abort must not overtake its prompt
+                if pump.done() and isinstance(pump.exception(), SessionGone):
+                    await run.session.abort()  # to delete it has not stopped it
+                    return
                 # If it gave up: the session is free only when this run is over.
                 over = asyncio.create_task(self._pump(run)) if pump.done() else pump
                 try:
@@ -434,6 +619,7 @@ class Turns:
                 finally:
                     if over is not pump:
                         over.cancel()
+                        await asyncio.gather(over, return_exceptions=True)
 
     async def _show_changes(self, job: _Job, session: AgentSession, changed: list[str]) -> None:
         """What all its turns changed, which OpenCode knows only a moment after their end."""
@@ -455,7 +641,7 @@ class Turns:
             f"The agent did not finish within {self._limits.deadline:g} seconds of work and was "
             "stopped. OPENCODE_TIMEOUT_STREAM sets this limit.",
         )
-        return Outcome(TaskState.FAILED, problem.message, problem)
+        return _because(problem)
 
     def _end(self, job: _Job, outcome: Outcome) -> None:
         usage = job.usage if job.usage != Usage() else None
@@ -473,6 +659,20 @@ class Turns:
 
 
 def _failed(exc: ServiceError) -> Outcome:
+    if isinstance(exc, InvalidParams | ContentTypeNotSupported):  # it was right when it was sent
+        reason = f"A file of this message is not to be had any more. {exc.message}"
+        return _because(Problem(Failure.INPUT_UNAVAILABLE, reason))
     kind = Failure(exc.type) if exc.type in Failure.__members__ else Failure.INTERNAL
     problem = Problem(kind, exc.message, exc.facts.get("upstream_status"))
-    return Outcome(TaskState.FAILED, exc.message, problem)
+    return _because(problem)
+
+
+def _because(problem: Problem) -> Outcome:
+    return Outcome(TaskState.FAILED, problem.message, problem)
+
+
+def in_transit() -> UpstreamBusy:
+    return UpstreamBusy(
+        "The task is passing from one process of this service to another. Try again in a moment.",
+        retry_after=2,
+    )

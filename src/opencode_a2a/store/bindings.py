@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from ..domain.values import SessionRef
@@ -30,6 +30,9 @@ class SqlBindings:
 
     async def claim(self, owner: str, session: SessionRef) -> str:
         return await self._database.write(_claim, owner, session, now_ms())
+
+    async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
+        await self._database.write(_unbind, owner, context_id, session_id)
 
 
 def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | None:
@@ -77,3 +80,9 @@ def _row(owner: str, session: SessionRef, at: int) -> dict[str, str | int]:
         "directory": session.directory,
         "created_at": at,
     }
+
+
+def _unbind(db: Connection, owner: str, context_id: str, session_id: str) -> None:
+    bound = (contexts.c.owner == owner, contexts.c.context_id == context_id)
+    if db.execute(delete(contexts).where(*bound, contexts.c.session_id == session_id)).rowcount:
+        db.execute(delete(sessions).where(sessions.c.session_id == session_id))

@@ -16,6 +16,13 @@ _readers: dict[str, TypeAdapter[Any]] = {
 }
 
 
+class Unreadable(Internal):
+    """What is stored of a task was damaged, or written by a newer version of this program."""
+
+    def __init__(self) -> None:
+        super().__init__("What is stored of this task cannot be read.")
+
+
 def encode(update: Update) -> tuple[str, bytes]:
     try:
         return type(update).__name__, orjson.dumps(update)
@@ -24,7 +31,10 @@ def encode(update: Update) -> tuple[str, bytes]:
 
 
 def decode(seq: int, at: int, kind: str, body: bytes) -> LogEntry:
-    return _entry(seq, at, kind, orjson.loads(body))
+    try:
+        return _entry(seq, at, kind, orjson.loads(body))
+    except (KeyError, ValueError) as exc:
+        raise Unreadable from exc
 
 
 def fold(task: Task) -> bytes:
@@ -37,7 +47,10 @@ def fold(task: Task) -> bytes:
 
 
 def unfold(head: TaskHead, folded: bytes) -> Task:
-    return Task.of(head, (_entry(*row) for row in orjson.loads(folded)))
+    try:
+        return Task.of(head, [_entry(*row) for row in orjson.loads(folded)])
+    except (KeyError, TypeError, ValueError) as exc:
+        raise Unreadable from exc
 
 
 def _entry(seq: int, at: int, kind: str, body: Any) -> LogEntry:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -22,7 +23,7 @@ from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from ..errors import StoreUnavailable
-from .migrate import upgrade
+from .migrate import is_current, upgrade
 
 T = TypeVar("T")
 logger = structlog.get_logger()
@@ -44,7 +45,8 @@ class Database:
     async def open(cls, url: str) -> AsyncIterator[Database]:
         self = cls(_engine(url))
         try:
-            await self.write(upgrade)
+            if not await self.read(is_current):
+                await self.write(upgrade)
             checking = asyncio.create_task(self.read(check))  # nobody needs to wait for it
             try:
                 yield self
@@ -111,25 +113,23 @@ def _engine(url: str) -> Engine:
         options["poolclass"] = StaticPool  # every connection must be the same one
     engine = create_engine(url, **options)
 
+    @event.listens_for(engine, "do_connect")
+    def _connect(_: object, __: object, args: list[str], more: dict[str, Any]) -> object:
+        return connect(args[0], more)
+
     @event.listens_for(engine, "connect")
-    def _prepare(connection: sqlite3.Connection, entry: ConnectionPoolEntry) -> None:
-        # Ours to begin: the driver would otherwise open transactions at moments of its choosing.
-        connection.isolation_level = None
-        # A killed process loses nothing with NORMAL; only a power cut can take the last moments.
-        for pragma in ("journal_size_limit=16777216", "synchronous=NORMAL"):
-            connection.execute(f"PRAGMA {pragma}")
-        if connection.execute("PRAGMA page_count").fetchone() == (0,):
-            # Of use in a new file only; elsewhere it would be written again at each connection.
-            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-        connection.execute("PRAGMA journal_mode=WAL")
+    def _note(connection: sqlite3.Connection, entry: ConnectionPoolEntry) -> None:
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         entry.info["file"] = (path, _identity(path)) if path else None
+        entry.info["unused"] = True
 
     @event.listens_for(engine, "checkout")
-    def _still_there(_: object, entry: ConnectionPoolEntry, __: object) -> None:
+    def _still_there(connection: object, entry: ConnectionPoolEntry, _: object) -> None:
         # SQLite would go on writing to a file that has been deleted, and tell nobody.
         if (file := entry.info["file"]) and _identity(file[0]) != file[1]:
             raise DisconnectionError
+        if not entry.info.pop("unused", False) and isinstance(connection, _AsItIs):
+            raise DisconnectionError  # it would see nothing of what happens from now on
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -138,6 +138,42 @@ def _engine(url: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+class _AsItIs(sqlite3.Connection):
+    """A connection that can read, and needs no room on the disk for it."""
+
+
+def connect(path: str, options: dict[str, Any]) -> sqlite3.Connection:
+    connection: sqlite3.Connection = sqlite3.connect(path, **options)
+    try:
+        _prepare(connection)
+    except sqlite3.OperationalError as exc:
+        # On a full disk there may be no room for the index that readers and writers share. What
+        # is all in one file can be read without it, and nobody can write meanwhile.
+        connection.close()
+        unmerged = Path(f"{path}-wal")
+        if not exc.sqlite_errorname.startswith(("SQLITE_IOERR", "SQLITE_FULL")) or (
+            unmerged.exists() and unmerged.stat().st_size
+        ):
+            raise
+        logger.warning("store.read_only", reason=str(exc))
+        options = options | {"uri": True, "factory": _AsItIs}
+        connection = sqlite3.connect(f"file:{quote(path)}?immutable=1", **options)
+        connection.isolation_level = None
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    # Ours to begin: the driver would otherwise open transactions at moments of its choosing.
+    connection.isolation_level = None
+    # A killed process loses nothing with NORMAL; only a power cut can take the last moments.
+    for pragma in ("journal_size_limit=16777216", "synchronous=NORMAL"):
+        connection.execute(f"PRAGMA {pragma}")
+    if connection.execute("PRAGMA page_count").fetchone() == (0,):
+        # Of use in a new file only; elsewhere it would be written again at each connection.
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    connection.execute("PRAGMA journal_mode=WAL")
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -23,7 +23,7 @@ from ..domain.task import Task, TaskHead
 from ..domain.updates import Ended, LogEntry, Update, coalesce
 from ..domain.values import TaskQuery, TaskState
 from ..errors import ServiceError, StoreUnavailable, TaskNotFound, UnsupportedOperation
-from . import codec
+from . import asked, codec
 from . import statements as sql
 from .database import Database
 from .holder import LEASE, Holder
@@ -46,6 +46,7 @@ class Retention:
     replay: float = 900.0  # the single entries of an ended task
     tasks: float = 30 * 86_400.0  # an ended task; 0 means for ever
     keys: float = 86_400.0  # what a repeated request is known by
+    requests: float = 600.0  # what the agent asked for, once it is settled
 
 
 KEPT = Retention()
@@ -93,6 +94,10 @@ class _Live:
     @property
     def over(self) -> bool:
         return self.task.ended is not None or self.superseded
+
+    def claimed(self) -> set[str]:
+        """The keys of what waits."""
+        return {k.name for saying in (*self.being_written, *self.waiting) for k in saying.keys}
 
     def publish(self, committed: Sequence[LogEntry]) -> None:
         for entry in committed:
@@ -173,6 +178,8 @@ class SqlTaskLog:
         live = self._live.get(task_id)
         if live is None or live.ending:
             raise _has_ended(task_id)
+        if live.claimed() & {key.name for key in keys}:
+            raise KeyTaken
         await self._promise(live, updates, keys)
 
     def append(self, task_id: str, updates: Sequence[Update]) -> None:
@@ -246,6 +253,9 @@ class SqlTaskLog:
         return sql.Batch(live.task, live.is_new, numbered, keys)
 
     def _publish(self, live: _Live, batch: sql.Batch, refused: sql.Refusal | None) -> None:
+        if refused is not None and refused.taken and not live.is_new:
+            self._leave_out(live, refused.taken)
+            return
         if refused is not None:
             self._let_go(live, refused)
             return
@@ -257,10 +267,22 @@ class SqlTaskLog:
             self._live.pop(live.task.head.id, None)
         live.wake()
 
+    def _leave_out(self, live: _Live, taken: frozenset[str]) -> None:
+        """A request that was heard before is not heard again; the rest is said without it."""
+        sayings, live.being_written = live.being_written, []
+        repeated = [s for s in sayings if taken & {key.name for key in s.keys}]
+        for saying in repeated:
+            saying.answer(KeyTaken())
+        live.waiting[:0] = [saying for saying in sayings if saying not in repeated]
+        if live.waiting:
+            self._dirty[live.task.head.id] = live
+            self._wake.set()
+        live.wake()
+
     def _let_go(self, live: _Live, refused: sql.Refusal) -> None:
         """It is not ours to write; its readers go on with what the table says."""
         task_id = live.task.head.id
-        refusal = KeyTaken() if refused is sql.Refusal.KEY else _has_ended(task_id)
+        refusal = KeyTaken() if refused.taken else _has_ended(task_id)
         unheard = [*live.being_written, *live.waiting]
         live.being_written, live.waiting = [], []
         live.superseded = live.ending = True
@@ -300,16 +322,18 @@ class SqlTaskLog:
         ours = {task_id: live for task_id, live in self._live.items() if not live.is_new}
         asked, lost = await self._database.write(sql.beat, self._holder, until, list(ours))
         for task_id in lost:
-            self._let_go(ours[task_id], sql.Refusal.GONE)
+            self._let_go(ours[task_id], sql.GONE)
         return asked
 
     async def take_orphans(self) -> Sequence[Task]:
         async with self._taking:  # two at once would each take what the other is about to hold
             now = self._clock()
             # What we have lost and do not know it yet is not taken back before we do.
-            orphans = await self._database.write(
+            orphans, unreadable = await self._database.write(
                 sql.take_orphans, self._holder, now, now + LEASE, set(self._live)
             )
+            for task_id in unreadable:
+                logger.error("task.unreadable", task=task_id, advice="it has failed")
             for task in orphans:
                 self._live[task.head.id] = _Live(task, is_new=False, tail_start=task.last_seq)
         return orphans
@@ -337,6 +361,7 @@ class SqlTaskLog:
             (sql.sweep, retention.replay),
             (sql.forget, retention.tasks),
             (sql.forget_keys, retention.keys),
+            (asked.forget, retention.requests),
         ):
             before = self._clock() - int(seconds * 1000)
             if seconds or statement is not sql.forget:
@@ -380,6 +405,7 @@ class SqlCursor:
         self._task_id = task_id
         self._live = live
         self._after = after
+        self.caught_up = True
 
     async def read(self) -> Sequence[LogEntry]:
         while True:
@@ -394,6 +420,7 @@ class SqlCursor:
                 found, more = live.tail[first : first + sql.PAGE], not live.over
             if found:
                 self._after = found[-1].seq
+                self.caught_up = len(found) < sql.PAGE
                 return found
             if not more:
                 return ()

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import orjson
 from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
-from ..domain.phrases import asking
+from ..domain.phrases import waiting
 from ..domain.ports import Key, TaskPage, TaskRow
 from ..domain.task import Task, TaskHead
-from ..domain.updates import Ended, InterruptOpened, LogEntry, Started, state_after
-from ..domain.values import OutputModes, SessionRef, TaskQuery, TaskState
-from . import codec
+from ..domain.updates import (
+    Ended,
+    InterruptAnswered,
+    InterruptOpened,
+    InterruptResolved,
+    InterruptUnclear,
+    LogEntry,
+    Started,
+    state_after,
+)
+from ..domain.values import Failure, OutputModes, Problem, SessionRef, TaskQuery, TaskState
+from . import asked, codec
 from .holder import Holder
 from .tables import OPEN_STATES, entries, keys, tasks
 
+_ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
+    entries.c.seq
+)
+UNREADABLE = Problem(
+    Failure.INTERNAL,
+    "What is stored of this task was damaged, or written by a newer version of this service. "
+    "Nobody can go on with it: send the request again in the same context.",
+)
 PAGE = 256  # entries a cursor takes at once
 SWEEP = 20  # tasks at once: commits wait while entries are deleted
 SHRINK = 256  # pages at once, for the same reason
@@ -35,16 +52,21 @@ class Batch:
     keys: Sequence[Key] = ()
 
 
-class Refusal(Enum):
-    GONE = "it has ended, is held by another process, or cannot be stored"
-    KEY = "one of its keys is taken"
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Nothing was written about a task: these of its keys are taken, or it is not ours to write."""
+
+    taken: frozenset[str] = frozenset()
+
+
+GONE = Refusal()  # it has ended, is held by another process, or cannot be stored
 
 
 def commit(db: Connection, batches: Sequence[Batch], holder: str, until: int) -> dict[str, Refusal]:
     """Write everything at once; returns the tasks that were refused.
 
-    Refused is what has ended or is held by another process, and a new task whose key
-    is taken. Where a database refuses a row, the tasks are written one by one, so that
+    Refused is what has ended or is held by another process, and what came with a key
+    that is taken. Where a database refuses a row, the tasks are written one by one, so that
     only the one concerned is refused.
     """
     try:
@@ -57,7 +79,7 @@ def commit(db: Connection, batches: Sequence[Batch], holder: str, until: int) ->
                 with db.begin_nested():
                     refused |= _commit_together(db, [batch], holder, until)
             except (IntegrityError, DataError):
-                refused[batch.task.head.id] = Refusal.GONE
+                refused[batch.task.head.id] = GONE
         return refused
 
 
@@ -65,10 +87,10 @@ def _commit_together(
     db: Connection, batches: Sequence[Batch], holder: str, until: int
 ) -> dict[str, Refusal]:
     known = [batch.task.head.id for batch in batches if not batch.is_new]
-    refused = dict.fromkeys(set(known) - _held(db, known, holder), Refusal.GONE)
+    refused = dict.fromkeys(set(known) - _held(db, known, holder), GONE)
     for batch in batches:
-        if batch.task.head.id not in refused and not _claim(db, batch):
-            refused[batch.task.head.id] = Refusal.KEY
+        if batch.task.head.id not in refused and (taken := _claim(db, batch)):
+            refused[batch.task.head.id] = Refusal(taken)
     fresh = [
         _task_row(batch.task.head) | {"holder": holder, "held_until": until}
         for batch in batches
@@ -82,8 +104,9 @@ def _commit_together(
         if task_id in refused:
             continue
         if not _move(db, batch):
-            refused[task_id] = Refusal.GONE
+            refused[task_id] = GONE
             continue
+        asked.follow(db, batch.task, batch.entries)
         for entry in batch.entries:
             kind, body = codec.encode(entry.update)
             row = {"seq": entry.seq, "at": entry.at, "kind": kind, "body": body}
@@ -103,16 +126,14 @@ def _held(db: Connection, task_ids: Collection[str], holder: str) -> set[str]:
     return set(db.execute(ours.with_for_update()).scalars())
 
 
-def _claim(db: Connection, batch: Batch) -> bool:
-    """Note the keys a request came with. False for a new task when one was used before."""
+def _claim(db: Connection, batch: Batch) -> frozenset[str]:
+    """Note the keys that requests came with, or say which were used before and note none."""
     owner, task_id = batch.task.head.owner, batch.task.head.id
-    unused = {key.name: key for key in batch.keys if find_key(db, owner, key.name) is None}
-    if batch.is_new and len(unused) < len(batch.keys):
-        return False
-    for key in unused.values():
+    taken = frozenset(k.name for k in batch.keys if find_key(db, owner, k.name) is not None)
+    for key in batch.keys if not taken else ():
         row = {"owner": owner, "name": key.name, "digest": key.digest, "at": key.at}
         db.execute(insert(keys), {**row, "task_id": task_id})
-    return True
+    return taken
 
 
 def find_key(db: Connection, owner: str, name: str) -> tuple[str, str] | None:
@@ -132,8 +153,8 @@ def _move(db: Connection, batch: Batch) -> bool:
         match entry.update:
             case Started(session=session, title=title):
                 values |= {"session_id": session, "title": title}
-            case InterruptOpened(interrupt=interrupt):
-                values["message"] = asking(interrupt)
+            case InterruptOpened() | InterruptUnclear() | InterruptAnswered() | InterruptResolved():
+                values["message"] = _waiting(batch)
             case Ended(message=message, session=session, title=title):
                 values |= {"message": message, "folded": codec.fold(_whole(batch))}
                 if session:
@@ -153,6 +174,15 @@ def _move(db: Connection, batch: Batch) -> bool:
     return db.execute(statement).rowcount == 1
 
 
+def _waiting(batch: Batch) -> str | None:
+    """What is asked of people once this batch is committed."""
+    task = batch.task
+    asked = Task(task.head, interrupts={**task.interrupts}, unclear=task.unclear)
+    for entry in batch.entries:
+        asked.apply(entry)
+    return waiting(asked.open_interrupts, asked.unclear) if asked.interrupts else None
+
+
 def _whole(batch: Batch) -> Task:
     """The task with this batch; its fold itself changes only once that is committed."""
     task = batch.task
@@ -161,6 +191,7 @@ def _whole(batch: Batch) -> Task:
         history=[*task.history],
         blocks={id: replace(block, pieces=[block.text]) for id, block in task.blocks.items()},
         interrupts={**task.interrupts},
+        answered={**task.answered},
         steps={**task.steps},
         reported={*task.reported},
     )
@@ -215,12 +246,7 @@ def next_entries(db: Connection, task_id: str, after: int) -> tuple[list[LogEntr
 def entries_after(
     db: Connection, task_id: str, after: int, limit: int | None, until: int | None = None
 ) -> list[LogEntry]:
-    statement = (
-        select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body)
-        .where(entries.c.task_id == task_id, entries.c.seq > after)
-        .order_by(entries.c.seq)
-        .limit(limit)
-    )
+    statement = _ENTRIES.where(entries.c.task_id == task_id, entries.c.seq > after).limit(limit)
     if until is not None:
         statement = statement.where(entries.c.seq <= until)
     return [codec.decode(*row) for row in db.execute(statement)]
@@ -285,10 +311,11 @@ def elsewhere(db: Connection, head: TaskHead, holder: str) -> bool:
 
 def take_orphans(
     db: Connection, holder: str, now: int, until: int, but: Collection[str]
-) -> list[Task]:
+) -> tuple[list[Task], list[str]]:
     """Hold what nobody holds any more: released, run out, or its holder is dead.
 
     In the order they must go on: what has begun, then what waited, oldest first.
+    And those that were ended instead, because nobody could go on with them.
     """
     statement = (
         select(tasks.c.id, tasks.c.holder, tasks.c.held_until)
@@ -306,8 +333,31 @@ def take_orphans(
         taken = update(tasks).where(tasks.c.id.in_(orphans))
         db.execute(taken.values(holder=holder, held_until=until))
     # In the same transaction: what is held but could not be read would be nobody's.
-    loaded = (load(db, task_id) for task_id in orphans)
-    return [task for task in loaded if task is not None]
+    loaded: list[Task] = []
+    unreadable: list[str] = []
+    for task_id in orphans:
+        try:
+            loaded += filter(None, [load(db, task_id)])
+        except codec.Unreadable:
+            _give_up(db, task_id, now)
+            unreadable.append(task_id)
+    return loaded, unreadable
+
+
+def _give_up(db: Connection, task_id: str, now: int) -> None:
+    """End a task that cannot be read, with what can be read of it."""
+    row = db.execute(select(tasks).where(tasks.c.id == task_id)).one()
+    task = Task(_head(row), status_at=row.status_at)
+    for entry in db.execute(_ENTRIES.where(entries.c.task_id == task_id)):
+        with suppress(codec.Unreadable):
+            task.apply(codec.decode(*entry))
+        task.last_seq = entry.seq
+    ended = Ended(TaskState.FAILED, UNREADABLE.message, UNREADABLE)
+    task.apply(LogEntry(task.last_seq + 1, now, ended))
+    end = {"state": task.state.value, "status_at": now, "message": UNREADABLE.message}
+    given_up = update(tasks).where(tasks.c.id == task_id).values(end)
+    db.execute(given_up.values(folded=codec.fold(task), cleared=1))
+    db.execute(delete(entries).where(entries.c.task_id == task_id))
 
 
 def beat(

@@ -83,3 +83,29 @@ keys = Table(
     Column("at", BigInteger, nullable=False),
     Index("ix_keys_at", "at"),
 )
+
+interrupts = Table(
+    "interrupts",
+    metadata,
+    Column("request_id", String(64), primary_key=True),
+    Column("owner", String(255), nullable=False),
+    Column("task_id", String(64), nullable=False),
+    Column("context_id", String(255), nullable=False),
+    Column("asked_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("closed_at", BigInteger),
+    Column("resolution", String(32)),
+    Column("asked", LargeBinary, nullable=False),
+    Index("ix_interrupts_owner", "owner", "closed_at"),
+    Index("ix_interrupts_task", "task_id"),
+    Index("ix_interrupts_closed", "closed_at"),
+)
+
+grants = Table(
+    "grants",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("context_id", String(255), primary_key=True),
+    Column("permission", String(255), primary_key=True),
+    Column("pattern", Text, primary_key=True),
+)

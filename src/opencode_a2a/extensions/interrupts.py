@@ -1,0 +1,174 @@
+"""What the agent waits for a person to decide: answer it by id, and find it again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from ..contract.declare import Extension
+from ..contract.params import Params
+from ..domain.ports import Pending
+from ..domain.replies import HITL
+from ..domain.requests import details
+from ..domain.scopes import Scope
+from ..domain.values import (
+    Caller,
+    PermissionAsk,
+    PermissionDecision,
+    QuestionAsk,
+    QuestionDecision,
+    timestamp,
+)
+from ..errors import (
+    InterruptRequestExpired,
+    InterruptRequestNotFound,
+    InterruptTypeMismatch,
+    StoreUnavailable,
+    UpstreamBusy,
+)
+from .services import Services
+
+INTERACTIVE = Extension(
+    "shared-interactive-interrupt-v1",
+    "Shared Interactive Interrupt v1",
+    "Permissions and questions of the agent, answered by the id of the request. A client that "
+    "activates it keeps its stream across the pause.",
+    "shared",
+    aliases=("urn:a2a:interactive-interrupt/v1",),
+    public={
+        "interrupt_events": ["asked", "resolved"],
+        "request_id_field": "metadata.shared.interrupt.request_id",
+    },
+)
+
+RECOVERY = Extension(
+    "opencode-interrupt-recovery-v1",
+    "OpenCode Interrupt Recovery v1",
+    "The permissions and questions that wait for this caller, after a restart or from elsewhere.",
+    "opencode",
+    extended={
+        "registry": "kept with the tasks; survives restarts; a settled request is forgotten after "
+        "A2A_INTERRUPT_REQUEST_TOMBSTONE_TTL_SECONDS",
+        "identity_scope": "the caller's own tasks only",
+    },
+)
+
+HUMAN_IN_THE_LOOP = Extension(
+    "kagent-human-in-the-loop-v1",
+    "kagent Human in the Loop v1",
+    "Permissions and questions as kagent's tool_approval_request and ask_user_request.",
+    "shared",
+    specified_at=HITL,
+)
+
+RequestId = Annotated[
+    str,
+    Field(pattern=r"^(per|que)_[A-Za-z0-9]+$", max_length=64, description="As in the interrupt"),
+]
+_ERRORS = (
+    InterruptRequestNotFound,
+    InterruptRequestExpired,
+    InterruptTypeMismatch,
+    UpstreamBusy,
+    StoreUnavailable,
+)
+
+
+class Reply(Params):
+    request_id: RequestId
+    metadata: dict[str, Any] = Field(default={}, description="Not used")
+
+
+class PermissionReply(Reply):
+    reply: Literal["once", "always", "reject"]
+    message: str | None = Field(
+        default=None,
+        max_length=4096,
+        description="Told to the agent with a refusal: it then looks for another way",
+    )
+
+
+class QuestionReply(Reply):
+    answers: list[list[str]] = Field(description="One list per question: labels, or own words")
+
+
+class Taken(BaseModel):
+    """The decision is committed, and the agent has been told or will be."""
+
+    ok: Literal[True] = True
+    request_id: str
+
+
+@INTERACTIVE.method("a2a.interrupt.permission.reply", scope=Scope.TASKS_WRITE, errors=_ERRORS)
+async def reply_to_permission(services: Services, caller: Caller, params: PermissionReply) -> Taken:
+    """Allow what the agent asks for, once or always, or refuse it."""
+    message = params.message if params.reply == "reject" else None
+    decision = PermissionDecision(params.reply, message or None)
+    await services.interrupts.decide(caller, params.request_id, decision)
+    return Taken(request_id=params.request_id)
+
+
+@INTERACTIVE.method("a2a.interrupt.question.reply", scope=Scope.TASKS_WRITE, errors=_ERRORS)
+async def reply_to_question(services: Services, caller: Caller, params: QuestionReply) -> Taken:
+    """Answer the agent's questions, one list of answers each."""
+    answers = tuple(tuple(answer) for answer in params.answers)
+    await services.interrupts.decide(caller, params.request_id, QuestionDecision(answers))
+    return Taken(request_id=params.request_id)
+
+
+@INTERACTIVE.method("a2a.interrupt.question.reject", scope=Scope.TASKS_WRITE, errors=_ERRORS)
+async def reject_question(services: Services, caller: Caller, params: Reply) -> Taken:
+    """Dismiss the agent's questions; its run stops."""
+    await services.interrupts.decide(caller, params.request_id, QuestionDecision(None))
+    return Taken(request_id=params.request_id)
+
+
+class Listing(Params):
+    metadata: dict[str, Any] = Field(default={}, description="Not used")
+
+
+class Item(BaseModel):
+    request_id: str
+    session_id: str = Field(description="The session that asks; a sub-agent has its own")
+    interrupt_type: Literal["permission", "question"]
+    task_id: str
+    context_id: str
+    details: dict[str, Any] = Field(description="As in metadata.shared.interrupt")
+    expires_at: str | None = Field(description="When it is refused if nobody decides")
+
+    @classmethod
+    def of(cls, pending: Pending) -> Item:
+        ask, expires = pending.interrupt, pending.expires_at
+        return cls(
+            request_id=ask.request_id,
+            session_id=ask.session,
+            interrupt_type="permission" if isinstance(ask, PermissionAsk) else "question",
+            task_id=pending.task_id,
+            context_id=pending.context_id,
+            details=details(ask),
+            expires_at=timestamp(expires) if expires else None,
+        )
+
+
+class Items(BaseModel):
+    items: list[Item]
+
+
+@RECOVERY.method("opencode.permissions.list", scope=Scope.TASKS_READ, errors=(StoreUnavailable,))
+async def list_permissions(services: Services, caller: Caller, params: Listing) -> Items:
+    """The permissions the agent waits for, in this caller's tasks."""
+    return await _list(services, caller, PermissionAsk)
+
+
+@RECOVERY.method("opencode.questions.list", scope=Scope.TASKS_READ, errors=(StoreUnavailable,))
+async def list_questions(services: Services, caller: Caller, params: Listing) -> Items:
+    """The questions the agent waits for, in this caller's tasks."""
+    return await _list(services, caller, QuestionAsk)
+
+
+async def _list(
+    services: Services, caller: Caller, kind: type[PermissionAsk | QuestionAsk]
+) -> Items:
+    pending = await services.interrupts.pending(caller)
+    return Items(items=[Item.of(each) for each in pending if isinstance(each.interrupt, kind)])

@@ -1,0 +1,49 @@
+"""OpenCode as an agent, over HTTP to the fake one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from opencode_a2a.domain.values import Prompt, SessionRef
+from opencode_a2a.opencode import feed
+from opencode_a2a.opencode.agent import Defaults, OpenCode
+from opencode_a2a.opencode.http import Endpoint
+from tests.fakes.opencode import FakeOpenCode, serve
+
+PATIENCE = 10.0
+
+
+@asynccontextmanager
+async def agent_on(fake: FakeOpenCode) -> AsyncIterator[OpenCode]:
+    async with OpenCode.connect(Endpoint(fake.base_url), Defaults("/project"), 60.0) as opencode:
+        yield opencode
+
+
+@pytest.mark.parametrize("order", ["create", "prompt", "abort"])
+async def test_no_order_is_given_while_opencode_starts(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be swallowed, and waited for as long as any answer may take."""
+    monkeypatch.setattr(feed, "HELLO", (0.1,))
+    async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
+        session = opencode.session(await opencode.create("title", "context"))
+        fake.control("fault", mode="starting")
+        fake.control("drop")
+        assert await fake.swallowed.get() == "GET /global/event"
+        giving = asyncio.create_task(
+            {
+                "create": lambda: opencode.create("title", "context"),
+                "prompt": lambda: session.prompt(Prompt(opencode.new_message_id(), ("hello",))),
+                "abort": session.abort,
+            }[order]()
+        )
+        await asyncio.sleep(0.05)  # enough to send it, were it sent
+        fake.control("fault", mode="ok")
+        given: SessionRef | None = await giving
+        assert (given is not None) == (order == "create")
+        swallowed = {fake.swallowed.get_nowait() for _ in range(fake.swallowed.qsize())}
+        assert swallowed <= {"GET /global/event"}

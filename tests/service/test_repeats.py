@@ -1,0 +1,54 @@
+"""The same request again, also where two processes hear it at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from opencode_a2a.domain.ports import Fetched, Files
+from opencode_a2a.domain.values import FileUrl, Message, Role
+from opencode_a2a.service.inputs import Inputs
+from opencode_a2a.service.recovery import Recovery
+from opencode_a2a.service.tasks import Request, Tasks
+from opencode_a2a.store.log import now_ms
+from tests.fakes.session import PATIENCE, ScriptedAgent
+from tests.service.house import ALICE, House, NoFiles, house
+
+
+@dataclass
+class Meanwhile:
+    """Files that come only after something else has happened."""
+
+    happens: Callable[[], Awaitable[object]]
+
+    async def fetch(self, url: str, limit: int) -> Fetched:
+        await self.happens()
+        return Fetched(b"content", "text/plain")
+
+
+def tasks_of(at: House, files: Files) -> Tasks:
+    return Tasks(at.agent, at.log, at.turns, at.interrupts, Inputs(files, 1 << 20), now_ms)
+
+
+async def test_a_message_that_another_process_has_taken_is_not_added_again(tmp_path: Path) -> None:
+    """While a repetition is made ready, the holder takes the message and hands the task over."""
+    agent, url = ScriptedAgent(), f"sqlite:///{tmp_path}/tasks.db"
+    async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
+        first = await stack.enter_async_context(house(url=url, agent=agent))
+        task, _ = await first.working("c")
+        message = Message("m-2", Role.USER, (FileUrl("https://example.com/a.txt"),))
+        request = Request(message, task_id=task, idempotency_key="k")
+        async with house(url=url, agent=agent) as second:
+
+            async def handed_over() -> None:
+                await tasks_of(first, Meanwhile(lambda: asyncio.sleep(0))).send(ALICE, request)
+                await stack.aclose()
+                await Recovery(second.log, second.turns, Inputs(NoFiles(), 1 << 20)).take_up()
+                assert second.log.holds(task)
+
+            sent = await tasks_of(second, Meanwhile(handed_over)).send(ALICE, request)
+            assert sent.head.id == task
+            assert [added.message_id for added in sent.messages][1:] == ["m-2"]
