@@ -125,7 +125,12 @@ def full_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream
         tmp_path_factory.mktemp("full"),
         {"OPENCODE_EXPERIMENTAL_WORKSPACES": "1"},
         share="disabled",
-        command={"shout": {"template": "[[text:LOUD]] $ARGUMENTS", "description": "Say it loud"}},
+        command={
+            "shout": {"template": "[[text:LOUD]] $ARGUMENTS", "description": "Say it loud"},
+            "silent": {"template": "Say nothing"},
+            "peek": {"template": "Look at @$1"},
+            "tell": {"template": "It says !`echo told-$ARGUMENTS`"},
+        },
     ) as upstream:
         yield upstream
 

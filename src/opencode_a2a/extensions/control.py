@@ -135,6 +135,7 @@ async def _part(
             return Mention(part.name)
         case SubtaskPart():
             await services.checks.agent(session, part.agent, f"{where}.agent")
+            services.checks.mentions_no_file(part.prompt, f"{where}.prompt")
             model = part.model.ref if part.model else None
             await services.checks.model(session, model, f"{where}.model")
             return Subtask(part.prompt, part.description, part.agent, model, part.command)
@@ -171,7 +172,7 @@ async def command(services: Services, caller: Caller, params: Command) -> OneMes
     """Run one of OpenCode's commands in an idle session, and wait for the answer."""
     session, asked = await services.access.claimed(caller, params.session_id), params.request
     await services.checks.idle(session)
-    await services.checks.command(session, asked.command, "request.command")
+    await services.checks.command(session, asked.command, asked.arguments, "request")
     await services.checks.agent(session, asked.agent, "request.agent")
     model = asked.model.ref if asked.model else None
     await services.checks.model(session, model, "request.model")

@@ -148,6 +148,11 @@ class _Named(BaseModel):
     name: str
 
 
+class _Command(BaseModel):
+    name: str
+    template: str
+
+
 class _Type(BaseModel):
     type: str
 
@@ -189,6 +194,7 @@ _PROVIDERS, _NAMES, _TYPES = (
     TypeAdapter(list[_Named]),
     TypeAdapter(list[_Type]),
 )
+_COMMANDS = TypeAdapter(list[_Command])
 _PROJECT, _PROJECTS = TypeAdapter(_Project), TypeAdapter(list[_Project])
 _WORKSPACE, _WORKSPACES = TypeAdapter(_Workspace), TypeAdapter(list[_Workspace])
 _WORKTREE, _PATHS = TypeAdapter(_Worktree), TypeAdapter(list[str])
@@ -357,9 +363,9 @@ class OpenCodeCatalog:
         found = read(_NAMES, await self._http.call("GET", "agent", query=_at(place)))
         return [agent.name for agent in found]
 
-    async def commands(self, place: c.Place) -> Sequence[str]:
-        found = read(_NAMES, await self._http.call("GET", "command", query=_at(place)))
-        return [command.name for command in found]
+    async def commands(self, place: c.Place) -> Mapping[str, str]:
+        found = read(_COMMANDS, await self._http.call("GET", "command", query=_at(place)))
+        return {command.name: command.template for command in found}
 
     # -- places
 

@@ -1,11 +1,13 @@
 """What must be looked up before OpenCode is asked.
 
-It answers 500 where a name is unknown, keeps a model that does not exist, and deletes any
-directory it is told is a worktree. Each check names the field that is wrong.
+It answers 500 where a name is unknown, keeps a model that does not exist, runs the shell
+commands and reads the files it finds in arguments, and deletes any directory it is told is a
+worktree. Each check names the field that is wrong.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +16,11 @@ from pathlib import Path
 from ..domain.catalog import Catalog, ModelRef, Place, SessionInfo, Workspace
 from ..domain.values import Message
 from ..errors import InvalidParams, UpstreamBusy
+
+# What OpenCode acts upon in a command, whoever wrote it: !`shell`, and @path for a file to read.
+_MENTION = re.compile(r"(?<!\w)@", re.ASCII)
+_ACTIVE = re.compile(r"!`|@\S*\$(?:ARGUMENTS|\d)")
+_TAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.,:=+/-]*| )*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +43,26 @@ class Checks:
             known = await self.catalog.agents(Place(session.directory))
             _one_of(name, known, "agent", field)
 
-    async def command(self, session: SessionInfo, name: str, field: str) -> None:
+    async def command(self, session: SessionInfo, name: str, arguments: str, at: str) -> None:
+        """Arguments become part of a template that OpenCode then searches for shell and files."""
         known = await self.catalog.commands(Place(session.directory))
-        _one_of(name, known, "command", field)
+        _one_of(name, list(known), "command", f"{at}.command")
+        field = f"{at}.arguments"
+        if "`" in arguments:
+            raise InvalidParams.at(field, "must not hold backticks: OpenCode would run a command")
+        self.mentions_no_file(arguments, field)
+        if _ACTIVE.search(known[name]) and (".." in arguments or not _TAME.fullmatch(arguments)):
+            raise InvalidParams.at(
+                field,
+                "may hold plain words and relative paths only: this command puts them into a "
+                "shell command or a file name",
+            )
+
+    def mentions_no_file(self, text: str, field: str) -> None:
+        if _MENTION.search(text):
+            raise InvalidParams.at(
+                field, "must not refer to files with @: OpenCode would read any; send them as parts"
+            )
 
     async def model(self, session: SessionInfo, model: ModelRef | None, field: str) -> None:
         if model is None:
