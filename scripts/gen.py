@@ -6,34 +6,41 @@ python scripts/gen.py [DIRECTORY]     DIRECTORY: where to write (the repository)
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from fastapi import FastAPI
-
 from opencode_a2a import errors
-from opencode_a2a.config import Group, Outbound, Server, State, Upstream
-from opencode_a2a.contract.dispatch import Contract
+from opencode_a2a.app import publication
+from opencode_a2a.config import Environment, Group, Outbound, Server, State, Upstream, load
+from opencode_a2a.contract.declare import COMMON_ERRORS
+from opencode_a2a.contract.publish import markdown
 from opencode_a2a.domain.values import Failure
 from opencode_a2a.extensions import ALL
-from opencode_a2a.inbound.card import Card, CardFacts, hybrid, pure
-from opencode_a2a.inbound.health import Health
-from opencode_a2a.inbound.operations import RPC_METHODS, SUPPORTED_METHODS, Operations
-from opencode_a2a.inbound.routes import REST_ROUTES, add_routes
-from opencode_a2a.service.inputs import INPUT_MODES
+from opencode_a2a.inbound.openapi import document
+from opencode_a2a.inbound.operations import RPC_METHODS, SUPPORTED_METHODS
+from opencode_a2a.inbound.published import Published
+from opencode_a2a.inbound.routes import REST_ROUTES
 
 ROOT = Path(__file__).parent.parent
 NOTE = "<!-- Written by `make gen`; change the code instead. -->\n\n"
-FACTS = CardFacts(
-    "https://agent.example.com",
-    Server.model_fields["title"].default,
-    Server.model_fields["description"].default,
-    "0.0.0",
-    ("bearer",),
-    INPUT_MODES,
-    ALL,
-)
+URL = "https://agent.example.com"
+
+
+def published() -> Published:
+    """What a deployment with one token and every switch on publishes."""
+    names = [name for name in os.environ if name.startswith(("A2A_", "OPENCODE_"))]
+    for name in names:
+        del os.environ[name]
+    os.environ |= {
+        "A2A_BEARER_TOKEN": "x",
+        "A2A_ENABLE_SESSION_SHELL": "true",
+        "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
+    }
+    found = publication(load(), URL)
+    return replace(found, facts=replace(found.facts, version="0.0.0"))
 
 
 def settings_page() -> str:
@@ -47,7 +54,13 @@ def settings_page() -> str:
         "",
         "A wrong setting stops the start with one line per problem and exit code 2.",
     ]
-    tables = (("opencode", Upstream), ("a2a", Server), ("task_store", State), ("client", Outbound))
+    tables = (
+        ("opencode", Upstream),
+        ("a2a", Server),
+        ("task_store", State),
+        ("client", Outbound),
+        ("environment", Environment),
+    )
     for table, group in tables:
         lines += ["", f"## {str(group.__doc__).rstrip('.')} (`[{table}]`)", ""]
         lines += ["| variable | default | meaning |", "|---|---|---|"]
@@ -114,19 +127,25 @@ def methods_page() -> str:
         lines.append(f"| `{name}`{note} | {dialect.version} |")
     lines += ["", "REST:", "", "| route | lines |", "|---|---|"]
     for route in REST_ROUTES:
-        where = [
-            f"{dialect.version} `{'/v1' if dialect.version == '0.3' else ''}{route.path}`"
-            for dialect in route.lines
-        ]
+        where = [f"{dialect.version} `{route.path_in(dialect)}`" for dialect in route.lines]
         lines.append(f"| {'/'.join(route.methods)} {route.summary} | {', '.join(where)} |")
     return NOTE + "\n".join(lines) + "\n"
 
 
-def openapi() -> str:
-    app = FastAPI(title=FACTS.title, version=FACTS.version)
-    contract = Contract(ALL, ())
-    add_routes(app, Operations.__new__(Operations), contract, Card(FACTS), Health({}), 0)
-    return _pretty(app.openapi())
+def extensions_page() -> str:
+    lines = [
+        "# Extension methods",
+        "",
+        "JSON-RPC on `POST /`, in either line. What is marked with `?` may be left out. A request",
+        "without an `id` is answered with 204. What each extension is for is in",
+        "[extension-specifications.md](../extension-specifications.md).",
+        "",
+        "Every method can answer " + ", ".join(f"`{error.type}`" for error in COMMON_ERRORS) + ".",
+    ]
+    for extension in ALL:
+        if extension.methods:
+            lines += ["", *markdown(extension)]
+    return NOTE + "\n".join(lines) + "\n"
 
 
 def _pretty(document: object) -> str:
@@ -134,13 +153,16 @@ def _pretty(document: object) -> str:
 
 
 def documents() -> dict[str, str]:
+    told = published()
     return {
         "docs/reference/settings.md": settings_page(),
         "docs/reference/errors.md": errors_page(),
         "docs/reference/methods.md": methods_page(),
-        "tests/published/card.hybrid.json": _pretty(hybrid(FACTS)),
-        "tests/published/card.pure.json": _pretty(pure(FACTS)),
-        "tests/published/openapi.json": openapi(),
+        "docs/reference/extensions.md": extensions_page(),
+        "tests/published/card.hybrid.json": _pretty(json.loads(told.card.hybrid.body)),
+        "tests/published/card.pure.json": _pretty(json.loads(told.card.pure.body)),
+        "tests/published/card.extended.json": _pretty(told.card.extended_pure),
+        "tests/published/openapi.json": _pretty(document(told)),
     }
 
 

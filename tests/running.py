@@ -133,7 +133,9 @@ class Upstream:
 
 
 @contextmanager
-def real_opencode(directory: Path, **config: object) -> Iterator[Upstream]:
+def real_opencode(
+    directory: Path, env: Mapping[str, str] | None = None, **config: object
+) -> Iterator[Upstream]:
     """The real OpenCode on the scripted model, in a fresh git workspace."""
     workspace = directory / "workspace"
     workspace.mkdir(parents=True)
@@ -142,7 +144,7 @@ def real_opencode(directory: Path, **config: object) -> Iterator[Upstream]:
     for words in (("init", "-q"), ("add", "-A"), (*author, "commit", "-qm", "first")):
         subprocess.run(["git", *words], cwd=workspace, check=True, env=isolated(directory / "home"))
     command = [sys.executable, "-m", "tests.opencode_for_tests", str(workspace), json.dumps(config)]
-    with running(command, isolated(directory / "home"), ROOT) as program:
+    with running(command, isolated(directory / "home", **(env or {})), ROOT) as program:
         found = program.wait_for(r"ready (\{.*\})")
         told = json.loads(found[1])
         password, model, pid = told["password"], told["model_url"], told["pid"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import cast
 
 from fastapi import FastAPI
@@ -22,14 +23,19 @@ from .domain.values import Caller, PermissionRule
 from .errors import StoreUnavailable
 from .extensions import ALL
 from .extensions.services import Services
-from .inbound.card import Card, CardFacts
+from .inbound import openapi
+from .inbound.card import CardFacts
 from .inbound.failures import failure
 from .inbound.health import Health
 from .inbound.operations import Operations
+from .inbound.published import Deployment, Published
 from .inbound.routes import add_routes
 from .opencode.agent import Defaults, OpenCode
+from .opencode.catalog import OpenCodeCatalog
 from .opencode.http import Endpoint
 from .outbound.fetch import Egress, Fetcher
+from .service.access import Access
+from .service.checks import Checks
 from .service.inputs import INPUT_MODES, Inputs
 from .service.interrupts import Interrupts
 from .service.recovery import Recovery
@@ -95,6 +101,15 @@ async def build(
         asked = SqlAsked(database)
         interrupts = Interrupts(log, turns, asked, now_ms, server.permission_always)
         inputs = Inputs(files, server.max_part_bytes)
+        catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)
+        access = Access(
+            catalog,
+            SqlBindings(database),
+            root,
+            server.shared_sessions,
+            server.allow_directory_override,
+            now_ms,
+        )
         tasks = Tasks(opencode, log, turns, interrupts, inputs, now_ms)
 
         async def store_works() -> bool:
@@ -107,25 +122,41 @@ async def build(
         async def opencode_works() -> bool:
             return opencode.connected
 
-        credentials = credentials_of(server)
-        card = Card(
-            CardFacts(
-                url,
-                server.title,
-                server.description,
-                __version__,
-                tuple(credentials.schemes),
-                INPUT_MODES,
-                ALL,
-            )
-        )
+        services = Services(catalog, access, Checks(catalog, root), inputs, interrupts)
+        published = publication(settings, url, services)
         app = FastAPI(title=server.title, version=__version__, redoc_url=None)
+        app.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]
         health = Health({"store": store_works, "opencode": opencode_works})
-        operations = Operations(tasks, stopping, server.strict_version)
-        contract = Contract(ALL, frozenset(), Services(interrupts))
-        add_routes(app, operations, contract, card, health, server.max_request_body_bytes)
+        operations = Operations(tasks, published.card, stopping, server.strict_version)
+        add_routes(app, operations, published.contract, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
-            yield Trace(Authenticate(cast(ASGIApp, app), credentials, PUBLIC, failure), failure)
+            guarded = Authenticate(cast(ASGIApp, app), credentials_of(server), PUBLIC, failure)
+            yield Trace(guarded, failure)
+
+
+def publication(settings: Settings, url: str, services: Services | None = None) -> Published:
+    """What these settings make of the declarations; without services nothing can be called."""
+    server = settings.server
+    facts = CardFacts(
+        url,
+        server.title,
+        server.description,
+        __version__,
+        tuple(credentials_of(server).schemes),
+        INPUT_MODES,
+    )
+    deployment = Deployment(
+        server.shared_sessions,
+        server.allow_directory_override,
+        server.strict_version,
+        server.max_request_body_bytes,
+        settings.environment.declared,
+        {
+            "always_scope": server.permission_always,
+            "rules": [rule.model_dump() for rule in server.permission_rules],
+        },
+    )
+    return Published(facts, Contract(ALL, server.toggles, services), deployment)
 
 
 def credentials_of(server: Server) -> Credentials:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import math
 import os
@@ -25,10 +26,11 @@ import uvloop
 from pydantic import SecretStr
 
 from . import __version__
-from .app import build, endpoint_of, public_url
+from .app import build, endpoint_of, public_url, publication
 from .config import ConfigError, Settings, load
 from .demo import model as demo
 from .errors import StoreUnavailable
+from .inbound import openapi
 from .opencode.http import Endpoint
 from .opencode.process import Launch, ManagedOpenCode, ManagedProcessFailed, has_provider
 from .store.migrate import SchemaTooNew
@@ -47,6 +49,18 @@ Serve the OpenCode that runs at OPENCODE_BASE_URL.
 
   export OPENCODE_BASE_URL=http://127.0.0.1:4096 A2A_BEARER_TOKEN=choose-one
   opencode-a2a serve
+"""
+
+CARD = """\
+Print the Agent Card that these settings would publish. Nothing is started.
+
+  opencode-a2a card --extended
+"""
+
+OPENAPI = """\
+Print the OpenAPI document that these settings would publish. Nothing is started.
+
+  opencode-a2a openapi > openapi.json
 """
 
 EPILOG = """\
@@ -97,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     for name, text, about in (
         ("up", "start OpenCode and the service together (the quick way)", UP),
         ("serve", "serve an OpenCode that runs already", SERVE),
+        ("card", "print the Agent Card", CARD),
+        ("openapi", "print the OpenAPI document", OPENAPI),
     ):
         command = commands.add_parser(
             name,
@@ -111,12 +127,18 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--host", help="address to listen on (A2A_HOST)")
         command.add_argument("--port", type=int, help="port to listen on (A2A_PORT)")
+        if name == "card":
+            command.add_argument(
+                "--extended", action="store_true", help="what clients see who have logged in"
+            )
     return parser
 
 
 def _run(arguments: argparse.Namespace) -> None:
     try:
         settings = _settings(arguments)
+        if arguments.command in ("card", "openapi"):
+            return _print(settings, arguments)
         _configure_log(settings.server.log_level)
         work = _up(settings) if arguments.command == "up" else _serve(settings)
         uvloop.run(_until_stopped(work))
@@ -130,6 +152,18 @@ def _run(arguments: argparse.Namespace) -> None:
         _exit(f"opencode-a2a: {STORE_TROUBLE}", 1)
     except KeyboardInterrupt:  # before there was anything to take down
         sys.exit(130)
+
+
+def _print(settings: Settings, arguments: argparse.Namespace) -> None:
+    published = publication(settings, public_url(settings.server, settings.server.port))
+    if arguments.command == "openapi":
+        found = openapi.document(published)
+    elif arguments.extended:
+        found = published.card.extended_hybrid
+    else:
+        found = json.loads(published.card.hybrid.body)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have seen enough
+    print(json.dumps(found, indent=2, ensure_ascii=False))
 
 
 def _exit(message: str, code: int) -> None:

@@ -13,7 +13,7 @@ import os
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -90,6 +90,7 @@ WebAddress = Annotated[str, AfterValidator(_web_address)]
 Directory = Annotated[Path, AfterValidator(_directory)]
 DatabaseUrl = Annotated[str, AfterValidator(_database)]
 Json = (NoDecode, BeforeValidator(_json))
+FileScope = Literal["unknown", "workspace", "declared_roots", "unrestricted"]
 
 
 class Group(BaseSettings):
@@ -216,6 +217,29 @@ class Server(Group):
     cancel_abort_timeout_seconds: float = Field(
         default=10.0, gt=0, description="How long a cancel waits for OpenCode to stop."
     )
+    shared_sessions: bool = Field(
+        default=True,
+        description="Whether sessions that nobody owns, such as those started in OpenCode itself, "
+        "can be seen and claimed by every caller.",
+    )
+    allow_directory_override: bool = Field(
+        default=True, description="Let callers choose a directory below the workspace root."
+    )
+    enable_session_shell: bool = Field(
+        default=False, description="Offer `opencode.sessions.shell`: any command, unasked."
+    )
+    enable_workspace_mutations: bool = Field(
+        default=False, description="Offer to create, reset and delete workspaces and worktrees."
+    )
+
+    @property
+    def toggles(self) -> frozenset[str]:
+        """The names of the settings that switch methods on, where they are."""
+        return frozenset(
+            f"A2A_{name.upper()}"
+            for name in ("enable_session_shell", "enable_workspace_mutations")
+            if getattr(self, name)
+        )
 
     interrupt_request_ttl_seconds: float = Field(
         default=10_800.0,
@@ -285,6 +309,77 @@ class State(Group):
         return f"sqlite:///{directory / 'tasks.db'}"
 
 
+class Environment(Group):
+    """What the operator says about where the agent runs. Published, not enforced."""
+
+    model_config = SettingsConfigDict(env_prefix="A2A_")
+    _SUBJECTS: ClassVar = ("sandbox", "network", "approval", "write_access")
+
+    sandbox_mode: Literal["unknown", "none", "process", "container", "vm"] = Field(
+        default="unknown", description="What keeps the agent in."
+    )
+    sandbox_filesystem_scope: FileScope = Field(default="unknown", description="What it can read.")
+    sandbox_writable_roots: Annotated[list[str], *Json] = Field(
+        default=[], description="Directories besides the workspace it can write to, as JSON."
+    )
+    network_access: Literal["unknown", "none", "restricted", "unrestricted"] = Field(
+        default="unknown", description="What it can connect to."
+    )
+    network_allowed_domains: Annotated[list[str], *Json] = Field(
+        default=[], description="With `restricted`: these, as JSON."
+    )
+    approval_policy: Literal["unknown", "never", "on_request", "always"] = Field(
+        default="unknown", description="When it asks a person before it acts."
+    )
+    approval_escalation_behavior: Literal["unknown", "none", "manual", "automatic"] = Field(
+        default="unknown", description="Who decides about what it asks for."
+    )
+    write_access_scope: FileScope | Literal["none"] = Field(
+        default="unknown", description="What it can write."
+    )
+    write_access_outside_workspace: Literal["unknown", "allowed", "denied"] = Field(
+        default="unknown", description="Whether it can write outside the workspace."
+    )
+
+    @property
+    def declared(self) -> dict[str, dict[str, Any]]:
+        """By subject: sandbox, network, approval, write_access."""
+        found: dict[str, dict[str, Any]] = {}
+        for name in type(self).model_fields:
+            subject = next(s for s in self._SUBJECTS if name.startswith(s))
+            found.setdefault(subject, {})[name.removeprefix(f"{subject}_")] = getattr(self, name)
+        return found
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Environment:
+        roots, writes = self.sandbox_writable_roots, self.write_access_scope
+        outside = self.write_access_outside_workspace
+        wrong = {
+            "A2A_NETWORK_ALLOWED_DOMAINS: has a meaning only with A2A_NETWORK_ACCESS=restricted": (
+                self.network_allowed_domains and self.network_access != "restricted"
+            ),
+            "A2A_SANDBOX_FILESYSTEM_SCOPE: without a sandbox (A2A_SANDBOX_MODE=none) it must be "
+            "unrestricted or unknown": self.sandbox_mode == "none"
+            and self.sandbox_filesystem_scope not in ("unknown", "unrestricted"),
+            "A2A_SANDBOX_WRITABLE_ROOTS: contradicts A2A_WRITE_ACCESS_SCOPE=" + writes: (
+                roots and writes in ("workspace", "none")
+            ),
+            "A2A_WRITE_ACCESS_SCOPE: declared_roots needs A2A_SANDBOX_WRITABLE_ROOTS": (
+                writes == "declared_roots" and not roots
+            ),
+            f"A2A_WRITE_ACCESS_OUTSIDE_WORKSPACE: {outside} contradicts "
+            f"A2A_WRITE_ACCESS_SCOPE={writes}": (outside, writes)
+            in {("allowed", "workspace"), ("allowed", "none"), ("denied", "unrestricted")},
+            "A2A_APPROVAL_ESCALATION_BEHAVIOR: with A2A_APPROVAL_POLICY=never nothing is asked": (
+                self.approval_policy == "never"
+                and self.approval_escalation_behavior in ("manual", "automatic")
+            ),
+        }
+        if problems := [problem for problem, holds in wrong.items() if holds]:
+            raise ValueError("\n".join(problems))
+        return self
+
+
 class Outbound(Group):
     """Where this service may connect to on a caller's behalf."""
 
@@ -303,6 +398,7 @@ class Settings(BaseModel):
     server: Server
     state: State
     outbound: Outbound
+    environment: Environment
 
 
 G = TypeVar("G", bound=Group)
@@ -312,6 +408,7 @@ _TABLES: dict[type[Group], str] = {
     Server: "a2a",
     State: "task_store",
     Outbound: "client",
+    Environment: "environment",
 }
 
 
@@ -338,11 +435,11 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
         return None
 
     upstream, server = group(Upstream), group(Server)
-    state, outbound = group(State), group(Outbound)
-    if upstream is None or server is None or state is None or outbound is None or problems:
+    state, outbound, environment = group(State), group(Outbound), group(Environment)
+    if problems or not (upstream and server and state and outbound and environment):
         raise ConfigError(problems)
     return Settings.model_construct(
-        upstream=upstream, server=server, state=state, outbound=outbound
+        upstream=upstream, server=server, state=state, outbound=outbound, environment=environment
     )
 
 
@@ -369,7 +466,7 @@ def _lines(kind: type[Group], exc: ValidationError) -> list[str]:
         prefix = kind.model_config["env_prefix"]
         where = ".".join([f"{prefix}{loc[0].upper()}", *loc[1:]]) + ":" if loc else ""
         shown = "" if _secret(kind, loc) else f" is {error['input']!r},"
-        lines.append(f"{where}{shown} {_must(error['msg'])}".strip())
+        lines += f"{where}{shown} {_must(error['msg'])}".strip().splitlines()
     return lines
 
 

@@ -82,10 +82,6 @@ class ContentTypeNotSupported(ServiceError):
     type, rpc_code, http_status, protocol = "CONTENT_TYPE_NOT_SUPPORTED", -32005, 400, True
 
 
-class ExtendedCardNotConfigured(ServiceError):
-    type, rpc_code, http_status, protocol = "EXTENDED_AGENT_CARD_NOT_CONFIGURED", -32007, 400, True
-
-
 class VersionNotSupported(ServiceError):
     type, rpc_code, http_status, protocol = "VERSION_NOT_SUPPORTED", -32009, 400, True
 

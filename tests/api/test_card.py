@@ -12,9 +12,7 @@ import pytest
 from tests.api.forms import (
     CONTENT_TYPE_NOT_SUPPORTED,
     FORMS,
-    NO_EXTENDED_CARD,
     PUSH_NOT_SUPPORTED,
-    UNSUPPORTED_OPERATION,
     Form,
     Json,
 )
@@ -68,7 +66,7 @@ def test_the_usual_card_serves_both_lines(client: httpx.Client, fake_service: Se
     assert found["url"] == fake_service.url
     assert found["preferredTransport"] == "JSONRPC"
     assert {i["transport"] for i in found["additionalInterfaces"]} == {"JSONRPC", "HTTP+JSON"}
-    assert found["supportsAuthenticatedExtendedCard"] is False
+    assert found["supportsAuthenticatedExtendedCard"] is True
     assert found["security"] == [{"bearer": []}]
     scheme = found["securitySchemes"]["bearer"]
     assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
@@ -198,9 +196,8 @@ def test_declared_capabilities_are_what_works(client: httpx.Client, form: Form) 
         assert next(frames).kind == "task"
     assert able["pushNotifications"] is False
     form.refused(form.call(client, "push.list", {"id": "x"}), PUSH_NOT_SUPPORTED)
-    assert able["extendedAgentCard"] is False
-    kind = UNSUPPORTED_OPERATION if form.line == "1.0" else NO_EXTENDED_CARD
-    form.refused(form.call(client, "card"), kind)
+    assert able["extendedAgentCard"] is True
+    assert form.result(form.call(client, "card"))["name"] == card(client)["name"]
     assert not any(extension["required"] for extension in able["extensions"])
 
 

@@ -100,7 +100,8 @@ def test_a_settings_file_is_read_strictly(tmp_path: Path, capsys: Capture) -> No
         "A2A_PORT: is 'x', must be a valid integer",
         "[a2a] _env_file: there is no such setting",
         "[a2a] prot: there is no such setting; did you mean port?",
-        "[nosuch]: no such table; there are [a2a], [client], [opencode], [task_store]",
+        "[nosuch]: no such table; there are [a2a], [client], [environment], [opencode], "
+        "[task_store]",
     ]
 
 
@@ -158,3 +159,32 @@ def test_an_opencode_that_is_not_installed_is_said_with_what_to_do(capsys: Captu
     for words in ("/nowhere/opencode", "npm install", "OPENCODE_COMMAND"):
         assert words in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_contradictions_about_the_environment_are_all_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    env = {
+        "A2A_NETWORK_ACCESS": "none",
+        "A2A_NETWORK_ALLOWED_DOMAINS": '["example.com"]',
+        "A2A_SANDBOX_MODE": "none",
+        "A2A_SANDBOX_FILESYSTEM_SCOPE": "workspace",
+        "A2A_SANDBOX_WRITABLE_ROOTS": '["/data"]',
+        "A2A_WRITE_ACCESS_SCOPE": "workspace",
+        "A2A_WRITE_ACCESS_OUTSIDE_WORKSPACE": "allowed",
+        "A2A_APPROVAL_POLICY": "never",
+        "A2A_APPROVAL_ESCALATION_BEHAVIOR": "manual",
+    }
+    ran = called(main, ["card"], env, capsys)
+    assert ran.code == 2
+    assert [problem.partition(":")[0] for problem in ran.problems] == [
+        "A2A_NETWORK_ALLOWED_DOMAINS",
+        "A2A_SANDBOX_FILESYSTEM_SCOPE",
+        "A2A_SANDBOX_WRITABLE_ROOTS",
+        "A2A_WRITE_ACCESS_OUTSIDE_WORKSPACE",
+        "A2A_APPROVAL_ESCALATION_BEHAVIOR",
+    ]
+    env = {"A2A_SANDBOX_MODE": "castle", "A2A_WRITE_ACCESS_SCOPE": "declared_roots"}
+    ran = called(main, ["card"], env, capsys)
+    [problem] = ran.problems
+    assert problem.startswith("A2A_SANDBOX_MODE: is 'castle', must be ")

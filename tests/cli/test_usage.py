@@ -15,11 +15,11 @@ from tests.running import ROOT
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize("command", ["up", "serve"])
+@pytest.mark.parametrize("command", ["up", "serve", "card", "openapi"])
 def test_a_command_explains_itself_with_an_example_to_copy(command: str, capsys: Capture) -> None:
     ran = called(main, [command, "--help"], {}, capsys)
     assert (ran.code, ran.err) == (0, "")
-    assert f"opencode-a2a {command}\n" in ran.out
+    assert f"\n  {'cd your-project && ' * (command == 'up')}opencode-a2a {command}" in ran.out
     for option in ("--config FILE", "--secrets DIR", "--host HOST", "--port PORT"):
         assert option in ran.out
 

@@ -71,3 +71,27 @@ async def test_a_session_serves_one_context_only(database: Database) -> None:
             with pytest.raises(StoreUnavailable):
                 await bindings.bind(owner, context, SESSION)
             assert await bindings.session_of(owner, context) is None
+
+
+async def test_a_session_is_claimed_once(database: Database) -> None:
+    bindings = SqlBindings(database)
+    async with soon():
+        assert await bindings.owners(["ses_1", "ses_2"]) == {}
+        assert await bindings.claim("alice", SESSION) == "alice"
+        assert await bindings.claim("alice", SESSION) == "alice"
+        assert await bindings.claim("bob", SESSION) == "alice"
+        assert await bindings.owners(["ses_1", "ses_2"]) == {"ses_1": "alice"}
+
+
+async def test_a_session_that_serves_a_context_is_owned(database: Database) -> None:
+    bindings = SqlBindings(database)
+    async with soon():
+        await bindings.bind(OWNER, "c", SESSION)
+        assert await bindings.claim("bob", SESSION) == OWNER
+
+
+async def test_of_many_who_claim_at_once_one_has_it(database: Database) -> None:
+    bindings = SqlBindings(database)
+    async with soon():
+        found = await asyncio.gather(*(bindings.claim(f"caller-{n}", SESSION) for n in range(8)))
+        assert len(set(found)) == 1

@@ -17,7 +17,7 @@ from opencode_a2a.contract.dispatch import Contract
 from opencode_a2a.domain import scopes
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import Caller
-from opencode_a2a.inbound.card import Card, CardFacts
+from opencode_a2a.inbound.card import Card
 from opencode_a2a.inbound.failures import failure
 from opencode_a2a.inbound.health import Health
 from opencode_a2a.inbound.operations import Operations
@@ -56,8 +56,7 @@ async def breaks_midway(request: Request) -> Response:
 def service() -> ASGIApp:
     """The whole edge, in the order in which the service has it."""
     app = FastAPI()
-    facts = CardFacts("http://x", "t", "d", "1", ("bearer",), ("text/plain",))
-    operations = Operations(cast(Tasks, BrokenTasks()), asyncio.Future())
+    operations = Operations(cast(Tasks, BrokenTasks()), Card({}, {}, {}, {}), asyncio.Future())
 
     async def broken_check() -> bool:
         raise BROKEN
@@ -65,7 +64,7 @@ def service() -> ASGIApp:
     for path, endpoint in (("/w", works), ("/b", breaks), ("/m", breaks_midway)):
         app.add_api_route(path, endpoint)
     health = Health({"store": broken_check})
-    add_routes(app, operations, Contract((), ()), Card(facts), health, 1024)
+    add_routes(app, operations, Contract((), ()), health, 1024)
     known = Credentials([Credential.bearer("token", Caller("alice", frozenset(scopes.Scope)))])
     guarded = Authenticate(cast(ASGIApp, app), known, frozenset({"/ready"}), failure)
     return Trace(guarded, failure)

@@ -56,6 +56,38 @@ class Task(Shape):
     metadata: dict[str, Any] = Field(default={})
 
 
+class Sent(Shape):
+    task: Task
+
+
+class TaskList(Shape):
+    tasks: list[Task]
+    nextPageToken: str = Field(description="Empty on the last page")
+    pageSize: int
+    totalSize: int
+
+
+class StreamEvent(Shape):
+    """One event of a stream: in 1.0 one of these members, in 0.3 one of them as `kind` says."""
+
+    task: Task | None = None
+    statusUpdate: dict[str, Any] | None = None
+    artifactUpdate: dict[str, Any] | None = None
+
+
+class AgentCard(Shape):
+    name: str
+    description: str
+    version: str
+    capabilities: dict[str, Any]
+
+
+class RpcError(Shape):
+    code: int
+    message: str
+    data: Any = Field(description="A list of google.rpc details in 1.0, an object in 0.3")
+
+
 class Rendered:
     """Marks a value of ours that the edge writes as `shape`, in the line of the request."""
 

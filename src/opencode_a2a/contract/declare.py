@@ -13,7 +13,16 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 
-from ..errors import ServiceError
+from ..errors import (
+    AuthorizationForbidden,
+    InvalidParams,
+    MethodDisabled,
+    ServiceError,
+    UpstreamHttpError,
+    UpstreamPayloadError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from .params import Params
 
 Json = dict[str, Any]
@@ -24,6 +33,16 @@ Run = Callable[[Any, Any, P], Awaitable[R]]
 SPECIFICATIONS = (
     "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/"
     "docs/extension-specifications.md"
+)
+
+# What any method can answer, said once.
+COMMON_ERRORS: tuple[type[ServiceError], ...] = (
+    InvalidParams,
+    AuthorizationForbidden,
+    UpstreamUnreachable,
+    UpstreamTimeout,
+    UpstreamHttpError,
+    UpstreamPayloadError,
 )
 
 
@@ -46,6 +65,11 @@ class Method:
     errors: tuple[type[ServiceError], ...] = ()  # beyond those every method can answer
     toggle: Toggle | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)  # whatever else is worth publishing
+
+    @property
+    def all_errors(self) -> tuple[type[ServiceError], ...]:
+        switched = (MethodDisabled,) if self.toggle is not None else ()
+        return (*COMMON_ERRORS, *self.errors, *switched)
 
     @property
     def params_schema(self) -> Json:

@@ -7,28 +7,9 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from ..errors import (
-    AuthorizationForbidden,
-    InvalidParams,
-    MethodDisabled,
-    ServiceError,
-    UpstreamHttpError,
-    UpstreamPayloadError,
-    UpstreamTimeout,
-    UpstreamUnreachable,
-)
+from ..errors import AuthorizationForbidden, MethodDisabled
 from .declare import Extension, Method
 from .params import validated
-
-# What any method can answer, said once.
-COMMON_ERRORS: tuple[type[ServiceError], ...] = (
-    InvalidParams,
-    AuthorizationForbidden,
-    UpstreamUnreachable,
-    UpstreamTimeout,
-    UpstreamHttpError,
-    UpstreamPayloadError,
-)
 
 
 class Asking(Protocol):

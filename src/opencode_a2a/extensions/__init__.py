@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from ..contract.declare import Extension
+from . import control as control  # declares methods of SESSIONS
+from .declared import COMPATIBILITY, STREAM_HINTS, WIRE
 from .interrupts import HUMAN_IN_THE_LOOP, INTERACTIVE, RECOVERY
+from .providers import PROVIDERS
+from .sessions import SESSIONS
+from .workspaces import WORKSPACES
 
-ALL: tuple[Extension, ...] = (INTERACTIVE, RECOVERY, HUMAN_IN_THE_LOOP)
+ALL: tuple[Extension, ...] = (
+    STREAM_HINTS,
+    INTERACTIVE,
+    HUMAN_IN_THE_LOOP,
+    SESSIONS,
+    PROVIDERS,
+    RECOVERY,
+    WORKSPACES,
+    COMPATIBILITY,
+    WIRE,
+)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..domain.catalog import Catalog
+from ..service.access import Access
+from ..service.checks import Checks
+from ..service.inputs import Inputs
 from ..service.interrupts import Interrupts
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
+    catalog: Catalog
+    access: Access
+    checks: Checks
+    inputs: Inputs
     interrupts: Interrupts

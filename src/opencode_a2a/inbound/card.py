@@ -1,13 +1,15 @@
-"""The public Agent Card: one document for both protocol lines, cheap to fetch again.
+"""The Agent Card: one document for both protocol lines, cheap to fetch again.
 
 The hybrid card carries 1.0 members and their 0.3 counterparts side by side, which
 clients of either line read without noticing the other. Who asks with
-`A2A-Version: 1.0` gets the pure 1.0 card.
+`A2A-Version: 1.0` gets the pure 1.0 card. The extended card says more about the
+extensions, to those who have logged in.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 
@@ -15,15 +17,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..contract.declare import Extension
 from .failures import JSON
 from .render import Json
-
-SPECIFICATIONS = (
-    "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/"
-    "docs/extension-specifications.md"
-)
-STREAM_HINTS = f"{SPECIFICATIONS}#shared-stream-hints-v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +31,33 @@ class CardFacts:
     version: str
     schemes: tuple[str, ...]
     input_modes: tuple[str, ...]
-    extensions: tuple[Extension, ...] = ()
     output_modes: tuple[str, ...] = ("text/plain", "application/json", "text/x-diff")
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
+class Document:
     body: bytes
     etag: str
     modified: str = field(default_factory=lambda: formatdate(usegmt=True))
 
     @classmethod
-    def of(cls, card: Json) -> _Document:
+    def of(cls, card: Json) -> Document:
         body = orjson.dumps(card)
         return cls(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
 class Card:
-    def __init__(self, facts: CardFacts) -> None:
-        self._hybrid = _Document.of(hybrid(facts))
-        self._pure = _Document.of(pure(facts))
+    def __init__(
+        self, hybrid: Json, pure: Json, extended_hybrid: Json, extended_pure: Json
+    ) -> None:
+        self.hybrid = Document.of(hybrid)
+        self.pure = Document.of(pure)
+        self.extended_hybrid = extended_hybrid
+        self.extended_pure = extended_pure
 
     async def serve(self, request: Request) -> Response:
         wants_pure = request.headers.get("a2a-version", "").startswith("1.")
-        document = self._pure if wants_pure else self._hybrid
+        document = self.pure if wants_pure else self.hybrid
         headers = {
             "etag": document.etag,
             "cache-control": "public, max-age=300",
@@ -72,7 +70,7 @@ class Card:
         return Response(document.body, headers=headers, media_type=JSON)
 
 
-def pure(facts: CardFacts) -> Json:
+def pure(facts: CardFacts, extensions: Sequence[Json]) -> Json:
     """The card as A2A 1.0 defines it."""
     return {
         "name": facts.title,
@@ -86,24 +84,8 @@ def pure(facts: CardFacts) -> Json:
         "capabilities": {
             "streaming": True,
             "pushNotifications": False,
-            "extendedAgentCard": False,
-            "extensions": [
-                {
-                    "uri": STREAM_HINTS,
-                    "description": "Metadata that tells blocks, progress, usage and session apart.",
-                    "required": False,
-                    "params": {
-                        "roots": [
-                            "metadata.shared.stream",
-                            "metadata.shared.progress",
-                            "metadata.shared.interrupt",
-                            "metadata.shared.session",
-                            "metadata.shared.usage",
-                        ]
-                    },
-                },
-                *(_declared(extension) for extension in facts.extensions),
-            ],
+            "extendedAgentCard": True,
+            "extensions": list(extensions),
         },
         "securitySchemes": {
             scheme: {"httpAuthSecurityScheme": {"scheme": scheme}} for scheme in facts.schemes
@@ -123,15 +105,9 @@ def pure(facts: CardFacts) -> Json:
     }
 
 
-def _declared(extension: Extension) -> Json:
-    params = {"params": dict(extension.public)} if extension.public else {}
-    about = {"uri": extension.uri, "description": extension.description, "required": False}
-    return about | params
-
-
-def hybrid(facts: CardFacts) -> Json:
+def hybrid(facts: CardFacts, extensions: Sequence[Json]) -> Json:
     """The 1.0 card with the members a 0.3 client looks for."""
-    card = pure(facts)
+    card = pure(facts, extensions)
     schemes = card["securitySchemes"]
     return card | {
         "protocolVersion": "0.3.0",
@@ -141,7 +117,7 @@ def hybrid(facts: CardFacts) -> Json:
             {"url": facts.url, "transport": "JSONRPC"},
             {"url": facts.url, "transport": "HTTP+JSON"},
         ],
-        "supportsAuthenticatedExtendedCard": False,
+        "supportsAuthenticatedExtendedCard": True,
         "securitySchemes": {
             name: {**scheme, "type": "http", "scheme": name} for name, scheme in schemes.items()
         },

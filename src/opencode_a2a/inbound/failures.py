@@ -49,7 +49,6 @@ _V03_NAMES = {
     -32003: "PushNotificationNotSupportedError",
     -32004: "UnsupportedOperationError",
     -32005: "ContentTypeNotSupportedError",
-    -32007: "ExtendedAgentCardNotConfiguredError",
     -32009: "VersionNotSupportedError",
 }
 _PARTS_IN_V03 = ("message.parts", f"message.{V03_REST.content}")

@@ -14,7 +14,6 @@ from ..domain.task import Task
 from ..domain.values import Caller, TaskState
 from ..errors import (
     AuthorizationForbidden,
-    ExtendedCardNotConfigured,
     PushNotificationNotSupported,
     UnsupportedOperation,
     VersionNotSupported,
@@ -22,6 +21,7 @@ from ..errors import (
 from ..extensions.interrupts import INTERACTIVE
 from ..service.tasks import Tasks
 from . import parse
+from .card import Card
 from .render import V03, V1, Dialect, Json, Renderer
 from .sse import Envelope, EventStream
 
@@ -55,6 +55,7 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Operations:
     tasks: Tasks
+    card: Card
     stopping: asyncio.Future[None]  # done when the service can wait for nobody any more
     strict_version: bool = False
 
@@ -152,10 +153,8 @@ class Operations:
         raise PushNotificationNotSupported("This agent does not send push notifications.")
 
     async def extended_card(self, call: Call) -> Json:
-        message = "This agent has no extended card; the public card says everything."
-        if call.dialect is V1:
-            raise UnsupportedOperation(message)
-        raise ExtendedCardNotConfigured(message)
+        """The card for those who are known here; all of them are."""
+        return self.card.extended_pure if call.dialect is V1 else self.card.extended_hybrid
 
     async def _stream(self, call: Call, task: Task, history_length: int | None) -> EventStream:
         """The task as it is, or was where the client left off, then everything after."""
@@ -210,5 +209,5 @@ RPC_METHODS: dict[str, tuple[Dialect, Operation]] = {
     "agent/getAuthenticatedExtendedCard": (V03, Operations.extended_card),
 }
 
-REFUSED = frozenset({Operations.push_config, Operations.extended_card})
-SUPPORTED_METHODS = tuple(name for name, (_, op) in RPC_METHODS.items() if op not in REFUSED)
+PUSH: Operation = Operations.push_config  # refused for now, in A2A's own words
+SUPPORTED_METHODS = tuple(name for name, (_, op) in RPC_METHODS.items() if op is not PUSH)

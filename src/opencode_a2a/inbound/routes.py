@@ -19,7 +19,6 @@ from ..domain.values import Caller
 from ..errors import Internal, InvalidParams, InvalidRequest, MethodNotFound, ServiceError
 from . import negotiation
 from .body import read_json
-from .card import Card
 from .failures import (
     A2A_JSON,
     JSON,
@@ -50,6 +49,9 @@ class Route:
     summary: str
     lines: tuple[Dialect, ...] = (V1, V03_REST)
 
+    def path_in(self, dialect: Dialect) -> str:
+        return self.path if dialect is V1 else f"/v1{self.path}"
+
 
 _PUSH = "/tasks/{id}/pushNotificationConfigs"
 REST_ROUTES = (
@@ -66,8 +68,10 @@ REST_ROUTES = (
         "A push configuration (not supported)",
     ),
     Route(("GET",), "/tasks/{id}", Operations.get, "Get a task"),
-    Route(("GET",), "/extendedAgentCard", Operations.extended_card, "Extended card (none)", (V1,)),
-    Route(("GET",), "/card", Operations.extended_card, "Extended card (none)", (V03_REST,)),
+    Route(
+        ("GET",), "/extendedAgentCard", Operations.extended_card, "The extended Agent Card", (V1,)
+    ),
+    Route(("GET",), "/card", Operations.extended_card, "The extended Agent Card", (V03_REST,)),
 )
 
 
@@ -101,14 +105,13 @@ def add_routes(
     app: FastAPI,
     operations: Operations,
     contract: Contract,
-    card: Card,
     health: Health,
     body_limit: int,
 ) -> None:
     add_route(app, "/health", health.live, ("GET", "HEAD"), "Whether the service lives")
     add_route(app, "/ready", health.ready, ("GET", "HEAD"), "Whether it can work")
     for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
-        add_route(app, path, card.serve, ("GET", "HEAD"), "The Agent Card")
+        add_route(app, path, operations.card.serve, ("GET", "HEAD"), "The Agent Card")
     names = negotiation.known(contract.extensions)
     rpc = _rpc(operations, contract, names, body_limit)
     add_route(app, "/", rpc, ("POST",), "JSON-RPC, both lines")

@@ -98,6 +98,10 @@ class OpenCode:
             yield cls(http, feed, defaults)
 
     @property
+    def http(self) -> Http:
+        return self._http
+
+    @property
     def connected(self) -> bool:
         return self._feed.connected
 

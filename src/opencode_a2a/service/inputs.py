@@ -42,10 +42,11 @@ class Inputs:
     async def prepare(self, parts: tuple[Part, ...]) -> tuple[str | Attachment, ...]:
         """The agent's side of a message; refuses what the agent could not read."""
         return tuple(
-            [await self._prepare(f"message.parts[{i}]", part) for i, part in enumerate(parts)]
+            [await self.prepare_at(f"message.parts[{i}]", part) for i, part in enumerate(parts)]
         )
 
-    async def _prepare(self, where: str, part: Part) -> str | Attachment:
+    async def prepare_at(self, where: str, part: Part) -> str | Attachment:
+        """One part, known to its sender as `where`."""
         match part:
             case Text(text=text):
                 self._bounded(where, len(text.encode()))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy.exc import IntegrityError
 
 from ..domain.values import SessionRef
 from .database import Database
 from .log import now_ms
 from .tables import contexts, sessions
+
+AT_ONCE = 500  # names in one question; databases have a limit
 
 
 class SqlBindings:
@@ -19,6 +24,12 @@ class SqlBindings:
 
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
         await self._database.write(_bind, owner, context_id, session, now_ms())
+
+    async def owners(self, sessions: Sequence[str]) -> Mapping[str, str]:
+        return await self._database.read(_owners, sessions)
+
+    async def claim(self, owner: str, session: SessionRef) -> str:
+        return await self._database.write(_claim, owner, session, now_ms())
 
     async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
         await self._database.write(_unbind, owner, context_id, session_id)
@@ -34,20 +45,41 @@ def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | Non
 
 
 def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: int) -> None:
-    db.execute(
-        insert(sessions),
-        {
-            "session_id": session.id,
-            "owner": owner,
-            "title": session.title,
-            "directory": session.directory,
-            "created_at": at,
-        },
-    )
+    db.execute(insert(sessions), _row(owner, session, at))
     db.execute(
         insert(contexts),
         {"owner": owner, "context_id": context_id, "session_id": session.id, "created_at": at},
     )
+
+
+def _owners(db: Connection, ids: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for start in range(0, len(ids), AT_ONCE):
+        some = sessions.c.session_id.in_(ids[start : start + AT_ONCE])
+        rows = db.execute(select(sessions.c.session_id, sessions.c.owner).where(some))
+        found |= {row.session_id: row.owner for row in rows}
+    return found
+
+
+def _claim(db: Connection, owner: str, session: SessionRef, at: int) -> str:
+    if (known := _owners(db, [session.id]).get(session.id)) is not None:
+        return known
+    try:
+        with db.begin_nested():
+            db.execute(insert(sessions), _row(owner, session, at))
+    except IntegrityError:  # another process was faster
+        return _owners(db, [session.id])[session.id]
+    return owner
+
+
+def _row(owner: str, session: SessionRef, at: int) -> dict[str, str | int]:
+    return {
+        "session_id": session.id,
+        "owner": owner,
+        "title": session.title,
+        "directory": session.directory,
+        "created_at": at,
+    }
 
 
 def _unbind(db: Connection, owner: str, context_id: str, session_id: str) -> None:

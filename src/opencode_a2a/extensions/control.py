@@ -1,0 +1,245 @@
+"""OpenCode's sessions at work: prompt them, run commands in them, sum them up."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import partial
+from typing import Annotated, Literal
+from urllib.parse import unquote_to_bytes
+
+import structlog
+from pydantic import Field
+
+from ..contract.declare import Toggle
+from ..contract.params import Params
+from ..domain.catalog import (
+    Mention,
+    PromptPart,
+    SessionCommand,
+    SessionInfo,
+    SessionPrompt,
+    Subtask,
+)
+from ..domain.scopes import Scope
+from ..domain.values import Attachment, Caller, FileBytes, FileUrl
+from ..errors import ContentTypeNotSupported, UpstreamTimeout
+from .services import Services
+from .sessions import CHANGE_ERRORS, SESSIONS, OneMessage, Session
+from .shapes import Done, ModelName, Name
+
+SHELL = Toggle(
+    "A2A_ENABLE_SESSION_SHELL", "it runs any command on the OpenCode host without asking."
+)
+logger = structlog.get_logger()
+
+_control = partial(
+    SESSIONS.method, scope=Scope.SESSIONS_WRITE, errors=CHANGE_ERRORS, effect="control"
+)
+
+
+class TextPart(Params):
+    type: Literal["text"]
+    text: str = Field(min_length=1)
+
+
+class FilePart(Params):
+    type: Literal["file"]
+    mime: Name
+    url: str = Field(min_length=1, description="data, http(s), or file below the workspace")
+    filename: Name | None = None
+
+
+class AgentPart(Params):
+    type: Literal["agent"]
+    name: Name
+
+
+class SubtaskPart(Params):
+    type: Literal["subtask"]
+    prompt: str = Field(min_length=1)
+    description: str
+    agent: Name
+    model: ModelName | None = None
+    command: str | None = None
+
+
+class Prompting(Params):
+    """Without `format`: OpenCode 1.18 can never again list the messages of such a session."""
+
+    parts: list[
+        Annotated[TextPart | FilePart | AgentPart | SubtaskPart, Field(discriminator="type")]
+    ] = Field(min_length=1)
+    model: ModelName | None = Field(default=None, description="From now on, for this session")
+    agent: Name | None = None
+    variant: Name | None = None
+    system: str | None = Field(default=None, description="Added to the system prompt")
+    noReply: bool = Field(default=False, description="Only add the message; nobody answers")
+    tools: dict[str, Literal[False]] = Field(
+        default={}, description="Tools this session must not use from now on"
+    )
+
+
+class PromptAsync(Session):
+    request: Prompting
+
+
+class Prompted(Done):
+    session_id: str
+    message_id: str
+
+
+@_control("opencode.sessions.prompt_async", errors=(*CHANGE_ERRORS, ContentTypeNotSupported))
+async def prompt_async(services: Services, caller: Caller, params: PromptAsync) -> Prompted:
+    """Prompt an idle session and return at once; its messages have the answer later.
+
+    What such a run asks for cannot be answered through this service: send a message for that.
+    """
+    session, asked = await services.access.claimed(caller, params.session_id), params.request
+    await services.checks.idle(session)
+    await services.checks.agent(session, asked.agent, "request.agent")
+    model = asked.model.ref if asked.model else None
+    await services.checks.model(session, model, "request.model")
+    parts = [
+        await _part(services, session, part, f"request.parts[{i}]")
+        for i, part in enumerate(asked.parts)
+    ]
+    message_id = await services.catalog.prompt(
+        session.id,
+        SessionPrompt(
+            tuple(parts),
+            model,
+            asked.agent,
+            asked.variant,
+            asked.system,
+            asked.noReply,
+            tuple(asked.tools),
+        ),
+    )
+    return Prompted(session_id=session.id, message_id=message_id)
+
+
+async def _part(
+    services: Services,
+    session: SessionInfo,
+    part: TextPart | FilePart | AgentPart | SubtaskPart,
+    where: str,
+) -> PromptPart:
+    match part:
+        case TextPart():
+            return part.text
+        case FilePart():
+            return await _file(services, part, where)
+        case AgentPart():
+            await services.checks.agent(session, part.name, f"{where}.name")
+            return Mention(part.name)
+        case SubtaskPart():
+            await services.checks.agent(session, part.agent, f"{where}.agent")
+            services.checks.mentions_no_file(part.prompt, f"{where}.prompt")
+            model = part.model.ref if part.model else None
+            await services.checks.model(session, model, f"{where}.model")
+            return Subtask(part.prompt, part.description, part.agent, model, part.command)
+
+
+async def _file(services: Services, part: FilePart, where: str) -> Attachment:
+    """A file in the only form that is handed on; OpenCode would read any path."""
+    given: FileUrl | FileBytes = FileUrl(part.url, part.mime, part.filename)
+    if part.url.startswith("data:"):
+        head, _, content = part.url.partition(",")
+        if not head.endswith(";base64"):
+            content = base64.b64encode(unquote_to_bytes(content)).decode()
+        given = FileBytes(content, part.mime, part.filename)
+    attached = await services.inputs.prepare_at(where, given)
+    assert isinstance(attached, Attachment)
+    return attached
+
+
+class Commanding(Params):
+    command: Name
+    arguments: str = ""
+    agent: Name | None = None
+    model: ModelName | None = None
+    variant: Name | None = None
+    parts: list[FilePart] = Field(default=[])
+
+
+class Command(Session):
+    request: Commanding
+
+
+@_control("opencode.sessions.command", errors=(*CHANGE_ERRORS, ContentTypeNotSupported))
+async def command(services: Services, caller: Caller, params: Command) -> OneMessage:
+    """Run one of OpenCode's commands in an idle session, and wait for the answer."""
+    session, asked = await services.access.claimed(caller, params.session_id), params.request
+    await services.checks.idle(session)
+    await services.checks.command(session, asked.command, asked.arguments, "request")
+    await services.checks.agent(session, asked.agent, "request.agent")
+    model = asked.model.ref if asked.model else None
+    await services.checks.model(session, model, "request.model")
+    files = [
+        await _file(services, part, f"request.parts[{i}]") for i, part in enumerate(asked.parts)
+    ]
+    wanted = SessionCommand(
+        asked.command, asked.arguments, tuple(files), model, asked.agent, asked.variant
+    )
+    try:
+        message = await services.catalog.command(session.id, wanted)
+    except UpstreamTimeout:
+        await services.catalog.abort(session.id)
+        raise
+    return OneMessage.of(message, session.id, caller)
+
+
+class Shelling(Params):
+    agent: Name
+    command: str = Field(min_length=1, max_length=65_536)
+    model: ModelName | None = None
+
+
+class Shell(Session):
+    request: Shelling
+
+
+@_control(
+    "opencode.sessions.shell",
+    scope=Scope.SESSIONS_SHELL,
+    toggle=SHELL,
+    output="one snapshot when the command has ended; never interactive",
+)
+async def shell(services: Services, caller: Caller, params: Shell) -> OneMessage:
+    """Run a command in the session's directory, without asking anybody."""
+    session, asked = await services.access.claimed(caller, params.session_id), params.request
+    await services.checks.agent(session, asked.agent, "request.agent")
+    model = asked.model.ref if asked.model else None
+    await services.checks.model(session, model, "request.model")
+    # Who ran something, where and when. Not what: a command can hold a secret.
+    audit = logger.bind(
+        principal=caller.principal,
+        session_id=session.id,
+        directory=session.directory,
+        command_sha256=hashlib.sha256(asked.command.encode()).hexdigest(),
+        command_bytes=len(asked.command.encode()),
+    )
+    audit.warning("audit.session_shell", outcome="started")
+    try:
+        message = await services.catalog.shell(session.id, asked.agent, asked.command, model)
+    except UpstreamTimeout:
+        audit.warning("audit.session_shell", outcome="timed out")
+        await services.catalog.abort(session.id)
+        raise
+    audit.warning("audit.session_shell", outcome="ended")
+    return OneMessage.of(message, session.id, caller)
+
+
+class Summarize(Session):
+    request: ModelName
+
+
+@_control("opencode.sessions.summarize")
+async def summarize(services: Services, caller: Caller, params: Summarize) -> Done:
+    """Replace what was said so far by a summary, which this model writes."""
+    session = await services.access.claimed(caller, params.session_id)
+    await services.checks.idle(session)
+    await services.checks.model(session, params.request.ref, "request")
+    await services.catalog.summarize(session.id, params.request.ref)
+    return Done()

@@ -1,0 +1,94 @@
+"""Extensions without methods: what metadata means, and what is published about the service."""
+
+from __future__ import annotations
+
+from ..contract.declare import Extension
+
+# To be listed in ALL when requests are read by them.
+SESSION_BINDING = Extension(
+    "shared-session-binding-v1",
+    "Shared Session Binding v1",
+    "Continue a session of one's own choice instead of the context's.",
+    "shared",
+    aliases=("urn:a2a:session-binding/v1",),
+    public={"metadata_field": "metadata.shared.session.id"},
+    extended={
+        "precedence": ["metadata of the request", "metadata of the message", "contextId"],
+        "ownership": "claims the session for the caller; another's does not exist",
+    },
+)
+
+MODEL_SELECTION = Extension(
+    "shared-model-selection-v1",
+    "Shared Model Selection v1",
+    "Choose the model for one request.",
+    "shared",
+    aliases=("urn:a2a:model-selection/v1",),
+    public={
+        "required_metadata_fields": [
+            "metadata.shared.model.providerID",
+            "metadata.shared.model.modelID",
+        ]
+    },
+    extended={"unknown_model": "INVALID_PARAMS with near matches; nothing is sent to the agent"},
+)
+
+STREAM_HINTS = Extension(
+    "shared-stream-hints-v1",
+    "Shared Stream Hints v1",
+    "Metadata that tells blocks, progress, usage and session apart.",
+    "shared",
+    aliases=("urn:a2a:stream-hints/v1",),
+    public={
+        "roots": [
+            f"metadata.shared.{name}"
+            for name in ("stream", "progress", "interrupt", "session", "usage")
+        ],
+        "block_types": ["text", "reasoning", "tool_call"],
+        "block_identity": ["message_id", "event_id", "sequence"],
+        "progress_types": ["step-start", "step-finish", "retry", "todo", "compaction"],
+        "interrupt_phases": ["asked", "resolved"],
+        "session_id_field": "metadata.shared.session.id",
+        "usage_fields": ["input_tokens", "output_tokens", "total_tokens"],
+    },
+    extended={
+        "block_payloads": {
+            "text": {"part": "text", "artifact_name": "answer"},
+            "reasoning": {"part": "text", "artifact_name": "reasoning"},
+            "tool_call": {
+                "part": "data; text where the client does not accept application/json",
+                "artifact_name": "tool:<name>",
+                "fields": [
+                    "call_id",
+                    "tool",
+                    "status",
+                    "title",
+                    "subtitle",
+                    "input",
+                    "output",
+                    "error",
+                ],
+            },
+        },
+        "extended_usage_fields": [
+            "reasoning_tokens",
+            "cache_tokens.read_tokens",
+            "cache_tokens.write_tokens",
+            "cost",
+        ],
+    },
+)
+
+COMPATIBILITY = Extension(
+    "a2a-compatibility-profile-v1",
+    "A2A Compatibility Profile v1",
+    "What this deployment is, what it keeps stable, and what depends on its settings.",
+    "profile",
+)
+
+WIRE = Extension(
+    "a2a-wire-contract-v1",
+    "A2A Wire Contract v1",
+    "Every method and endpoint that can be called here.",
+    "profile",
+)

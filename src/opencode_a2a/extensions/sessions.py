@@ -1,0 +1,347 @@
+"""OpenCode's sessions: read them, change them. What makes them work is in `control`.
+
+Every method begins with whose session it is. Reading needs a session the caller may see;
+everything else makes it the caller's first.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from ..contract.a2a import Message as MessageShape
+from ..contract.a2a import Rendered
+from ..contract.a2a import Task as TaskShape
+from ..contract.declare import Extension
+from ..contract.params import Params
+from ..domain.catalog import (
+    SessionInfo,
+    SessionMessage,
+    SessionQuery,
+    SessionStatus,
+    TodoItem,
+)
+from ..domain.ports import TaskRow
+from ..domain.scopes import Scope
+from ..domain.task import TaskHead
+from ..domain.values import (
+    Caller,
+    FileChange,
+    Message,
+    Role,
+    TaskState,
+)
+from ..errors import (
+    MethodDisabled,
+    SessionForbidden,
+    SessionNotFound,
+    StoreUnavailable,
+    UpstreamBusy,
+)
+from .services import Services
+from .shapes import Directory, MessageId, Moment, PartId, Placed, SessionId
+
+CONTEXT = "ctx:opencode-session:"
+SESSIONS = Extension(
+    "opencode-session-management-v1",
+    "OpenCode Session Management v1",
+    "Read, change and steer the OpenCode sessions behind the conversations.",
+    "opencode",
+    aliases=("urn:opencode-a2a:session-query/v1",),
+    extended={
+        "context_semantics": f"a session is shown as a completed Task whose contextId is "
+        f"{CONTEXT}<session_id>; it is a picture of the session, not a task of this service",
+        "ownership": "a caller sees its own sessions, and those nobody owns when "
+        "A2A_SHARED_SESSIONS is true; mutation and control make a session the caller's",
+        "pagination": {
+            "opencode.sessions.list": {"limit": {"default": 20, "maximum": 100}},
+            "opencode.sessions.messages.list": {
+                "limit": {"default": 20, "maximum": 100},
+                "cursor": {"parameter": "before", "result": "next_cursor"},
+                "order": "oldest first in a page, newest page first",
+            },
+        },
+        "prompt_parts": {
+            "text": "as it is",
+            "file": "data, http(s) and file URLs are read here, under the same rules as parts of "
+            "a message, and handed on as data",
+            "agent": "a hint to use a sub-agent",
+            "subtask": "passed through: work for a sub-agent",
+        },
+    },
+)
+
+_READ = (SessionNotFound, SessionForbidden, StoreUnavailable)
+CHANGE_ERRORS = (*_READ, UpstreamBusy)
+_read = partial(SESSIONS.method, scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
+_mutation = partial(
+    SESSIONS.method, scope=Scope.SESSIONS_WRITE, errors=CHANGE_ERRORS, effect="mutation"
+)
+
+
+def _head(session_id: str, caller: Caller, created_at: int = 0) -> TaskHead:
+    return TaskHead(session_id, CONTEXT + session_id, caller.principal, created_at)
+
+
+def _task(session: SessionInfo, caller: Caller) -> TaskRow:
+    head = _head(session.id, caller, session.created_at)
+    return TaskRow(head, TaskState.COMPLETED, session.updated_at, None, session.ref)
+
+
+SessionTask = Annotated[TaskRow, Rendered(TaskShape)]
+ShownMessage = Annotated[SessionMessage, Rendered(MessageShape)]
+
+
+class Session(Params):
+    session_id: SessionId
+    metadata: dict[str, Any] = Field(
+        default={}, description="Not used: a session has a directory of its own"
+    )
+
+
+class OneTask(BaseModel):
+    item: SessionTask
+
+
+class Tasks(BaseModel):
+    items: list[SessionTask]
+
+
+class OneMessage(BaseModel):
+    item: ShownMessage
+
+    @classmethod
+    def of(cls, message: Message, session_id: str, caller: Caller) -> OneMessage:
+        return cls(item=SessionMessage(_head(session_id, caller), message))
+
+
+class SessionSummary(BaseModel):
+    id: str
+    title: str
+    context_id: str
+    parent_id: str | None
+    share_url: str | None
+    reverted_to: str | None = Field(description="From this message on everything is undone")
+    created_at: Moment
+    updated_at: Moment
+
+
+class Summary(BaseModel):
+    item: SessionSummary
+
+    @classmethod
+    def of(cls, session: SessionInfo) -> Summary:
+        return cls(
+            item=SessionSummary(
+                id=session.id,
+                title=session.title,
+                context_id=CONTEXT + session.id,
+                parent_id=session.parent_id,
+                share_url=session.share_url,
+                reverted_to=session.reverted_to,
+                created_at=session.created_at,
+                updated_at=session.updated_at,
+            )
+        )
+
+
+# -- reading
+
+
+class InDirectory(Placed):
+    directory: Directory | None = None
+
+
+class Statuses(BaseModel):
+    items: list[SessionStatus]
+
+
+@_read("opencode.sessions.status", errors=_READ[2:])
+async def status(services: Services, caller: Caller, params: InDirectory) -> Statuses:
+    """What the latest 100 sessions of a directory are doing."""
+    place = await params.place(services, params.directory)
+    working = await services.catalog.statuses(place)
+    sessions = await services.access.latest(caller, place, SessionQuery(100))
+    items = [working.get(s.id, SessionStatus(s.id, "idle")) for s in sessions]
+    return Statuses(items=items)
+
+
+class Listing(InDirectory):
+    limit: int = Field(default=20, ge=1, le=100)
+    roots: bool | None = Field(default=None, description="Only sessions that no agent started")
+    start: int | None = Field(default=None, ge=0, description="Changed since; ms since 1970")
+    search: str | None = Field(default=None, min_length=1, max_length=255, description="In titles")
+
+
+@_read("opencode.sessions.list", errors=_READ[2:])
+async def list_sessions(services: Services, caller: Caller, params: Listing) -> Tasks:
+    """The sessions of the project, or of one directory, latest change first."""
+    place = await params.place(services, params.directory)
+    everywhere = place == await services.access.place(None, None) and params.directory is None
+    query = SessionQuery(params.limit, everywhere, params.roots, params.start, params.search)
+    sessions = await services.access.latest(caller, place, query)
+    return Tasks(items=[_task(session, caller) for session in sessions])
+
+
+@_read("opencode.sessions.get")
+async def get(services: Services, caller: Caller, params: Session) -> OneTask:
+    """One session."""
+    session = await services.access.visible(caller, params.session_id)
+    return OneTask(item=_task(session, caller))
+
+
+@_read("opencode.sessions.children")
+async def children(services: Services, caller: Caller, params: Session) -> Tasks:
+    """The sessions of its sub-agents."""
+    session = await services.access.visible(caller, params.session_id)
+    found = await services.catalog.children(session.id)
+    return Tasks(items=[_task(child, caller) for child in found])
+
+
+class Todos(BaseModel):
+    items: list[TodoItem]
+
+
+@_read("opencode.sessions.todo")
+async def todo(services: Services, caller: Caller, params: Session) -> Todos:
+    """What the agent has set itself to do."""
+    session = await services.access.visible(caller, params.session_id)
+    return Todos(items=list(await services.catalog.todos(session.id)))
+
+
+class Diff(Session):
+    message_id: MessageId | None = Field(
+        default=None, description="A user's message; without one the latest"
+    )
+
+
+class Changes(BaseModel):
+    items: list[FileChange]
+
+
+@_read("opencode.sessions.diff")
+async def diff(services: Services, caller: Caller, params: Diff) -> Changes:
+    """The files changed in answer to a message."""
+    session = await services.access.visible(caller, params.session_id)
+    message_id = params.message_id or await _latest_prompt(services, session.id)
+    if params.message_id is not None:
+        await services.checks.message(session, params.message_id, "message_id")
+    if message_id is None:
+        return Changes(items=[])
+    return Changes(items=list(await services.catalog.diff(session.id, message_id)))
+
+
+async def _latest_prompt(services: Services, session_id: str) -> str | None:
+    before = None
+    while True:
+        page = await services.catalog.messages(session_id, 20, before)
+        for message in reversed(page.messages):
+            if message.role is Role.USER:
+                return message.message_id
+        if page.older is None:
+            return None
+        before = page.older
+
+
+class Page(Session):
+    limit: int = Field(default=20, ge=1, le=100)
+    before: str | None = Field(
+        default=None, min_length=1, max_length=512, description="`next_cursor` of another page"
+    )
+
+
+class Messages(BaseModel):
+    items: list[ShownMessage]
+    next_cursor: str | None
+
+
+@_read("opencode.sessions.messages.list")
+async def list_messages(services: Services, caller: Caller, params: Page) -> Messages:
+    """The messages of a session, the newest page first."""
+    session = await services.access.visible(caller, params.session_id)
+    page = await services.catalog.messages(session.id, params.limit, params.before)
+    head = _head(session.id, caller)
+    items = [SessionMessage(head, message) for message in page.messages]
+    return Messages(items=items, next_cursor=page.older)
+
+
+class OneOfThem(Session):
+    message_id: MessageId
+
+
+@_read("opencode.sessions.messages.get")
+async def get_message(services: Services, caller: Caller, params: OneOfThem) -> OneMessage:
+    """One message of a session."""
+    session = await services.access.visible(caller, params.session_id)
+    message = await services.checks.message(session, params.message_id, "message_id")
+    return OneMessage.of(message, session.id, caller)
+
+
+# -- mutation
+
+
+class Forking(Params):
+    messageID: MessageId | None = Field(default=None, description="Keep what was before it")
+
+
+class Fork(Session):
+    request: Forking = Forking()
+
+
+@_mutation("opencode.sessions.fork")
+async def fork(services: Services, caller: Caller, params: Fork) -> Summary:
+    """Copy a session, whole or up to a message, into one of the caller's own."""
+    session, before = await services.access.claimed(caller, params.session_id), params.request
+    if before.messageID is not None:
+        await services.checks.message(session, before.messageID, "request.messageID")
+    forked = await services.catalog.fork(session.id, before.messageID)
+    await services.access.own(caller, forked)
+    return Summary.of(forked)
+
+
+@_mutation("opencode.sessions.share", errors=(*CHANGE_ERRORS, MethodDisabled))
+async def share(services: Services, caller: Caller, params: Session) -> Summary:
+    """Publish a session on OpenCode's public site."""
+    session = await services.access.claimed(caller, params.session_id)
+    shared = await services.catalog.share(session.id)
+    if shared.share_url is None:  # OpenCode says nothing when it may not
+        raise MethodDisabled(
+            "Sharing is switched off in OpenCode.",
+            method="opencode.sessions.share",
+            setting="share, in OpenCode's configuration",
+        )
+    return Summary.of(shared)
+
+
+@_mutation("opencode.sessions.unshare")
+async def unshare(services: Services, caller: Caller, params: Session) -> Summary:
+    """Withdraw a published session."""
+    session = await services.access.claimed(caller, params.session_id)
+    return Summary.of(await services.catalog.unshare(session.id))
+
+
+class Reverting(Params):
+    messageID: MessageId
+    partID: PartId | None = None
+
+
+class Revert(Session):
+    request: Reverting
+
+
+@_mutation("opencode.sessions.revert")
+async def revert(services: Services, caller: Caller, params: Revert) -> Summary:
+    """Undo a message and everything after it, files included."""
+    session, target = await services.access.claimed(caller, params.session_id), params.request
+    await services.checks.message(session, target.messageID, "request.messageID")
+    found = await services.catalog.revert(session.id, target.messageID, target.partID)
+    return Summary.of(found)
+
+
+@_mutation("opencode.sessions.unrevert")
+async def unrevert(services: Services, caller: Caller, params: Session) -> Summary:
+    """Take back the undoing."""
+    session = await services.access.claimed(caller, params.session_id)
+    return Summary.of(await services.catalog.unrevert(session.id))

@@ -1,0 +1,82 @@
+"""What several extensions have in common: ids, places, moments."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+
+from ..contract.params import Params
+from ..domain.catalog import ModelRef, Place
+from .services import Services
+
+
+def _id(prefix: str, about: str) -> Any:
+    return Field(pattern=rf"^{prefix}_[A-Za-z0-9]+$", max_length=64, description=about)
+
+
+SessionId = Annotated[str, _id("ses", "An OpenCode session")]
+MessageId = Annotated[str, _id("msg", "A message of the session")]
+PartId = Annotated[str, _id("prt", "A part of the message")]
+WorkspaceId = Annotated[str, _id("wrk", "An OpenCode workspace")]
+Directory = Annotated[
+    str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$", description="A directory")
+]
+Name = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+def _iso(moment: int) -> str:
+    return datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+Moment = Annotated[
+    int, PlainSerializer(_iso, return_type=str), Field(json_schema_extra={"format": "date-time"})
+]
+
+
+class Routing(Params):
+    """`metadata` of a request to a method, as far as it says where to look."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    class OpenCode(Params):
+        model_config = ConfigDict(extra="ignore", strict=True)
+
+        class Workspace(Params):
+            id: WorkspaceId
+
+        directory: Directory | None = Field(default=None, description="Look here")
+        workspace: Workspace | None = Field(
+            default=None, description="Look in this workspace; counts more than a directory"
+        )
+
+    opencode: OpenCode = OpenCode()
+
+
+class Placed(Params):
+    """A request that can be about another directory, or a workspace."""
+
+    metadata: Routing = Routing()
+
+    async def place(self, services: Services, directory: str | None = None) -> Place:
+        asked = self.metadata.opencode
+        workspace = asked.workspace.id if asked.workspace else None
+        if directory is not None:
+            return await services.access.place(directory, workspace)
+        return await services.access.place(
+            asked.directory, workspace, "metadata.opencode.directory"
+        )
+
+
+class ModelName(Params):
+    providerID: Name
+    modelID: Name
+
+    @property
+    def ref(self) -> ModelRef:
+        return ModelRef(self.providerID, self.modelID)
+
+
+class Done(BaseModel):
+    ok: Literal[True] = True

@@ -1,0 +1,193 @@
+"""Where OpenCode can work: projects, workspaces, worktrees.
+
+They belong to the deployment, not to a caller. OpenCode calls the routes behind workspaces
+and worktrees experimental.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+from pydantic import BaseModel, Field
+
+from ..contract.declare import Extension, Toggle
+from ..contract.params import Params
+from ..domain.catalog import Place, Project, Workspace, Worktree
+from ..domain.scopes import Scope
+from ..domain.values import Caller
+from ..errors import InvalidParams
+from .services import Services
+from .shapes import Directory, Done, Name, Placed, WorkspaceId
+
+MUTATIONS = Toggle(
+    "A2A_ENABLE_WORKSPACE_MUTATIONS", "it creates and deletes directories on the OpenCode host."
+)
+logger = structlog.get_logger()
+
+WORKSPACES = Extension(
+    "opencode-workspace-control-v1",
+    "OpenCode Workspace Control v1",
+    "OpenCode's projects, workspaces and worktrees.",
+    "opencode",
+    extended={
+        "routing": "metadata.opencode.workspace.id counts more than metadata.opencode.directory, "
+        "which must be inside the workspace root",
+        "ownership": "projects, workspaces and worktrees are shared by all callers",
+    },
+)
+
+_read = partial(WORKSPACES.method, scope=Scope.SESSIONS_READ, effect="read")
+_mutation = partial(
+    WORKSPACES.method, scope=Scope.WORKSPACES_WRITE, toggle=MUTATIONS, effect="mutation"
+)
+Branch = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
+
+
+class Projects(BaseModel):
+    items: list[Project]
+
+
+class OneProject(BaseModel):
+    item: Project
+
+
+@_read("opencode.projects.list", upstream_stability="stable")
+async def list_projects(services: Services, caller: Caller, params: Placed) -> Projects:
+    """The project of the workspace, and those inside it."""
+    current = await services.catalog.project(await params.place(services))
+    root = services.access.root
+    inside = [p for p in await services.catalog.projects() if Path(p.worktree).is_relative_to(root)]
+    return Projects(items=[current, *(p for p in inside if p.project_id != current.project_id)])
+
+
+@_read("opencode.projects.current", upstream_stability="stable")
+async def current_project(services: Services, caller: Caller, params: Placed) -> OneProject:
+    """The project a directory belongs to."""
+    return OneProject(item=await services.catalog.project(await params.place(services)))
+
+
+class Workspaces(BaseModel):
+    items: list[Workspace]
+
+
+class OneWorkspace(BaseModel):
+    item: Workspace
+
+
+@_read("opencode.workspaces.list", upstream_stability="experimental")
+async def list_workspaces(services: Services, caller: Caller, params: Placed) -> Workspaces:
+    """OpenCode's workspaces for the project."""
+    place = await params.place(services)
+    return Workspaces(items=list(await services.catalog.workspaces(place)))
+
+
+class NewWorkspace(Params):
+    type: Name
+    branch: Branch | None = None
+
+
+class CreateWorkspace(Placed):
+    request: NewWorkspace
+
+
+@_mutation("opencode.workspaces.create", upstream_stability="experimental")
+async def create_workspace(
+    services: Services, caller: Caller, params: CreateWorkspace
+) -> OneWorkspace:
+    """Make a workspace; OpenCode must have them switched on."""
+    place = await params.place(services)
+    types = await services.catalog.workspace_types(place)
+    if params.request.type not in types:
+        raise InvalidParams.at("request.type", f"must be one of {', '.join(types)}")
+    made = await services.catalog.create_workspace(
+        place, params.request.type, params.request.branch
+    )
+    _audit(caller, "workspace created", made.workspace_id)
+    return OneWorkspace(item=made)
+
+
+class RemoveWorkspace(Placed):
+    workspace_id: WorkspaceId
+
+
+@_mutation("opencode.workspaces.remove", upstream_stability="experimental")
+async def remove_workspace(services: Services, caller: Caller, params: RemoveWorkspace) -> Done:
+    """Delete a workspace and its directory."""
+    place = await params.place(services)
+    found = await services.checks.workspace(place, params.workspace_id, "workspace_id")
+    await services.catalog.remove_workspace(place, found.workspace_id)
+    _audit(caller, "workspace removed", found.workspace_id)
+    return Done()
+
+
+class Worktrees(BaseModel):
+    items: list[Worktree]
+
+
+class OneWorktree(BaseModel):
+    item: Worktree
+
+
+@_read("opencode.worktrees.list", upstream_stability="experimental")
+async def list_worktrees(services: Services, caller: Caller, params: Placed) -> Worktrees:
+    """The project's worktrees that OpenCode knows."""
+    found = await services.catalog.worktrees(await params.place(services))
+    return Worktrees(items=[Worktree(directory, Path(directory).name) for directory in found])
+
+
+class NewWorktree(Params):
+    name: Branch | None = Field(default=None, description="OpenCode may add to it")
+
+
+class CreateWorktree(Placed):
+    request: NewWorktree = NewWorktree()
+
+
+@_mutation("opencode.worktrees.create", upstream_stability="experimental")
+async def create_worktree(
+    services: Services, caller: Caller, params: CreateWorktree
+) -> OneWorktree:
+    """Make a worktree with a branch of its own."""
+    place = await params.place(services)
+    made = await services.catalog.create_worktree(place, params.request.name)
+    _audit(caller, "worktree created", made.directory)
+    return OneWorktree(item=made)
+
+
+class AWorktree(Params):
+    directory: Directory
+
+
+class ExistingWorktree(Placed):
+    request: AWorktree
+
+    async def listed(self, services: Services) -> tuple[Place, str]:
+        """The worktree, in OpenCode's own words: it would delete any directory it is told."""
+        place = await self.place(services)
+        asked = self.request.directory
+        return place, await services.checks.worktree(place, asked, "request.directory")
+
+
+@_mutation("opencode.worktrees.remove", upstream_stability="experimental")
+async def remove_worktree(services: Services, caller: Caller, params: ExistingWorktree) -> Done:
+    """Delete a worktree and its branch; it must be one that OpenCode lists."""
+    place, worktree = await params.listed(services)
+    await services.catalog.remove_worktree(place, worktree)
+    _audit(caller, "worktree removed", worktree)
+    return Done()
+
+
+@_mutation("opencode.worktrees.reset", upstream_stability="experimental")
+async def reset_worktree(services: Services, caller: Caller, params: ExistingWorktree) -> Done:
+    """Bring a worktree back to the default branch, losing what was changed."""
+    place, worktree = await params.listed(services)
+    await services.catalog.reset_worktree(place, worktree)
+    _audit(caller, "worktree reset", worktree)
+    return Done()
+
+
+def _audit(caller: Caller, what: str, which: str) -> None:
+    logger.warning("audit.workspace", principal=caller.principal, did=what, target=which)

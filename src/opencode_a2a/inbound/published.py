@@ -1,0 +1,222 @@
+"""What this deployment publishes about itself: cards, compatibility profile, wire contract.
+
+All of it follows from the declared extensions, the tables of operations and routes, and the
+settings; nothing needs a running service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..contract.dispatch import Contract
+from ..contract.publish import availability, card_extensions, full_contract, methods_of
+from ..errors import MethodNotFound
+from ..extensions.declared import COMPATIBILITY, WIRE
+from .card import Card, CardFacts, hybrid, pure
+from .operations import PUSH, RPC_METHODS, SUPPORTED_METHODS
+from .render import Json
+from .routes import REST_ROUTES
+from .sse import KEEP_ALIVE
+
+PROFILE_ID = "opencode-a2a-single-tenant-coding-v1"
+PUBLIC_ENDPOINTS = (
+    "GET /.well-known/agent-card.json",
+    "GET /.well-known/agent.json",
+    "GET /health",
+    "GET /ready",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What the settings say, as far as clients should know it."""
+
+    shared_sessions: bool = True
+    directory_override: bool = True
+    strict_version: bool = False
+    body_limit: int = 1_048_576
+    environment: Mapping[str, Any] = field(default_factory=dict)  # as declared by the operator
+    permissions: Mapping[str, Any] = field(default_factory=dict)  # always_scope and rules
+
+
+@dataclass(frozen=True)
+class Published:
+    facts: CardFacts
+    contract: Contract
+    deployment: Deployment = Deployment()
+
+    @cached_property
+    def card(self) -> Card:
+        public = card_extensions(self.contract, extended=False)
+        more = {COMPATIBILITY.anchor: self.profile, WIRE.anchor: self.wire_contract}
+        full = card_extensions(self.contract, extended=True, more=more)
+        return Card(
+            hybrid(self.facts, public),
+            pure(self.facts, public),
+            hybrid(self.facts, full),
+            pure(self.facts, full),
+        )
+
+    @cached_property
+    def extension_contracts(self) -> Json:
+        return {e.uri: full_contract(self.contract, e) for e in self.contract.extensions}
+
+    @cached_property
+    def core(self) -> Json:
+        return {"jsonrpc_methods": list(SUPPORTED_METHODS), "http_endpoints": endpoints()}
+
+    @cached_property
+    def service_behaviors(self) -> Json:
+        interactive = any(
+            e.anchor == "shared-interactive-interrupt-v1" for e in self.contract.extensions
+        )
+        unless = "; stays open for a client that activated interrupts" if interactive else ""
+        return {
+            "subscribe_to_a_terminal_task": {
+                "0.3": "answers with the task and closes",
+                "1.0": "refused with UNSUPPORTED_OPERATION (-32004)",
+            },
+            "subscribe_with_last_event_id": "the task as of that event, then every later event, "
+            "also when the task has ended",
+            "cancel_of_a_terminal_task": "refused with TASK_NOT_CANCELABLE (-32002)",
+            "terminal_state": "the first one stays",
+            "accepted_output_modes": "kept with the task and applied whenever it is shown",
+            "oversized_body": {
+                "answer": "PAYLOAD_TOO_LARGE, HTTP 413",
+                "limit_bytes": self.deployment.body_limit,
+            },
+            "stream_at_input_required": {
+                "0.3": f"closes with final: true{unless}",
+                "1.0": f"closes{unless}",
+            },
+            "stream_keep_alive_seconds": KEEP_ALIVE,
+            "message_to_a_working_task": "becomes the next prompt of the same task",
+            "repeated_send": "the same Idempotency-Key, or the same message in the same context, "
+            "is answered with the same task",
+        }
+
+    @cached_property
+    def protocol_compatibility(self) -> Json:
+        def line(version: str, prefix: str) -> Json:
+            return {
+                "supported": True,
+                "transports": ["JSONRPC", "HTTP+JSON"],
+                "http_prefix": prefix,
+                "jsonrpc_methods": [
+                    name for name in SUPPORTED_METHODS if RPC_METHODS[name][0].version == version
+                ],
+            }
+
+        return {
+            "default_version": "0.3",
+            "strict_version": self.deployment.strict_version,
+            "versions": {"0.3": line("0.3", "/v1"), "1.0": line("1.0", "")},
+        }
+
+    @cached_property
+    def profile(self) -> Json:
+        contract, deployment = self.contract, self.deployment
+        toggled = {m.toggle.setting: m for _, m in methods_of(contract.extensions) if m.toggle}
+
+        def feature(setting: str) -> Json:
+            return {"enabled": contract.enabled(toggled[setting]), "toggle": setting}
+
+        return {
+            "profile_id": PROFILE_ID,
+            "deployment": {
+                "id": "single_tenant_shared_workspace",
+                "single_tenant": True,
+                "tenant_isolation": "none",
+                "shared_sessions": deployment.shared_sessions,
+            },
+            "runtime_features": {
+                "directory_binding": {
+                    "enabled": deployment.directory_override,
+                    "toggle": "A2A_ALLOW_DIRECTORY_OVERRIDE",
+                    "boundary": "workspace_root",
+                },
+                "session_shell": feature("A2A_ENABLE_SESSION_SHELL"),
+                "workspace_mutations": feature("A2A_ENABLE_WORKSPACE_MUTATIONS"),
+                "permissions": dict(deployment.permissions),
+                "execution_environment": dict(deployment.environment),
+                "service_features": {
+                    "streaming": True,
+                    "push_notifications": False,
+                    "resumable_streams": True,
+                    "idempotent_sends": True,
+                    "recovery_after_restart": True,
+                },
+            },
+            "core": self.core,
+            "extension_retention": {
+                e.uri: {
+                    "surface": "metadata" if not e.methods else "methods",
+                    "scope": e.scope,
+                    "retention": "vendor" if e.scope == "opencode" else "stable",
+                }
+                for e in contract.extensions
+            },
+            "method_retention": self._method_retention(),
+            "service_behaviors": self.service_behaviors,
+            "protocol_compatibility": self.protocol_compatibility,
+            "consumer_guidance": [
+                "Rely on the core methods; treat everything under opencode.* as this vendor's.",
+                "Ask the wire contract what can be called before calling a conditional method.",
+                "Ignore metadata you do not know.",
+                "Do not take this deployment for a boundary between tenants.",
+            ],
+        }
+
+    def _method_retention(self) -> Json:
+        kept: Json = {
+            name: {"surface": "core", "availability": "always", "retention": "required"}
+            for name in SUPPORTED_METHODS
+        }
+        for extension, method in methods_of(self.contract.extensions):
+            about = availability(self.contract, method)
+            about.pop("reason", None)
+            conditional = "deployment-conditional" if method.toggle else "stable"
+            kept[method.name] = {
+                "surface": "extension",
+                **about,
+                "retention": conditional,
+                "extension_uri": extension.uri,
+            }
+        return kept
+
+    @cached_property
+    def wire_contract(self) -> Json:
+        methods = [method for _, method in methods_of(self.contract.extensions)]
+        return {
+            "core": self.core,
+            "extensions": {
+                "jsonrpc_methods": self.contract.available,
+                "conditionally_available_methods": {
+                    m.name: availability(self.contract, m) for m in methods if m.toggle
+                },
+                "extension_uris": [e.uri for e in self.contract.extensions],
+            },
+            "all_jsonrpc_methods": [*SUPPORTED_METHODS, *self.contract.available],
+            "unsupported_method_error": {
+                "code": MethodNotFound.rpc_code,
+                "type": MethodNotFound.type,
+                "data_fields": ["type", "method", "supported_methods", "protocol_version"],
+            },
+            "protocol_compatibility": self.protocol_compatibility,
+            "service_behaviors": self.service_behaviors,
+        }
+
+
+def endpoints() -> list[str]:
+    """Every endpoint that does something, in the words of HTTP."""
+    rest = [
+        f"{verb} {route.path_in(dialect)}"
+        for route in REST_ROUTES
+        if route.operation is not PUSH
+        for dialect in route.lines
+        for verb in route.methods
+    ]
+    return ["POST /", *rest, *PUBLIC_ENDPOINTS, "GET /openapi.json"]

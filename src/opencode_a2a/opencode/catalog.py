@@ -1,0 +1,548 @@
+"""OpenCode's sessions, models and places: implements the port `Catalog`.
+
+Only what is named here leaves: OpenCode's own answers hold provider keys in clear.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from pydantic import BaseModel, Field, TypeAdapter
+
+from ..domain import catalog as c
+from ..domain import events as ev
+from ..domain.values import (
+    Attachment,
+    Data,
+    FileBytes,
+    FileChange,
+    FileUrl,
+    Message,
+    Part,
+    Role,
+    Text,
+)
+from ..errors import InvalidParams, SessionNotFound, UpstreamBusy, UpstreamHttpError
+from . import wire
+from .agent import _part as attached
+from .agent import _read as read
+from .http import Http
+from .ids import new_id, part_id
+
+
+class _Share(BaseModel):
+    url: str
+
+
+class _Revert(BaseModel):
+    message: str = Field(alias="messageID")
+
+
+class _Times(BaseModel):
+    created: int = 0
+    updated: int = 0
+
+
+class _Session(BaseModel):
+    id: str
+    title: str = ""
+    directory: str = ""
+    parent: str | None = Field(default=None, alias="parentID")
+    share: _Share | None = None
+    revert: _Revert | None = None
+    metadata: dict[str, Any] | None = None
+    time: _Times = _Times()
+
+    def info(self) -> c.SessionInfo:
+        ours = (self.metadata or {}).get("a2a")
+        context = ours.get("contextId") if isinstance(ours, dict) else None
+        return c.SessionInfo(
+            self.id,
+            self.title,
+            self.directory,
+            self.time.created,
+            self.time.updated,
+            self.parent,
+            context if isinstance(context, str) else None,
+            self.share.url if self.share else None,
+            self.revert.message if self.revert else None,
+        )
+
+
+class _ModelName(BaseModel):
+    provider: str = Field(alias="providerID")
+    model: str = Field(alias="modelID")
+
+
+class _MessageInfo(wire.MessageInfo):
+    agent: str | None = None
+    model: _ModelName | None = None  # of a user's message; the agent's has both at its top
+    provider_id: str | None = Field(default=None, alias="providerID")
+    model_id: str | None = Field(default=None, alias="modelID")
+
+
+class _PartInfo(wire.PartInfo):
+    mime: str = ""
+    url: str = ""
+    filename: str | None = None
+    name: str = ""
+    prompt: str = ""
+    description: str = ""
+    agent: str = ""
+
+
+class _Message(BaseModel):
+    info: _MessageInfo
+    parts: list[_PartInfo] = []
+
+
+class _Modes(BaseModel):
+    text: bool = False
+    audio: bool = False
+    image: bool = False
+    video: bool = False
+    pdf: bool = False
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, there in self if there)
+
+
+class _Model(BaseModel):
+    class Capabilities(BaseModel):
+        reasoning: bool = False
+        attachment: bool = False
+        toolcall: bool = False
+        input: _Modes = _Modes()
+        output: _Modes = _Modes()
+
+    class Limit(BaseModel):
+        context: float = 0
+        output: float = 0
+
+    id: str
+    name: str = ""
+    status: str = "active"
+    capabilities: Capabilities = Capabilities()
+    limit: Limit = Limit()
+    variants: dict[str, Any] | None = None
+
+
+class _Provider(BaseModel):
+    id: str
+    name: str = ""
+    source: str = ""
+    models: dict[str, _Model] = {}
+
+
+class _Providers(BaseModel):
+    all: list[_Provider]
+    default: dict[str, str] = {}
+    connected: list[str] = []
+
+
+class _Named(BaseModel):
+    name: str
+
+
+class _Command(BaseModel):
+    name: str
+    template: str
+
+
+class _Type(BaseModel):
+    type: str
+
+
+class _Project(BaseModel):
+    id: str
+    worktree: str
+    vcs: str | None = None
+    name: str | None = None
+
+    def project(self) -> c.Project:
+        return c.Project(self.id, self.worktree, self.vcs, self.name)
+
+
+class _Workspace(BaseModel):
+    id: str
+    type: str
+    name: str = ""
+    branch: str | None = None
+    directory: str | None = None
+    project: str = Field(default="", alias="projectID")
+
+    def workspace(self) -> c.Workspace:
+        return c.Workspace(self.id, self.type, self.name, self.branch, self.directory, self.project)
+
+
+class _Worktree(BaseModel):
+    name: str
+    directory: str
+    branch: str | None = None
+
+
+_SESSION, _SESSIONS = TypeAdapter(_Session), TypeAdapter(list[_Session])
+_MESSAGE, _MESSAGES = TypeAdapter(_Message), TypeAdapter(list[_Message])
+_STATUSES = TypeAdapter(dict[str, wire.Status])
+_TODOS, _DIFFS = TypeAdapter(list[wire.TodoInfo]), TypeAdapter(list[wire.DiffInfo])
+_PROVIDERS, _NAMES, _TYPES = (
+    TypeAdapter(_Providers),
+    TypeAdapter(list[_Named]),
+    TypeAdapter(list[_Type]),
+)
+_COMMANDS = TypeAdapter(list[_Command])
+_PROJECT, _PROJECTS = TypeAdapter(_Project), TypeAdapter(list[_Project])
+_WORKSPACE, _WORKSPACES = TypeAdapter(_Workspace), TypeAdapter(list[_Workspace])
+_WORKTREE, _PATHS = TypeAdapter(_Worktree), TypeAdapter(list[str])
+
+
+class OpenCodeCatalog:
+    def __init__(self, http: Http, patience: float) -> None:
+        """`patience` bounds what answers only when a run is over."""
+        self._http = http
+        self._patience = patience
+
+    # -- sessions
+
+    async def sessions(self, place: c.Place, query: c.SessionQuery) -> Sequence[c.SessionInfo]:
+        asked = _at(place) | {"limit": str(query.limit)}
+        if query.everywhere:
+            asked["scope"] = "project"
+        if query.roots is not None:
+            asked["roots"] = "true" if query.roots else "false"
+        if query.start is not None:
+            asked["start"] = str(query.start)
+        if query.search is not None:
+            asked["search"] = query.search
+        found = read(_SESSIONS, await self._http.call("GET", "session", query=asked))
+        return [session.info() for session in found]
+
+    async def session(self, session: str) -> c.SessionInfo:
+        return _info(await self._of(session, "GET"))
+
+    async def children(self, session: str) -> Sequence[c.SessionInfo]:
+        found = read(_SESSIONS, await self._of(session, "GET", "children"))
+        return [child.info() for child in found]
+
+    async def statuses(self, place: c.Place) -> Mapping[str, c.SessionStatus]:
+        answer = await self._http.call("GET", "session", "status", query=_at(place))
+        return {
+            session: c.SessionStatus(
+                session,
+                status.type,
+                *((status.attempt, wire.scrub(status.message), status.next))
+                if status.type == "retry"
+                else (),
+            )
+            for session, status in read(_STATUSES, answer).items()
+        }
+
+    async def todos(self, session: str) -> Sequence[c.TodoItem]:
+        found = read(_TODOS, await self._of(session, "GET", "todo"))
+        return [c.TodoItem(todo.content, todo.status, todo.priority) for todo in found]
+
+    async def diff(self, session: str, message: str) -> Sequence[FileChange]:
+        answer = await self._of(session, "GET", "diff", query={"messageID": message})
+        return [wire.file_change(diff) for diff in read(_DIFFS, answer)]
+
+    async def messages(self, session: str, limit: int, before: str | None) -> c.MessagePage:
+        query = {"limit": str(limit)} | ({"before": before} if before else {})
+        try:
+            answer, headers = await self._http.exchange(
+                "GET", "session", session, "message", query=query
+            )
+        except UpstreamHttpError as exc:
+            if before and exc.facts.get("upstream_status") == 400:
+                raise InvalidParams.at("before", "is not a cursor of this list") from exc
+            raise _refused(exc, session) from exc
+        found = read(_MESSAGES, answer)
+        return c.MessagePage(tuple(map(_message, found)), headers.get("X-Next-Cursor"))
+
+    async def message(self, session: str, message: str) -> Message | None:
+        try:
+            answer = await self._http.call("GET", "session", session, "message", message)
+        except UpstreamHttpError as exc:
+            if exc.facts.get("upstream_status") == 404:
+                return None
+            raise
+        found = read(_MESSAGE, answer)
+        return _message(found) if found.info.session == session else None
+
+    async def prompt(self, session: str, prompt: c.SessionPrompt) -> str:
+        if prompt.forbidden_tools:
+            # As rules of the session, which are added to. As `tools` of a prompt they would
+            # replace the rules that are there.
+            rules = [
+                {"permission": tool, "pattern": "*", "action": "deny"}
+                for tool in prompt.forbidden_tools
+            ]
+            await self._of(session, "PATCH", body={"permission": rules})
+        message = new_id("msg")
+        parts = [{"id": part_id(message, i), **_part(part)} for i, part in enumerate(prompt.parts)]
+        body: dict[str, Any] = {"messageID": message, "parts": parts}
+        body |= {"model": _model(prompt.model), "agent": prompt.agent, "variant": prompt.variant}
+        body |= {"system": prompt.system, "noReply": prompt.no_reply or None}
+        await self._of(session, "POST", "prompt_async", body=_given(body))
+        return message
+
+    async def command(self, session: str, command: c.SessionCommand) -> Message:
+        body = {"command": command.command, "arguments": command.arguments}
+        more = {"agent": command.agent, "variant": command.variant}
+        if command.model is not None:  # here, and only here, OpenCode wants it as one word
+            more["model"] = f"{command.model.provider}/{command.model.model}"
+        files = {"parts": [_part(file) for file in command.files]} if command.files else {}
+        return await self._run(session, "command", body | _given(more) | files)
+
+    async def shell(
+        self, session: str, agent: str, command: str, model: c.ModelRef | None
+    ) -> Message:
+        body = {"agent": agent, "command": command, "model": _model(model)}
+        return await self._run(session, "shell", _given(body))
+
+    async def summarize(self, session: str, model: c.ModelRef) -> None:
+        body = _model(model)
+        await self._of(session, "POST", "summarize", body=body, timeout=self._patience)
+
+    async def abort(self, session: str) -> None:
+        await self._of(session, "POST", "abort")
+
+    async def fork(self, session: str, before: str | None) -> c.SessionInfo:
+        body = {"messageID": before} if before else {}
+        return _info(await self._of(session, "POST", "fork", body=body))
+
+    async def share(self, session: str) -> c.SessionInfo:
+        try:
+            return _info(await self._of(session, "POST", "share"))
+        except UpstreamHttpError:
+            # Switched off in the configuration it answers 500, in the environment nothing at all.
+            found = await self.session(session)
+            config = await self._http.call("GET", "config", query={"directory": found.directory})
+            if isinstance(config, dict) and config.get("share") == "disabled":
+                return found
+            raise
+
+    async def unshare(self, session: str) -> c.SessionInfo:
+        return _info(await self._of(session, "DELETE", "share"))
+
+    async def revert(self, session: str, message: str, part: str | None) -> c.SessionInfo:
+        body = _given({"messageID": message, "partID": part})
+        return _info(await self._of(session, "POST", "revert", body=body))
+
+    async def unrevert(self, session: str) -> c.SessionInfo:
+        return _info(await self._of(session, "POST", "unrevert"))
+
+    # -- models and agents
+
+    async def providers(self, place: c.Place) -> c.Providers:
+        found = read(_PROVIDERS, await self._http.call("GET", "provider", query=_at(place)))
+        connected = set(found.connected)
+        return c.Providers(
+            tuple(
+                c.Provider(
+                    p.id,
+                    p.name or p.id,
+                    p.source,
+                    p.id in connected,
+                    found.default.get(p.id),
+                    len(p.models),
+                )
+                for p in found.all
+            ),
+            tuple(
+                _model_info(p.id, model, p.id in connected)
+                for p in found.all
+                for model in p.models.values()
+            ),
+        )
+
+    async def agents(self, place: c.Place) -> Sequence[str]:
+        found = read(_NAMES, await self._http.call("GET", "agent", query=_at(place)))
+        return [agent.name for agent in found]
+
+    async def commands(self, place: c.Place) -> Mapping[str, str]:
+        found = read(_COMMANDS, await self._http.call("GET", "command", query=_at(place)))
+        return {command.name: command.template for command in found}
+
+    # -- places
+
+    async def projects(self) -> Sequence[c.Project]:
+        found = read(_PROJECTS, await self._http.call("GET", "project"))
+        return [project.project() for project in found]
+
+    async def project(self, place: c.Place) -> c.Project:
+        answer = await self._http.call("GET", "project", "current", query=_at(place))
+        return read(_PROJECT, answer).project()
+
+    async def workspaces(self, place: c.Place) -> Sequence[c.Workspace]:
+        answer = await self._http.call("GET", "experimental", "workspace", query=_at(place))
+        return [workspace.workspace() for workspace in read(_WORKSPACES, answer)]
+
+    async def workspace_types(self, place: c.Place) -> Sequence[str]:
+        where = ("experimental", "workspace", "adapter")
+        found = read(_TYPES, await self._http.call("GET", *where, query=_at(place)))
+        return [adapter.type for adapter in found]
+
+    async def create_workspace(self, place: c.Place, type: str, branch: str | None) -> c.Workspace:
+        where = ("experimental", "workspace")
+        body = {"type": type, "branch": branch}
+        answer = await self._http.call(
+            "POST", *where, query=_at(place), body=body, timeout=self._patience
+        )
+        return read(_WORKSPACE, answer).workspace()
+
+    async def remove_workspace(self, place: c.Place, workspace: str) -> None:
+        where = ("experimental", "workspace", workspace)
+        await self._http.call("DELETE", *where, query=_at(place), timeout=self._patience)
+
+    async def worktrees(self, place: c.Place) -> Sequence[str]:
+        answer = await self._http.call("GET", "experimental", "worktree", query=_at(place))
+        return read(_PATHS, answer)
+
+    async def create_worktree(self, place: c.Place, name: str | None) -> c.Worktree:
+        answer = await self._worktree("POST", place, body=_given({"name": name}))
+        made = read(_WORKTREE, answer)
+        return c.Worktree(made.directory, made.name, made.branch)
+
+    async def remove_worktree(self, place: c.Place, directory: str) -> None:
+        await self._worktree("DELETE", place, body={"directory": directory})
+
+    async def reset_worktree(self, place: c.Place, directory: str) -> None:
+        await self._worktree("POST", place, "reset", body={"directory": directory})
+
+    # -- pieces
+
+    async def _worktree(self, method: str, place: c.Place, *more: str, body: Any) -> Any:
+        where = ("experimental", "worktree", *more)
+        return await self._http.call(
+            method, *where, query=_at(place), body=body, timeout=self._patience
+        )
+
+    async def _of(
+        self,
+        session: str,
+        method: str,
+        *more: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        try:
+            return await self._http.call(
+                method, "session", session, *more, query=query, body=body, timeout=timeout
+            )
+        except UpstreamHttpError as exc:
+            raise _refused(exc, session) from exc
+
+    async def _run(self, session: str, verb: str, body: Any) -> Message:
+        answer = await self._of(session, "POST", verb, body=body, timeout=self._patience)
+        return _message(read(_MESSAGE, answer))
+
+
+def _refused(exc: UpstreamHttpError, session: str) -> SessionNotFound | UpstreamBusy | Exception:
+    match exc.facts.get("upstream_status"):
+        case 404:
+            return SessionNotFound(session)
+        case 409:
+            return UpstreamBusy("The session is at work. Try again when it is idle.", retry_after=5)
+        case _:
+            return exc
+
+
+def _at(place: c.Place) -> dict[str, str]:
+    if place.workspace is not None:
+        return {"workspace": place.workspace, "directory": place.directory}
+    return {"directory": place.directory}
+
+
+def _given(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _info(answer: Any) -> c.SessionInfo:
+    return read(_SESSION, answer).info()
+
+
+def _model(model: c.ModelRef | None) -> dict[str, str] | None:
+    return {"providerID": model.provider, "modelID": model.model} if model else None
+
+
+def _part(part: c.PromptPart) -> dict[str, Any]:
+    match part:
+        case c.Mention(agent=agent):
+            return {"type": "agent", "name": agent}
+        case c.Subtask():
+            return {"type": "subtask"} | _given(asdict(part) | {"model": _model(part.model)})
+        case str() | Attachment():
+            return attached(part)
+
+
+def _model_info(provider: str, model: _Model, connected: bool) -> c.Model:
+    can = model.capabilities
+    return c.Model(
+        provider,
+        model.id,
+        model.name or model.id,
+        model.status,
+        can.reasoning,
+        can.attachment,
+        can.toolcall,
+        can.input.names(),
+        can.output.names(),
+        int(model.limit.context),
+        int(model.limit.output),
+        tuple(model.variants or ()),
+        connected,
+    )
+
+
+def _message(stored: _Message) -> Message:
+    info = stored.info
+    about: dict[str, Any] = {"created_at": info.time.created, "agent": info.agent}
+    if info.model is not None:
+        about["model"] = f"{info.model.provider}/{info.model.model}"
+    elif info.provider_id and info.model_id:
+        about["model"] = f"{info.provider_id}/{info.model_id}"
+    if info.error is not None:
+        problem = wire.problem(info.error)
+        about["error"] = {"type": problem.type.value, "message": problem.message}
+    parts = [shown for part in stored.parts for shown in _shown(part)]
+    return Message(
+        info.id,
+        Role.USER if info.role == "user" else Role.AGENT,
+        tuple(parts),
+        {"shared": {"session": {"id": info.session}}, "opencode": _given(about)},
+    )
+
+
+def _shown(part: _PartInfo) -> list[Part]:
+    """A stored part as A2A has it. What OpenCode added for itself is not shown."""
+    if part.type == "file":
+        return [_file(part)]
+    if part.type == "agent":
+        return [Data({"agent": part.name})]
+    if part.type == "subtask":
+        return [Data({name: getattr(part, name) for name in ("agent", "description", "prompt")})]
+    shown: list[Part] = []
+    for event in wire.part_events(part):
+        if isinstance(event, ev.TextSnapshot) and event.text:
+            shown.append(Text(event.text, metadata=_block(event.kind.value)))
+        elif isinstance(event, ev.ToolSnapshot):
+            shown.append(Data(_given(asdict(event.call)), metadata=_block("tool_call")))
+    return shown
+
+
+def _block(kind: str) -> dict[str, Any]:
+    return {"shared": {"stream": {"block_type": kind}}}
+
+
+def _file(part: _PartInfo) -> Part:
+    if not part.url.startswith("data:"):
+        return FileUrl(part.url, part.mime, part.filename)
+    head, _, content = part.url.partition(",")
+    if not head.endswith(";base64"):
+        content = base64.b64encode(unquote_to_bytes(content)).decode()
+    return FileBytes(content, part.mime, part.filename)

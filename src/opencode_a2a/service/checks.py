@@ -1,0 +1,114 @@
+"""What must be looked up before OpenCode is asked.
+
+It answers 500 where a name is unknown, keeps a model that does not exist, runs the shell
+commands and reads the files it finds in arguments, and deletes any directory it is told is a
+worktree. Each check names the field that is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from ..domain.catalog import Catalog, ModelRef, Place, SessionInfo, Workspace
+from ..domain.values import Message
+from ..errors import InvalidParams, UpstreamBusy
+
+# What OpenCode acts upon in a command, whoever wrote it: !`shell`, and @path for a file to read.
+_MENTION = re.compile(r"(?<!\w)@", re.ASCII)
+_ACTIVE = re.compile(r"!`|@\S*\$(?:ARGUMENTS|\d)")
+_TAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.,:=+/-]*| )*")
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    catalog: Catalog
+    root: Path  # the workspace
+
+    async def idle(self, session: SessionInfo) -> None:
+        """OpenCode would merge a second prompt into the run that is under way."""
+        status = (await self.catalog.statuses(Place(session.directory))).get(session.id)
+        if status is not None and status.type != "idle":
+            raise UpstreamBusy(
+                "The session is at work. Try again when it is idle.",
+                retry_after=5,
+                session_id=session.id,
+            )
+
+    async def agent(self, session: SessionInfo, name: str | None, field: str) -> None:
+        if name is not None:
+            known = await self.catalog.agents(Place(session.directory))
+            _one_of(name, known, "agent", field)
+
+    async def command(self, session: SessionInfo, name: str, arguments: str, at: str) -> None:
+        """Arguments become part of a template that OpenCode then searches for shell and files."""
+        known = await self.catalog.commands(Place(session.directory))
+        _one_of(name, list(known), "command", f"{at}.command")
+        field = f"{at}.arguments"
+        if "`" in arguments:
+            raise InvalidParams.at(field, "must not hold backticks: OpenCode would run a command")
+        self.mentions_no_file(arguments, field)
+        if _ACTIVE.search(known[name]) and (".." in arguments or not _TAME.fullmatch(arguments)):
+            raise InvalidParams.at(
+                field,
+                "may hold plain words and relative paths only: this command puts them into a "
+                "shell command or a file name",
+            )
+
+    def mentions_no_file(self, text: str, field: str) -> None:
+        if _MENTION.search(text):
+            raise InvalidParams.at(
+                field, "must not refer to files with @: OpenCode would read any; send them as parts"
+            )
+
+    async def model(self, session: SessionInfo, model: ModelRef | None, field: str) -> None:
+        if model is None:
+            return
+        found = await self.catalog.providers(Place(session.directory))
+        if not found.knows(model):
+            known = [f"{m.provider_id}/{m.model_id}" for m in found.models if m.connected]
+            _one_of(f"{model.provider}/{model.model}", known, "model", field)
+
+    async def message(self, session: SessionInfo, message_id: str, field: str) -> Message:
+        found = await self.catalog.message(session.id, message_id)
+        if found is None:
+            raise InvalidParams.at(field, "there is no such message in this session")
+        return found
+
+    async def worktree(self, place: Place, directory: str, field: str) -> str:
+        """The worktree as OpenCode lists it now, and only if it lists it.
+
+        What is listed is what is handed on, never the caller's own words. A link is refused:
+        what it points to could be anything.
+        """
+        listed = _worktree(directory, await self.catalog.worktrees(place), self.root)
+        if listed is None:
+            raise InvalidParams.at(field, "is not a worktree of this project")
+        return listed
+
+    async def workspace(self, place: Place, workspace_id: str, field: str) -> Workspace:
+        for workspace in await self.catalog.workspaces(place):
+            if workspace.workspace_id == workspace_id:
+                return workspace
+        raise InvalidParams.at(field, "there is no such workspace")
+
+
+def _worktree(directory: str, listed: Sequence[str], root: Path) -> str | None:
+    if Path(directory).is_absolute():
+        for entry in listed:
+            real = Path(entry).resolve()
+            # The workspace itself, or what it is in, is never a worktree to be rid of.
+            is_home = root.is_relative_to(real)
+            if real == Path(directory).resolve() and not is_home and not Path(entry).is_symlink():
+                return entry
+    return None
+
+
+def _one_of(name: str, known: Sequence[str], noun: str, field: str) -> None:
+    if name not in known:
+        near = get_close_matches(name, known, 3, 0.4) or list(known[:5])
+        advice = f"; there are {', '.join(near)}" if near else ""
+        raise InvalidParams.at(field, f"there is no such {noun}{advice}")

@@ -1,0 +1,196 @@
+"""A real OpenCode with everything switched on, a service in front of it, and three callers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+from opencode_a2a.domain.scopes import Scope
+from opencode_a2a.extensions import ALL
+from tests.running import Service, Upstream, real_opencode, service
+
+Json = dict[str, Any]
+CALLERS = {
+    "alice": [*Scope],
+    "bob": [*Scope],
+    "reader": [Scope.SESSIONS_READ],
+}
+EVERYTHING = {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"}
+METHODS = {method.name: method for extension in ALL for method in extension.methods}
+
+
+@dataclass
+class Line:
+    """A caller with its credential.
+
+    What is asked with success, and each result, is held against what the service publishes.
+    """
+
+    http: httpx.Client
+
+    @cached_property
+    def published(self) -> Json:
+        found: Json = self.http.get("/openapi.json").json()
+        return found
+
+    @cached_property
+    def schemas(self) -> tuple[dict[str, Draft202012Validator], dict[str, Draft202012Validator]]:
+        """Validators of requests and of responses, by method."""
+        rpc = self.published["paths"]["/"]["post"]
+        components = {"components": self.published["components"]}
+        asked = rpc["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
+        told = rpc["responses"]["200"]["content"]["application/json"]["schema"]["anyOf"]
+        requests, responses = (
+            {each["title"]: Draft202012Validator(each | components) for each in listed}
+            for listed in (asked, told)
+        )
+        return requests, responses
+
+    def ask(self, method: str, params: Json | None = None, **headers: str) -> Json:
+        body: Json = {"jsonrpc": "2.0", "id": 1, "method": method}
+        if params is not None:
+            body["params"] = params
+        answer: Json = self.http.post("/", json=body, headers=headers).json()
+        assert answer.keys() == {"jsonrpc", "id", "result"} or "error" in answer
+        return answer
+
+    def call(self, method: str, **params: Any) -> Json:
+        answer = self.ask(method, params)
+        assert "result" in answer, answer
+        requests, responses = self.schemas
+        requests[method].validate({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        responses[method].validate(answer)
+        result: Json = answer["result"]
+        return result
+
+    def refused(self, method: str, **params: Any) -> Json:
+        """The error's data; that the method declares such an error is checked on the way."""
+        answer = self.ask(method, params)
+        assert "error" in answer, answer
+        error = answer["error"]
+        declared = {kind.type: kind.rpc_code for kind in METHODS[method].all_errors}
+        assert declared.get(error["data"]["type"]) == error["code"], f"undeclared: {error}"
+        data: Json = error["data"]
+        return data
+
+    def converse(self, text: str, context: str) -> Json:
+        """A task of this caller, to its end."""
+        message = {"messageId": text, "role": "ROLE_USER", "parts": [{"text": text}]}
+        params = {"message": message | {"contextId": context}}
+        answer = self.ask("SendMessage", params, **{"a2a-version": "1.0"})
+        task: Json = answer["result"]["task"]
+        assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+        return task
+
+    def session(self, text: str, context: str) -> str:
+        found: str = self.converse(text, context)["metadata"]["shared"]["session"]["id"]
+        return found
+
+
+@dataclass(frozen=True)
+class Inside:
+    """OpenCode itself, for what only its own users do."""
+
+    http: httpx.Client
+    workspace: Path
+
+    @contextmanager
+    def awaiting(self, kind: str) -> Iterator[None]:
+        """Leave only when OpenCode has said that such a thing has happened since."""
+        with self.http.stream("GET", "/global/event") as response:
+            lines = (line for line in response.iter_lines() if line.startswith("data:"))
+            next(lines)  # connected
+            yield
+            next(line for line in lines if f'"{kind}"' in line)
+
+    def session(self, title: str, directory: Path | None = None) -> str:
+        where = {"directory": str(directory or self.workspace)}
+        answer = self.http.post("/session", params=where, json={"title": title})
+        found: str = answer.json()["id"]
+        return found
+
+
+@pytest.fixture(scope="session")
+def full_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    with real_opencode(
+        tmp_path_factory.mktemp("full"),
+        {"OPENCODE_EXPERIMENTAL_WORKSPACES": "1"},
+        share="disabled",
+        command={
+            "shout": {"template": "[[text:LOUD]] $ARGUMENTS", "description": "Say it loud"},
+            "silent": {"template": "Say nothing"},
+            "peek": {"template": "Look at @$1"},
+            "tell": {"template": "It says !`echo told-$ARGUMENTS`"},
+        },
+    ) as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="session")
+def inside(full_opencode: Upstream) -> Iterator[Inside]:
+    login = ("opencode", full_opencode.password or "")
+    with httpx.Client(base_url=full_opencode.base_url, auth=login, timeout=60) as http:
+        yield Inside(http, full_opencode.workspace)
+
+
+def settings(**more: str) -> dict[str, str]:
+    known = [
+        {"scheme": "bearer", "token": who, "principal": who, "scopes": scopes}
+        for who, scopes in CALLERS.items()
+    ]
+    return {"A2A_STATIC_AUTH_CREDENTIALS": json.dumps(known), **more}
+
+
+@pytest.fixture(scope="session")
+def full_service(
+    full_opencode: Upstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    """Everything switched on."""
+    directory = tmp_path_factory.mktemp("s")
+    with service(full_opencode, directory, **settings(**EVERYTHING)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def plain_service(
+    full_opencode: Upstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    """Nothing switched on, and nothing shared."""
+    off = {"A2A_SHARED_SESSIONS": "false", "A2A_ALLOW_DIRECTORY_OVERRIDE": "false"}
+    with service(full_opencode, tmp_path_factory.mktemp("p"), **settings(**off)) as running:
+        yield running
+
+
+def _line(running: Service, who: str) -> Iterator[Line]:
+    headers = {"authorization": f"Bearer {who}"}
+    with httpx.Client(base_url=running.url, headers=headers, timeout=60) as http:
+        yield Line(http)
+
+
+@pytest.fixture(scope="session")
+def alice(full_service: Service) -> Iterator[Line]:
+    yield from _line(full_service, "alice")
+
+
+@pytest.fixture(scope="session")
+def bob(full_service: Service) -> Iterator[Line]:
+    yield from _line(full_service, "bob")
+
+
+@pytest.fixture(scope="session")
+def reader(full_service: Service) -> Iterator[Line]:
+    yield from _line(full_service, "reader")
+
+
+@pytest.fixture(scope="session")
+def plain(plain_service: Service) -> Iterator[Line]:
+    yield from _line(plain_service, "alice")

@@ -1,0 +1,45 @@
+"""Which models there are, and that no key comes with them."""
+
+from __future__ import annotations
+
+import json
+
+from tests.extensions.conftest import Inside, Line
+
+
+def test_providers_are_told_without_their_keys(alice: Line, inside: Inside) -> None:
+    [raw] = inside.http.get("/provider").json()["all"]
+    assert raw["options"]["apiKey"]  # so there is something to hide
+    found = alice.call("opencode.providers.list")
+    [item] = found["items"]
+    assert item == {
+        "provider_id": "demo",
+        "name": "Demo",
+        "source": "config",
+        "connected": True,
+        "default_model": item["default_model"],
+        "model_count": len(raw["models"]),
+    }
+    assert found["connected"] == ["demo"]
+    assert found["default_by_provider"] == {"demo": item["default_model"]}
+    told = json.dumps([found, alice.call("opencode.models.list")])
+    for secret in ("apiKey", "baseURL", "options", "headers", raw["options"]["baseURL"]):
+        assert secret not in told
+
+
+def test_models_say_what_they_can_do(alice: Line) -> None:
+    items = {m["model_id"]: m for m in alice.call("opencode.models.list")["items"]}
+    assert items["demo"]["input"] == ["text"]
+    assert "image" in items["demo-vision"]["input"]
+    assert items["demo"]["variants"][:1] == ["low"]
+    assert items["demo"]["context_tokens"] > 0
+    assert items["demo"]["connected"] is True
+
+
+def test_one_provider_can_be_asked_for(alice: Line) -> None:
+    assert alice.call("opencode.models.list", provider_id="demo") == alice.call(
+        "opencode.models.list"
+    )
+    for method in ("opencode.providers.list", "opencode.models.list"):
+        error = alice.refused(method, provider_id="nobody")
+        assert list(error["fields"]) == ["provider_id"]

@@ -1,0 +1,254 @@
+"""What is published is what can be called, and the other way round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from a2a.compat.v0_3 import types as v03
+from a2a.types.a2a_pb2 import AgentCard
+from jsonschema import Draft202012Validator
+
+from opencode_a2a.contract.declare import SPECIFICATIONS
+from opencode_a2a.extensions import ALL
+from opencode_a2a.inbound.operations import RPC_METHODS
+from tests.api.forms import FORMS, Form
+from tests.cli.commands import run
+from tests.e2e.protojson import from_json
+from tests.extensions.conftest import EVERYTHING, METHODS, Json, Line, settings
+from tests.running import ROOT
+
+CARD = "/.well-known/agent-card.json"
+TOGGLED = {name for name, method in METHODS.items() if method.toggle is not None}
+
+
+def uri(anchor: str) -> str:
+    return f"{SPECIFICATIONS}#{anchor}"
+
+
+def extended(line: Line, form: Form = FORMS[0]) -> Json:
+    found: Json = form.result(form.call(line.http, "card"))
+    return found
+
+
+def params(card: Json) -> dict[str, Json]:
+    return {e["uri"]: e.get("params", {}) for e in card["capabilities"]["extensions"]}
+
+
+def wire(line: Line) -> Json:
+    return params(extended(line))[uri("a2a-wire-contract-v1")]
+
+
+def profile(line: Line) -> Json:
+    return params(extended(line))[uri("a2a-compatibility-profile-v1")]
+
+
+# -- the cards
+
+
+def test_the_public_card_says_no_more_than_everybody_should_know(alice: Line) -> None:
+    card = httpx.get(str(alice.http.base_url) + CARD).json()
+    told = params(card)
+    assert list(told) == [extension.uri for extension in ALL]
+    for extension in ALL:
+        assert told[extension.uri] == dict(extension.public)
+        if extension.scope != "shared":
+            assert not extension.public
+    assert "opencode.sessions" not in json.dumps(card)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_the_extended_card_is_served_in_every_form(alice: Line, form: Form) -> None:
+    card = extended(alice, form)
+    if form.line == "1.0":
+        assert from_json(card, AgentCard).capabilities.extended_agent_card
+    else:
+        assert v03.AgentCard.model_validate(card).supports_authenticated_extended_card
+    told = params(card)
+    for extension in ALL:
+        assert told[extension.uri].items() >= dict(extension.public).items()
+        assert set(told[extension.uri].get("methods", {})) == {m.name for m in extension.methods}
+    public = httpx.get(str(alice.http.base_url) + CARD, headers=form.version).json()
+    assert {k: v for k, v in card.items() if k != "capabilities"} == {
+        k: v for k, v in public.items() if k != "capabilities"
+    }
+
+
+def test_nobody_gets_it_without_a_credential(alice: Line) -> None:
+    base = str(alice.http.base_url)
+    for path in ("/extendedAgentCard", "/v1/card", "/openapi.json"):
+        assert httpx.get(base + path).status_code == 401
+
+
+def test_the_contract_of_a_method_is_complete(alice: Line) -> None:
+    told = params(extended(alice))
+    for extension in ALL:
+        for method in extension.methods:
+            about = told[extension.uri]["methods"][method.name]
+            Draft202012Validator.check_schema(about["params"])
+            assert about.get("effect") in (None, "read", "mutation", "control")
+            assert about["summary"]
+            errors = {*about["errors"], *told[extension.uri]["errors_of_every_method"]}
+            assert errors == {error.type for error in method.all_errors}
+            assert errors <= told[extension.uri]["errors"].keys()
+
+
+# -- the wire contract and what answers
+
+
+def known_at_runtime(line: Line) -> list[str]:
+    """What the service itself says when it is asked for something that is not there."""
+    error = line.ask("nonsense.method")["error"]
+    assert error["code"] == -32601
+    assert error["data"].keys() == set(wire(line)["unsupported_method_error"]["data_fields"])
+    found: list[str] = error["data"]["supported_methods"]
+    return found
+
+
+@pytest.mark.parametrize("who", ["alice", "plain"])
+def test_every_method_that_is_declared_is_there_and_no_other(
+    who: str, request: pytest.FixtureRequest
+) -> None:
+    line: Line = request.getfixturevalue(who)
+    contract = wire(line)
+    assert contract["all_jsonrpc_methods"] == known_at_runtime(line)
+    assert contract["all_jsonrpc_methods"] == [
+        *contract["core"]["jsonrpc_methods"],
+        *contract["extensions"]["jsonrpc_methods"],
+    ]
+    conditional = contract["extensions"]["conditionally_available_methods"]
+    assert set(conditional) == TOGGLED
+    for name in {*RPC_METHODS, *METHODS}:
+        error = line.ask(name, {"nonsense": 1}).get("error", {"code": 0, "data": {}})
+        assert error["code"] != -32601
+        disabled = error["code"] == -32055
+        refused = error["code"] == -32003  # push: known to A2A, not offered here
+        assert (name in contract["all_jsonrpc_methods"]) is not (disabled or refused), name
+        if name in conditional:
+            assert conditional[name]["availability"] == ("disabled" if disabled else "enabled")
+
+
+def test_every_endpoint_that_is_declared_answers_and_no_other(alice: Line) -> None:
+    declared = set(wire(alice)["core"]["http_endpoints"])
+    for endpoint in declared:
+        verb, path = endpoint.split()
+        answer = alice.http.request(verb, path.replace("{id}", "x"), json={})
+        missing = answer.status_code == 404 and "no such task" not in answer.text.lower()
+        assert not missing, endpoint
+        assert answer.status_code != 405, endpoint
+    described = {
+        f"{verb.upper()} {path}"
+        for path, verbs in alice.published["paths"].items()
+        for verb, about in verbs.items()
+        if "200" in about["responses"]
+    }
+    assert described | {"GET /openapi.json"} == declared
+
+
+def test_the_openapi_document_says_the_same_as_the_extended_card(alice: Line) -> None:
+    document, told = alice.published, params(extended(alice))
+    assert document["openapi"].startswith("3.1")
+    contracts = document["x-a2a-extension-contracts"]
+    for extension in ALL:
+        assert contracts[extension.uri].items() <= told[extension.uri].items()
+    profile_uri, wire_uri = uri("a2a-compatibility-profile-v1"), uri("a2a-wire-contract-v1")
+    assert document["x-a2a-compatibility-profile"].items() <= told[profile_uri].items()
+    assert document["x-a2a-wire-contract"].items() <= told[wire_uri].items()
+    behaviours = document["x-a2a-service-behaviors"]
+    assert behaviours == told[profile_uri]["service_behaviors"]
+    assert behaviours == told[wire_uri]["service_behaviors"]
+
+
+def references(node: Any) -> set[str]:
+    if isinstance(node, dict):
+        inner = set[str]().union(*map(references, node.values())) if node else set[str]()
+        return inner | ({node["$ref"]} if isinstance(node.get("$ref"), str) else set())
+    return set[str]().union(*map(references, node)) if isinstance(node, list) and node else set()
+
+
+def test_every_reference_in_the_openapi_document_leads_somewhere(alice: Line) -> None:
+    document = alice.published
+    schemas = document["components"]["schemas"]
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+    used = references(document["paths"]) | references(schemas)
+    assert {ref.removeprefix("#/components/schemas/") for ref in used} <= set(schemas)
+    requests, responses = alice.schemas
+    names = set(known_at_runtime(alice))
+    assert requests.keys() == names
+    assert responses.keys() == {*names, "error"}
+
+
+def test_core_answers_have_the_published_shape(alice: Line) -> None:
+    requests, responses = alice.schemas
+    task = alice.converse("hello", "shapes")
+    for line, method, asked in (
+        ("1.0", "GetTask", {"id": task["id"]}),
+        ("0.3", "tasks/get", {"id": task["id"]}),
+        ("1.0", "ListTasks", {"pageSize": 1}),
+        ("1.0", "GetExtendedAgentCard", {}),
+    ):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": asked}
+        requests[method].validate(body)
+        responses[method].validate(alice.ask(method, asked, **{"a2a-version": line}))
+    responses["error"].validate(alice.ask("GetTask", {"id": "none"}))
+
+
+# -- the profile
+
+
+def test_the_profile_follows_the_settings(alice: Line, plain: Line) -> None:
+    on, off = profile(alice), profile(plain)
+    for found, enabled in ((on, True), (off, False)):
+        assert found["profile_id"] == "opencode-a2a-single-tenant-coding-v1"
+        assert found["deployment"]["shared_sessions"] is enabled
+        features = found["runtime_features"]
+        for name in ("directory_binding", "session_shell", "workspace_mutations"):
+            assert features[name]["enabled"] is enabled
+        shell = found["method_retention"]["opencode.sessions.shell"]
+        assert shell["availability"] == ("enabled" if enabled else "disabled")
+        assert shell["toggle"] == "A2A_ENABLE_SESSION_SHELL"
+    assert set(on["method_retention"]) == {*known_at_runtime(alice)}
+    assert set(on["extension_retention"]) == {extension.uri for extension in ALL}
+
+
+# -- on the command line
+
+
+def test_the_command_line_prints_what_is_served(alice: Line, tmp_path: Path) -> None:
+    here = str(alice.http.base_url).rstrip("/")
+    env = settings(A2A_PUBLIC_URL=here, **EVERYTHING)
+    for words, served in (
+        (["card"], httpx.get(here + CARD).json()),
+        (["card", "--extended"], alice.ask("agent/getAuthenticatedExtendedCard")["result"]),
+        (["openapi"], alice.published),
+    ):
+        ran = run(tmp_path, "opencode-a2a", *words, **env)
+        assert (ran.code, ran.err) == (0, "")
+        assert json.loads(ran.out) == served
+
+
+# -- notifications, and the pages
+
+
+def test_a_request_without_an_id_is_answered_with_nothing(alice: Line) -> None:
+    body = {"jsonrpc": "2.0", "method": "opencode.sessions.list"}
+    answer = alice.http.post("/", json=body)
+    assert (answer.status_code, answer.content) == (204, b"")
+
+
+def test_every_extension_has_its_section() -> None:
+    page = (ROOT / "docs" / "extension-specifications.md").read_text()
+    headings = {
+        line.removeprefix("## ").lower().replace(" ", "-")
+        for line in page.splitlines()
+        if line.startswith("## ")
+    }
+    for extension in ALL:
+        assert extension.anchor in headings
+        assert extension.uri in page
+        for method in extension.methods:
+            assert f"`{method.name}`" in page or f"`{method.name.rpartition('.')[2]}`" in page

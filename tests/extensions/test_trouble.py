@@ -1,0 +1,83 @@
+"""When OpenCode or the store is not there: every method says so, in declared words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from opencode_a2a.extensions.providers import PROVIDERS
+from opencode_a2a.extensions.sessions import SESSIONS
+from opencode_a2a.extensions.workspaces import WORKSPACES
+from tests.extensions.conftest import EVERYTHING, Json, Line, settings
+from tests.extensions.test_access import of
+from tests.running import Upstream, fake_opencode, service
+
+SESSION, MESSAGE = "ses_0", "msg_0"
+
+
+def requests(directory: Path) -> dict[str, Json]:
+    """A well formed request to every method; what could be deleted is a directory of the test."""
+    tree = {"request": {"directory": str(directory)}}
+    places: dict[str, Json] = {
+        "opencode.workspaces.create": {"request": {"type": "worktree"}},
+        "opencode.workspaces.remove": {"workspace_id": "wrk_0"},
+        "opencode.worktrees.remove": tree,
+        "opencode.worktrees.reset": tree,
+    }
+    asked = of(SESSION, MESSAGE) | places
+    methods = [*SESSIONS.methods, *PROVIDERS.methods, *WORKSPACES.methods]
+    return {method.name: asked.get(method.name, {}) for method in methods}
+
+
+@pytest.fixture(scope="module")
+def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    with fake_opencode(tmp_path_factory.mktemp("breakable")) as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def line(breakable: Upstream, store: Path) -> Iterator[Line]:
+    env = settings(OPENCODE_TIMEOUT="0.3", OPENCODE_TIMEOUT_STREAM="1.5", **EVERYTHING)
+    with service(breakable, store, **env) as running:
+        headers = {"authorization": "Bearer alice"}
+        with httpx.Client(base_url=running.url, headers=headers, timeout=30) as http:
+            yield Line(http)
+
+
+@pytest.fixture
+def fault(breakable: Upstream) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=breakable.base_url) as control:
+        yield control
+        control.post("/__fault", json={"mode": "ok"})
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ({"mode": "down"}, "UPSTREAM_UNREACHABLE"),
+        ({"mode": "html"}, "UPSTREAM_PAYLOAD_ERROR"),
+        ({"mode": "slow", "seconds": 2}, "UPSTREAM_TIMEOUT"),
+    ],
+)
+def test_a_broken_opencode_is_named(
+    line: Line, fault: httpx.Client, tmp_path: Path, mode: Json, kind: str
+) -> None:
+    fault.post("/__fault", json=mode)
+    for method, params in requests(tmp_path).items():
+        assert line.refused(method, **params)["type"] == kind, method
+
+
+def test_a_missing_store_is_named(line: Line, store: Path, fault: httpx.Client) -> None:
+    session = line.session("hello", "c")
+    for file in store.glob("tasks.db*"):
+        file.unlink()
+    for method, params in of(session, MESSAGE).items():
+        assert line.refused(method, **params)["type"] == "STORE_UNAVAILABLE", method
