@@ -145,10 +145,18 @@ def shown(updates: Sequence[Update]) -> dict[str, str]:
     return {block.id: block.text for block in task.visible_blocks() if block.call is None}
 
 
+def taken_up(updates: Sequence[Update]) -> Turn:
+    """A turn that another process begins with this log."""
+    entries = (LogEntry(n, n, update) for n, update in enumerate(updates, 1))
+    turn = Turn(ROOT, ASK)
+    turn.resume(Task.of(TaskHead("task", "context", "caller", 0), entries))
+    return turn
+
+
 def text(
     block: str, text: str, append: bool = False, last: bool = False, part: str | None = None
 ) -> BlockText:
-    return BlockText(block, ANSWER, part or block, TEXT, text, append, last)
+    return BlockText(block, ANSWER, block if part is None else part, TEXT, text, append, last)
 
 
 # -- whose text
@@ -327,7 +335,7 @@ def test_a_finished_tool_stays_finished() -> None:
 
 def test_an_open_part_that_is_removed_is_emptied() -> None:
     turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "Hello"))
-    assert feed(turn, PartRemoved(ROOT, ANSWER, "prt_a")) == [text("prt_a", "", last=True)]
+    assert feed(turn, PartRemoved(ROOT, ANSWER, "prt_a")) == [text("prt_a", "", last=True, part="")]
     assert feed(turn, PartRemoved(ROOT, ANSWER, "prt_a")) == []
 
 
@@ -405,17 +413,17 @@ def test_deltas_of_a_part_left_behind_are_dropped() -> None:
 
 def test_a_void_block_that_nobody_takes_over_is_emptied() -> None:
     turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
-    assert feed(turn, done(finish=None)) == [text("prt_a", "", last=True)]
+    assert feed(turn, done(finish=None)) == [text("prt_a", "", last=True, part="")]
 
 
 def test_a_part_its_completed_message_did_not_close_is_void() -> None:
     turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "))
-    assert feed(turn, done()) == [text("prt_a", "", last=True)]
+    assert feed(turn, done()) == [text("prt_a", "", last=True, part="")]
 
 
 def test_a_void_block_taken_over_by_a_part_that_said_nothing_is_emptied_too() -> None:
     turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
-    assert feed(turn, opened("prt_b"), done(finish=None)) == [text("prt_a", "", last=True)]
+    assert feed(turn, opened("prt_b"), done(finish=None)) == [text("prt_a", "", last=True, part="")]
 
 
 def test_one_block_serves_every_attempt() -> None:
@@ -445,6 +453,31 @@ def test_a_part_given_up_too_soon_is_not_lost() -> None:
     turn = turn_after(*WORKING, Gap(ROOT), opened("prt_b"), CaughtUp(ROOT), retrying())
     updates = feed(turn, opened("prt_c"), closed("prt_b", "one"), closed("prt_c", "two"))
     assert sorted(shown(updates).values()) == ["one", "two"]
+
+
+def test_a_part_that_is_heard_of_after_its_message_was_read_complete_is_void() -> None:
+    turn = turn_after(*WORKING, done())
+    assert feed(turn, opened("prt_a"), said("prt_a", "one "), Idle(ROOT)) == []
+
+
+def test_a_retry_leaves_alone_what_a_gap_has_left_open() -> None:
+    """It may be another message's; the part may be closed already."""
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), Gap(ROOT), retrying())
+    assert feed(turn, closed("prt_a", "one two")) == [text("prt_a", "two", append=True, last=True)]
+
+
+def test_a_block_that_another_part_took_over_is_not_begun_again_by_who_takes_up() -> None:
+    before = told(*WORKING, opened("prt_a"), retrying(), opened("prt_b"), closed("prt_b", "two"))
+    assert shown(before) == {"prt_a": "two"}
+    after = feed(taken_up(before), *WORKING, closed("prt_a", "one"), done(), CaughtUp(ROOT))
+    assert shown([*before, *after]) == {"prt_a": "two", "prt_a-again": "one"}
+
+
+def test_a_block_given_up_too_soon_is_emptied_by_who_takes_up() -> None:
+    before = told(*WORKING, opened("prt_a"), said("prt_a", "one "), retrying())
+    before += [text("prt_a-again", "one two", last=True, part="prt_a")]
+    after = feed(taken_up(before), *WORKING, closed("prt_a", "one two"), done(), CaughtUp(ROOT))
+    assert shown([*before, *after]) == {"prt_a-again": "one two"}
 
 
 def test_a_retry_missed_in_a_gap_is_noticed_when_the_message_is_complete() -> None:

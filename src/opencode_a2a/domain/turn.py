@@ -147,6 +147,7 @@ class Turn:
         self._answers: dict[str, MessageSeen] = {}
         self._newest: MessageSeen | None = None
         self._newest_ask: MessageSeen | None = None
+        self._answered: set[str | None] = set()
         self._stops: dict[str, ToolCall] = {}  # the call that ends a run, by message
         self._finished = False  # so the newest says, and nothing has spoken against it
         self._blocks: dict[str, _Block] = {}
@@ -155,6 +156,7 @@ class Turn:
         self._dead: set[str] = set()
         self._calls: dict[str, ToolCall] = {}  # by their own id, those of sub-agents too
         self._held: dict[str, Interrupt] = {}
+        self._used: set[str] = set()  # ids of blocks
         self._counted: dict[str, Usage] = {}
         self._reported: set[Progress] = set()
         self._error: Problem | None = None
@@ -168,11 +170,16 @@ class Turn:
         What the log shows was shown; what was open there may have gone on meanwhile.
         """
         for block in task.blocks.values():
-            shown = _Block(block.id, block.kind, block.message_id, call=block.call)
-            if block.call is None:
-                shown.part_id, shown.chunks, shown.started = block.part_id, [block.text], True
+            shown = _Block(block.id, block.kind, block.message_id, block.part_id, call=block.call)
+            if block.call is not None:
+                self._blocks[block.id] = shown
+            elif block.part_id:
+                shown.chunks, shown.started = [block.text], True
                 shown.ended, shown.behind = block.last, not block.last
-            self._blocks[block.part_id or block.id] = shown
+                if block.part_id in self._blocks:  # given up too soon, and begun again
+                    self._void.append(self._blocks[block.part_id])
+                self._blocks[block.part_id] = shown
+        self._used = set(task.blocks)
         self.requests.resume(task)
         self._counted = dict(task.steps)
         self._reported = set(task.reported)
@@ -291,6 +298,7 @@ class Turn:
             return []
         known = event.message_id in self._answers
         self._answers[event.message_id] = event
+        self._answered.add(event.parent_id)
         # By age: after a gap, a message can be heard of before an older one is read.
         if self._newest is None or _age(event) >= _age(self._newest):
             self._newest = event
@@ -332,8 +340,10 @@ class Turn:
             return []
         block = self._blocks.get(event.part_id)
         if block is None:
-            if event.part_id in self._dead and not event.ended:
-                return []
+            if not event.ended and (
+                event.part_id in self._dead or self._answers[event.message_id].completed
+            ):
+                return []  # left behind, and heard of late
             block = self._blocks[event.part_id] = self._new_block(event)
             block.behind = self._stale and not event.ended
         shown = block.shown()
@@ -355,14 +365,18 @@ class Turn:
             if block.message_id == event.message_id and block.kind is event.kind:
                 self._void.remove(block)
                 leftover = block.started or block.leftover
-                return _Block(block.id, event.kind, event.message_id, leftover=leftover)
+                return _Block(
+                    block.id, event.kind, event.message_id, event.part_id, leftover=leftover
+                )
         # A part that was given up too soon (an old retry, heard late) has lost its block for good.
-        again = "-again" if event.part_id in self._dead else ""
-        return _Block(event.part_id + again, event.kind, event.message_id)
+        block_id = event.part_id
+        while block_id in self._used:
+            block_id += "-again"
+        self._used.add(block_id)
+        return _Block(block_id, event.kind, event.message_id, event.part_id)
 
     def _append(self, block: _Block, part_id: str, text: str, last: bool = False) -> BlockText:
         append, block.started, block.leftover = block.started, True, False
-        block.part_id = part_id
         block.chunks.append(text)
         return BlockText(block.id, block.message_id, part_id, block.kind, text, append, last)
 
@@ -406,9 +420,8 @@ class Turn:
         return updates
 
     def _emptied(self, block: _Block) -> BlockText:
-        return BlockText(
-            block.id, block.message_id, block.id, block.kind, "", append=False, last=True
-        )
+        """It shows no part any more."""
+        return BlockText(block.id, block.message_id, "", block.kind, "", append=False, last=True)
 
     # -- signs of life
 
@@ -441,7 +454,7 @@ class Turn:
         if event.session == self.session:
             self._idle, self._idle_reads = False, 0
             for part_id, block in list(self._blocks.items()):
-                if block.open and retry:
+                if block.open and retry and not block.behind:  # reading tells of the others
                     del self._blocks[part_id]
                     self._dead.add(part_id)
                     self._void.append(block)
@@ -507,8 +520,7 @@ class Turn:
         """Whether a run may end with this answer: not in the middle, where it could be lost."""
         if not answer.completed or answer.aborted or answer.problem is not None:
             return answer.completed
-        ask = self._newest_ask
-        if ask is not None and answer.parent_id != ask.message_id and _age(ask) > _age(answer):
+        if self._newest_ask is not None and self._newest_ask.message_id not in self._answered:
             return False
         return answer.finish != "tool-calls" or answer.message_id in self._stops
 
@@ -518,7 +530,7 @@ class Turn:
         updates = self.requests.end()
         for block in (*self._blocks.values(), *self._void):
             if block.open and (block.started or block.leftover):
-                updates.append(self._append(block, block.part_id or block.id, "", last=True))
+                updates.append(self._append(block, block.part_id, "", last=True))
             elif block.call is not None and not block.call.over:
                 call = replace(block.call, status="error", error=CUT_SHORT)
                 updates.append(BlockTool(block.id, block.message_id, call))
