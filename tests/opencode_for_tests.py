@@ -30,6 +30,7 @@ async def main(workspace: Path, config: dict[str, object]) -> None:
                 "base_url": endpoint.base_url,
                 "password": endpoint.password,
                 "model_url": model_url,
+                "pid": managed.pid,
             }
             sys.stdout.write(f"ready {json.dumps(where)}\n")
             sys.stdout.flush()

@@ -129,6 +129,7 @@ class Upstream:
     workspace: Path
     model_url: str | None = None  # the scripted model behind a real one
     program: Program | None = None
+    pid: int | None = None  # of the real OpenCode, which is started again when it dies
 
 
 @contextmanager
@@ -146,7 +147,8 @@ def real_opencode(
     with running(command, isolated(directory / "home", **(env or {})), ROOT) as program:
         found = program.wait_for(r"ready (\{.*\})")
         told = json.loads(found[1])
-        yield Upstream(told["base_url"], told["password"], workspace, told["model_url"], program)
+        password, model, pid = told["password"], told["model_url"], told["pid"]
+        yield Upstream(told["base_url"], password, workspace, model, program, pid)
 
 
 @contextmanager

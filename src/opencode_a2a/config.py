@@ -259,7 +259,8 @@ class Server(Group):
     permission_rules: Annotated[list[RuleSetting], *Json] = Field(
         default=[],
         description='What new sessions may do, as JSON: [{"permission": "bash", "pattern": '
-        '"git *", "action": "allow"}, …]; the last match counts. OpenCode\'s own rules come first.',
+        '"git *", "action": "allow"}, …]; the last match counts. OpenCode\'s own rules come first, '
+        "and its sub-agents inherit only what is denied (or about external directories).",
     )
 
     @model_validator(mode="after")

@@ -202,7 +202,7 @@ def test_a_decision_that_was_overtaken_is_corrected_by_the_call() -> None:
 
 
 STOPS: list[AgentEvent] = [
-    call("error"),
+    replace(call("error"), stops=True),
     MessageSeen(ROOT, ANSWER, Speaker.AGENT, 20, ASK, completed=True, finish="tool-calls"),
     Idle(ROOT),
 ]

@@ -45,6 +45,13 @@ class Behind:
     async def waiting_anywhere(self) -> list[Any]:
         return [*await self._get("/permission"), *await self._get("/question")]
 
+    async def session(self, session: str) -> Any:
+        return await self._get(f"/session/{session}")
+
+    async def post(self, path: str, body: Any) -> None:
+        """Do something past the service."""
+        (await self._http.post(path, json=body)).raise_for_status()
+
     async def said(self, session: str) -> list[tuple[str, str]]:
         """Role and text of every message of a session, oldest first."""
         return [

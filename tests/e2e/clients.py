@@ -128,10 +128,14 @@ class PythonClient:
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, service: Service, line: Line) -> AsyncIterator[PythonClient]:
+    async def connect(
+        cls, service: Service, line: Line, **headers: str
+    ) -> AsyncIterator[PythonClient]:
+        """`headers` go with every request, in the names of the environment: `a2a_extensions`."""
         wire = Recording()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with httpx.AsyncClient(
-            transport=wire, headers=service.headers, timeout=PATIENCE, trust_env=False
+            transport=wire, headers=service.headers | named, timeout=PATIENCE, trust_env=False
         ) as http:
             card = await A2ACardResolver(http, service.url).get_agent_card()
             chosen = [

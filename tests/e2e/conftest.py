@@ -83,6 +83,15 @@ async def asking(asking_service: Service, line: Line) -> AsyncIterator[PythonCli
         yield connected
 
 
+@pytest.fixture(params=(LINES[0], LINES[3]), ids=str)
+async def asking_either(
+    request: pytest.FixtureRequest, asking_service: Service
+) -> AsyncIterator[PythonClient]:
+    """Two that share neither line nor binding, for what the wire form has little part in."""
+    async with PythonClient.connect(asking_service, request.param) as connected:
+        yield connected
+
+
 @pytest.fixture
 async def behind_asking(asking_opencode: Upstream) -> AsyncIterator[Behind]:
     async with Behind.look(asking_opencode) as directly:

@@ -101,14 +101,32 @@ async def test_an_impatient_client_comes_back_for_the_answer(anyone: Client) -> 
     assert shown(task) == [("answer", "Worth the wait.")]
 
 
-async def test_a_question_of_the_agent_ends_the_stream(anyone: Client) -> None:
+async def test_a_question_of_the_agent_is_answered(anyone: Client) -> None:
     asked = '{"questions": [{"question": "Which one?", "header": "Pick", "options": []}]}'
     async with anyone.stream(ask(f"[[tool:question {asked}]]")) as stream:
         await stream.until(reaches("input-required"))
         task = await stream.rest()
     assert state(task) == "input-required"
-    assert says(task) == "The agent asks:\n\nWhich one?"
-    await anyone.cancel(task.id)
+    assert says(task).startswith("The agent asks:\n\nWhich one?\n\nAnswer in your own words")
+    async with anyone.stream(ask("The red one", task=task.id, context=task.context_id)) as stream:
+        done = await stream.rest()
+    assert (state(done), done.id) == ("completed", task.id)
+    assert "The red one" in shown(done)[-1][1]
+    assert facts(await anyone.get(task.id)) == facts(done)
+
+
+async def test_a_permission_is_given_in_words(anyone: Client, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("from outside\n")
+    task = await anyone.send(ask(f'[[tool:bash {{"command": "cat {outside}"}}]]'))
+    assert state(task) == "input-required"
+    assert says(task).startswith("The agent asks for permission: external_directory")
+    unclear = await anyone.send(ask("what for?", task=task.id))
+    assert (state(unclear), unclear.id) == ("input-required", task.id)
+    assert says(unclear).startswith("“what for?” is neither yes, always nor no.")
+    done = await anyone.send(ask("yes", task=task.id))
+    assert (state(done), done.id) == ("completed", task.id)
+    assert shown(done)[-1] == ("answer", "TOOL RESULT: from outside\n")
 
 
 async def test_what_is_not_there_is_not_found(anyone: Client) -> None:

@@ -17,6 +17,8 @@ from opencode_a2a.domain.events import (
     MessageSeen,
     TextDelta,
     TextSnapshot,
+    ToolCall,
+    ToolSnapshot,
 )
 from opencode_a2a.domain.turn import STOPPED
 from opencode_a2a.domain.updates import (
@@ -506,7 +508,9 @@ async def test_a_question_that_nobody_answers_fails_the_task() -> None:
         session.say(InterruptClosed("ses_0", "que_1", "rejected"))
         *_, end, idle = session.told("")
         assert isinstance(end, MessageSeen)
-        session.say(replace(end, finish="tool-calls"), idle)
+        refused = ToolCall("call_1", "question", "error", error="dismissed")
+        stop = ToolSnapshot("ses_0", end.message_id, "prt_1", refused, stops=True)
+        session.say(stop, replace(end, finish="tool-calls"), idle)
         done = await at.ended(task)
         assert done.ended is not None
         assert done.ended.problem is not None

@@ -507,7 +507,8 @@ class Turn:
         """Whether a run may end with this answer: not in the middle, where it could be lost."""
         if not answer.completed or answer.aborted or answer.problem is not None:
             return answer.completed
-        if self._newest_ask is not None and _age(self._newest_ask) > _age(answer):
+        ask = self._newest_ask
+        if ask is not None and answer.parent_id != ask.message_id and _age(ask) > _age(answer):
             return False
         return answer.finish != "tool-calls" or answer.message_id in self._stops
 
