@@ -42,6 +42,7 @@ from .service.recovery import Recovery
 from .service.sessions import Sessions
 from .service.tasks import Tasks
 from .service.turns import TurnLimits, Turns
+from .service.wishes import Wishes
 from .store.asked import SqlAsked
 from .store.bindings import SqlBindings
 from .store.database import Database, ping
@@ -91,7 +92,7 @@ async def build(
         Fetcher.open(egress, root) as files,
         Turns.open(
             log,
-            Sessions(opencode, SqlBindings(database)),
+            sessions := Sessions(opencode, bindings := SqlBindings(database)),
             SqlAsked(database),
             limits,
             now_ms,
@@ -104,13 +105,15 @@ async def build(
         catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)
         access = Access(
             catalog,
-            SqlBindings(database),
+            bindings,
             root,
             server.shared_sessions,
             server.allow_directory_override,
             now_ms,
         )
-        tasks = Tasks(opencode, log, turns, interrupts, inputs, now_ms)
+        checks = Checks(catalog, root)
+        wishes = Wishes(access, checks, catalog, sessions, bindings)
+        tasks = Tasks(opencode, log, turns, interrupts, wishes, inputs, now_ms)
 
         async def store_works() -> bool:
             try:
@@ -122,7 +125,7 @@ async def build(
         async def opencode_works() -> bool:
             return opencode.connected
 
-        services = Services(catalog, access, Checks(catalog, root), inputs, interrupts)
+        services = Services(catalog, access, checks, inputs, interrupts)
         published = publication(settings, url, services)
         app = FastAPI(title=server.title, version=__version__, redoc_url=None)
         app.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]

@@ -68,6 +68,17 @@ class Behind:
         asked = (await self._http.get(root)).json()
         return [request for request in asked if request["session"] == session]
 
+    async def create(self, title: str) -> str:
+        """A session as the terminal makes one: nobody's."""
+        response = await self._http.post("/session", json={"title": title})
+        created: str = response.json()["id"]
+        return created
+
+    async def agents_of(self, session: str) -> list[str]:
+        """The agent of each message of a session."""
+        messages = await self._get(f"/session/{session}/message")
+        return [message["info"]["agent"] for message in messages]
+
     async def _get(self, path: str) -> Any:
         response = await self._http.get(path)
         response.raise_for_status()

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
+from opencode_a2a.domain.catalog import Place
 from opencode_a2a.domain.events import (
     AgentEvent,
     BlockKind,
@@ -249,7 +250,7 @@ class ScriptedAgent(Watched):
         self._ids += 1
         return f"msg_{self._ids:04}"
 
-    async def create(self, title: str, context_id: str) -> SessionRef:
+    async def create(self, title: str, context_id: str, place: Place | None = None) -> SessionRef:
         self.creating += 1
         self.changed()
         await self.gate.wait()

@@ -22,6 +22,7 @@ from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog, now_ms
 from tests.fakes.opencode import FakeOpenCode, expected_text, serve
+from tests.fakes.wishes import NoWishes
 from tests.service.house import ALICE, NoFiles
 
 TOKENS = 800
@@ -71,7 +72,9 @@ async def desk(limits: TurnLimits, silence: float = 25.0) -> AsyncIterator[Desk]
     ):
         interrupts = Interrupts(log, turns, SqlAsked(database), now_ms)
         inputs = Inputs(NoFiles(), 1 << 20)
-        yield Desk(fake, opencode, Tasks(opencode, log, turns, interrupts, inputs, now_ms))
+        yield Desk(
+            fake, opencode, Tasks(opencode, log, turns, interrupts, NoWishes(), inputs, now_ms)
+        )
 
 
 def whole(task: Task) -> bool:

@@ -33,6 +33,7 @@ from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog, now_ms
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
+from tests.fakes.wishes import NoWishes
 
 ALICE, BOB = Caller("alice"), Caller("bob")
 
@@ -157,7 +158,7 @@ async def house(
         ) as turns,
     ):
         interrupts = Interrupts(log, turns, SqlAsked(database), now_ms, always)
-        tasks = Tasks(agent, log, turns, interrupts, Inputs(NoFiles(), 1 << 20), now_ms)
+        tasks = Tasks(agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20), now_ms)
         yield House(agent, database, log, turns, interrupts, tasks)
 
 

@@ -15,6 +15,7 @@ from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.tasks import Request, Tasks
 from opencode_a2a.store.log import now_ms
 from tests.fakes.session import PATIENCE, ScriptedAgent
+from tests.fakes.wishes import NoWishes
 from tests.service.house import ALICE, House, NoFiles, house
 
 
@@ -30,7 +31,9 @@ class Meanwhile:
 
 
 def tasks_of(at: House, files: Files) -> Tasks:
-    return Tasks(at.agent, at.log, at.turns, at.interrupts, Inputs(files, 1 << 20), now_ms)
+    return Tasks(
+        at.agent, at.log, at.turns, at.interrupts, NoWishes(), Inputs(files, 1 << 20), now_ms
+    )
 
 
 async def test_a_message_that_another_process_has_taken_is_not_added_again(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import LEASE
 from opencode_a2a.store.log import SqlTaskLog, now_ms
 from tests.fakes.session import PATIENCE, ScriptedAgent
+from tests.fakes.wishes import NoWishes
 from tests.service.house import ALICE, BOB, NoFiles, answers, house, rename
 from tests.store.saying import Clock
 
@@ -399,7 +400,9 @@ async def test_a_file_that_is_gone_when_its_message_is_sent_at_last_fails_the_ta
     url, agent = f"sqlite:///{tmp_path / 'tasks.db'}", ScriptedAgent()
     async with house(url=url, agent=agent) as at:
         working, session = await at.working("c", "one")
-        tasks = Tasks(agent, at.log, at.turns, at.interrupts, Inputs(OneFile(), 1 << 20), now_ms)
+        tasks = Tasks(
+            agent, at.log, at.turns, at.interrupts, NoWishes(), Inputs(OneFile(), 1 << 20), now_ms
+        )
         message = Message("m-2", Role.USER, (FileUrl("https://example.com/a.txt"),))
         waiting = (await tasks.send(ALICE, Request(message, "c"))).head.id
     async with (
@@ -444,7 +447,7 @@ async def test_what_may_finish_while_the_service_stops_is_held_until_then() -> N
         opening = Turns.open(log, sessions, asked, limits, clock)
         turns = await stack.enter_async_context(opening)
         interrupts = Interrupts(log, turns, asked, clock)
-        tasks = Tasks(agent, log, turns, interrupts, Inputs(NoFiles(), 1 << 20), clock)
+        tasks = Tasks(agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20), clock)
         request = Request(Message("m-1", Role.USER, (Text("hello"),)), "c")
         task = await tasks.send(ALICE, request)
         await agent.until(lambda: agent.sessions)

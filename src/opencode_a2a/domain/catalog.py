@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from .task import TaskHead
-from .values import Attachment, FileChange, Message, SessionRef
+from .values import Attachment, FileChange, Message, ModelRef, SessionRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,6 @@ class TodoItem:
     content: str
     status: str
     priority: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRef:
-    provider: str
-    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +196,14 @@ class Catalog(Protocol):
         ...
 
     async def session(self, session: str) -> SessionInfo: ...
+    async def model_of(self, session: str) -> ModelRef | None:
+        """What the session was last answered with, if it ever was."""
+        ...
+
+    async def default_model(self, place: Place) -> ModelRef | None:
+        """What is configured there, if anything is."""
+        ...
+
     async def children(self, session: str) -> Sequence[SessionInfo]: ...
     async def statuses(self, place: Place) -> Mapping[str, SessionStatus]:
         """Of those that are not idle."""

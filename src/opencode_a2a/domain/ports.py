@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from .catalog import Place
 from .events import AgentEvent
 from .permissions import Grant
 from .task import Task, TaskHead
@@ -15,6 +16,7 @@ from .values import (
     Decision,
     FileChange,
     Interrupt,
+    ModelRef,
     Prompt,
     SessionRef,
     TaskQuery,
@@ -86,7 +88,9 @@ class Agent(Protocol):
         """An id for a prompt: the agent knows it by this, so it can never be sent twice."""
         ...
 
-    async def create(self, title: str, context_id: str) -> SessionRef: ...
+    async def create(
+        self, title: str, context_id: str, place: Place | None = None
+    ) -> SessionRef: ...
 
     def session(self, ref: SessionRef) -> AgentSession: ...
 
@@ -205,7 +209,15 @@ class Bindings(Protocol):
 
     async def session_of(self, owner: str, context_id: str) -> SessionRef | None: ...
 
-    async def bind(self, owner: str, context_id: str, session: SessionRef) -> None: ...
+    async def context_of(self, owner: str, session_id: str) -> str | None: ...
+
+    async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
+        """The session may be this owner's already, but must not serve another context."""
+        ...
+
+    async def keep_model(self, session_id: str, model: ModelRef) -> None:
+        """Remember what a session goes on with after a request that chooses another."""
+        ...
 
     async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
         """Forget a session, if it is the one that serves this context."""

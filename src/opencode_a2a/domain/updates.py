@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
 from .events import BlockKind, Todo, ToolCall
-from .values import Decision, FileChange, Interrupt, Message, Problem, TaskState, Usage
+from .values import Decision, FileChange, Interrupt, Message, Problem, Selection, TaskState, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class MessageAdded:
 
     message: Message
     upstream_id: str | None
+    selection: Selection = Selection()
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,11 +99,39 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRef:
+    provider: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request asks for besides its message, as it was said."""
+
+    session: str | None = None
+    model: ModelRef | None = None
+    agent: str | None = None
+    variant: str | None = None
+    directory: str | None = None
+    workspace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a prompt is answered with, where that is not the usual; looked up and good."""
+
+    model: ModelRef | None = None
+    agent: str | None = None
+    variant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """What the agent is asked: text and attachments in the caller's order."""
 
     message_id: str
     parts: tuple[str | Attachment, ...]
+    selection: Selection = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +292,7 @@ class SessionRef:
     id: str
     title: str = ""
     directory: str = ""
+    model: ModelRef | None = None  # what it goes on with after a request that chose another
 
 
 @dataclass(frozen=True, slots=True)

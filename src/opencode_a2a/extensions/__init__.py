@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from ..contract.declare import Extension
 from . import control as control  # declares methods of SESSIONS
-from .declared import COMPATIBILITY, STREAM_HINTS, WIRE
+from .declared import COMPATIBILITY, MODEL_SELECTION, SESSION_BINDING, STREAM_HINTS, WIRE
 from .interrupts import HUMAN_IN_THE_LOOP, INTERACTIVE, RECOVERY
 from .providers import PROVIDERS
 from .sessions import SESSIONS
 from .workspaces import WORKSPACES
 
 ALL: tuple[Extension, ...] = (
+    SESSION_BINDING,
+    MODEL_SELECTION,
     STREAM_HINTS,
     INTERACTIVE,
     HUMAN_IN_THE_LOOP,

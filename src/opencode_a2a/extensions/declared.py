@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..contract.declare import Extension
 
-# To be listed in ALL when requests are read by them.
 SESSION_BINDING = Extension(
     "shared-session-binding-v1",
     "Shared Session Binding v1",

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from ..contract.params import Params
-from ..domain.catalog import ModelRef, Place
+from ..domain.catalog import Place
+from ..domain.values import ModelRef
 from .services import Services
 
 

@@ -29,11 +29,13 @@ from ..domain.values import (
     FileBytes,
     FileUrl,
     Message,
+    ModelRef,
     OutputModes,
     Part,
     Role,
     TaskQuery,
     Text,
+    Wish,
 )
 from ..errors import InvalidParams, PushNotificationNotSupported
 from ..service.tasks import Request
@@ -161,6 +163,64 @@ class SendParams(Wire):
     metadata: dict[str, Any] | None = None
 
 
+class _SessionWish(BaseModel):
+    id: Annotated[str, Field(pattern=r"^ses_[A-Za-z0-9]+$", max_length=64)] | None = None
+
+
+class _ModelWish(BaseModel):
+    providerID: Id
+    modelID: Id
+
+
+class _WorkspaceWish(BaseModel):
+    id: Annotated[str, Field(pattern=r"^wrk_[A-Za-z0-9]+$", max_length=64)] | None = None
+
+
+class _SharedWishes(BaseModel):
+    session: _SessionWish = _SessionWish()
+    model: _ModelWish | None = None
+
+
+class _OpenCodeWishes(BaseModel):
+    directory: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    workspace: _WorkspaceWish = _WorkspaceWish()
+    agent: Id | None = None
+    variant: Id | None = None
+
+
+class _Metadata(BaseModel):
+    """What we read of metadata; the rest is somebody else's."""
+
+    shared: _SharedWishes = _SharedWishes()
+    opencode: _OpenCodeWishes = _OpenCodeWishes()
+
+
+class _Wishes(BaseModel):
+    class Message(BaseModel):
+        metadata: _Metadata = _Metadata()
+
+    metadata: _Metadata = _Metadata()
+    message: Message = Message()
+
+
+def _wish(request: Any, message: Any) -> Wish:
+    """What a request asks for: its own metadata counts more than its message's."""
+    if not request and not message:
+        return Wish()
+    said = {"metadata": request or {}, "message": {"metadata": message or {}}}
+    both = validated(_Wishes, said)
+    here, there = both.metadata, both.message.metadata
+    model = here.shared.model or there.shared.model
+    return Wish(
+        here.shared.session.id or there.shared.session.id,
+        ModelRef(model.providerID, model.modelID) if model is not None else None,
+        here.opencode.agent or there.opencode.agent,
+        here.opencode.variant or there.opencode.variant,
+        here.opencode.directory or there.opencode.directory,
+        here.opencode.workspace.id or there.opencode.workspace.id,
+    )
+
+
 class Send:
     """A send request, understood."""
 
@@ -186,6 +246,7 @@ class Send:
             given.task_id or None,
             OutputModes(tuple(wanted.accepted_output_modes)),
             idempotency_key,
+            _wish(params.metadata, given.metadata),
         )
         self.history_length = history(dialect, wanted.history_length)
         # ProtoJSON leaves out what is false, so in 0.3 over REST a configuration that does not

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..domain import events as ev
+from ..domain.catalog import Place
 from ..domain.ports import SessionGone
 from ..domain.values import (
     Attachment,
@@ -111,10 +112,12 @@ class OpenCode:
     def new_message_id(self) -> str:
         return new_id("msg")
 
-    async def create(self, title: str, context_id: str) -> SessionRef:
-        directory = self._defaults.directory
+    async def create(self, title: str, context_id: str, place: Place | None = None) -> SessionRef:
+        directory = place.directory if place is not None else self._defaults.directory
         # A title of ours saves the model call that OpenCode would spend on one.
         body: dict[str, Any] = {"title": title, "metadata": {"a2a": {"contextId": context_id}}}
+        if place is not None and place.workspace is not None:
+            body["workspaceID"] = place.workspace
         if self._defaults.rules:
             body["permission"] = [asdict(rule) for rule in self._defaults.rules]
         await self._feed.ready()
@@ -148,9 +151,15 @@ class OpenCodeSession:
                 for i, part in enumerate(prompt.parts)
             ],
         }
-        defaults = self._defaults
-        extras = {"agent": defaults.agent, "system": defaults.system, "variant": defaults.variant}
+        defaults, selected = self._defaults, prompt.selection
+        extras = {
+            "agent": selected.agent or defaults.agent,
+            "system": defaults.system,
+            "variant": selected.variant or defaults.variant,
+        }
         body |= {name: value for name, value in extras.items() if value}
+        if (model := selected.model or self.ref.model) is not None:
+            body["model"] = {"providerID": model.provider, "modelID": model.model}
         await self._feed.ready()
         with _gone_if_unknown():
             await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)

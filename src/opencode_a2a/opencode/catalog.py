@@ -22,6 +22,7 @@ from ..domain.values import (
     FileChange,
     FileUrl,
     Message,
+    ModelRef,
     Part,
     Role,
     Text,
@@ -298,12 +299,12 @@ class OpenCodeCatalog:
         return await self._run(session, "command", body | _given(more) | files)
 
     async def shell(
-        self, session: str, agent: str, command: str, model: c.ModelRef | None
+        self, session: str, agent: str, command: str, model: ModelRef | None
     ) -> Message:
         body = {"agent": agent, "command": command, "model": _model(model)}
         return await self._run(session, "shell", _given(body))
 
-    async def summarize(self, session: str, model: c.ModelRef) -> None:
+    async def summarize(self, session: str, model: ModelRef) -> None:
         body = _model(model)
         await self._of(session, "POST", "summarize", body=body, timeout=self._patience)
 
@@ -336,6 +337,21 @@ class OpenCodeCatalog:
         return _info(await self._of(session, "POST", "unrevert"))
 
     # -- models and agents
+
+    async def model_of(self, session: str) -> ModelRef | None:
+        answer = await self._http.call("GET", "session", session)
+        model = answer.get("model") if isinstance(answer, dict) else None
+        match model:
+            case {"providerID": str(provider), "id": str(name)}:
+                return ModelRef(provider, name)
+            case _:
+                return None
+
+    async def default_model(self, place: c.Place) -> ModelRef | None:
+        config = await self._http.call("GET", "config", query=_at(place))
+        named = config.get("model") if isinstance(config, dict) else None
+        provider, slash, model = named.partition("/") if isinstance(named, str) else ("", "", "")
+        return ModelRef(provider, model) if slash and provider and model else None
 
     async def providers(self, place: c.Place) -> c.Providers:
         found = read(_PROVIDERS, await self._http.call("GET", "provider", query=_at(place)))
@@ -466,7 +482,7 @@ def _info(answer: Any) -> c.SessionInfo:
     return read(_SESSION, answer).info()
 
 
-def _model(model: c.ModelRef | None) -> dict[str, str] | None:
+def _model(model: ModelRef | None) -> dict[str, str] | None:
     return {"providerID": model.provider, "modelID": model.model} if model else None
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from ..domain.catalog import Catalog, ModelRef, Place, SessionInfo, Workspace
-from ..domain.values import Message
+from ..domain.catalog import Catalog, Place, SessionInfo, Workspace
+from ..domain.values import Message, ModelRef
 from ..errors import InvalidParams, UpstreamBusy
 
 # What OpenCode acts upon in a command, whoever wrote it: !`shell`, and @path for a file to read.
@@ -38,9 +38,9 @@ class Checks:
                 session_id=session.id,
             )
 
-    async def agent(self, session: SessionInfo, name: str | None, field: str) -> None:
+    async def agent(self, at: SessionInfo | Place, name: str | None, field: str) -> None:
         if name is not None:
-            known = await self.catalog.agents(Place(session.directory))
+            known = await self.catalog.agents(Place(at.directory))
             _one_of(name, known, "agent", field)
 
     async def command(self, session: SessionInfo, name: str, arguments: str, at: str) -> None:
@@ -64,10 +64,10 @@ class Checks:
                 field, "must not refer to files with @: OpenCode would read any; send them as parts"
             )
 
-    async def model(self, session: SessionInfo, model: ModelRef | None, field: str) -> None:
+    async def model(self, at: SessionInfo | Place, model: ModelRef | None, field: str) -> None:
         if model is None:
             return
-        found = await self.catalog.providers(Place(session.directory))
+        found = await self.catalog.providers(Place(at.directory))
         if not found.knows(model):
             known = [f"{m.provider_id}/{m.model_id}" for m in found.models if m.connected]
             _one_of(f"{model.provider}/{model.model}", known, "model", field)

@@ -16,7 +16,7 @@ import structlog
 
 from ..domain.ports import TaskLog
 from ..domain.updates import MessageAdded
-from ..domain.values import Message, Prompt
+from ..domain.values import Prompt
 from ..errors import StoreUnavailable
 from .inputs import Inputs
 from .tasks import title_of
@@ -67,13 +67,15 @@ class Recovery:
     async def take_up(self) -> None:
         for task in await self._log.take_orphans():
             logger.info("task.resumed", task=task.head.id, state=task.state.value)
-            asked: dict[str, Message] = {
-                entry.update.upstream_id: entry.update.message
+            asked: dict[str, MessageAdded] = {
+                entry.update.upstream_id: entry.update
                 for entry in task.history
                 if isinstance(entry.update, MessageAdded) and entry.update.upstream_id
             }
 
-            async def prepare(message_id: str, asked: dict[str, Message] = asked) -> Prompt:
-                return Prompt(message_id, await self._inputs.prepare(asked[message_id].parts))
+            async def prepare(message_id: str, asked: dict[str, MessageAdded] = asked) -> Prompt:
+                added = asked[message_id]
+                parts = await self._inputs.prepare(added.message.parts)
+                return Prompt(message_id, parts, added.selection)
 
             self._turns.resume(task, title_of(task.messages[0]), list(asked), prepare)

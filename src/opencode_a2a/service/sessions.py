@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
+from ..domain.catalog import Place
 from ..domain.ports import Agent, AgentSession, Bindings
 from ..domain.values import SessionRef
 
@@ -40,20 +41,25 @@ class Sessions:
         self._creating: Lanes[tuple[str, str]] = Lanes()
         self._unbound: dict[tuple[str, str], SessionRef] = {}  # made, but not written down
 
-    async def serving(self, owner: str, context_id: str, title: str) -> AgentSession:
-        """The session of this context, made now if it has none."""
+    async def serving(
+        self, owner: str, context_id: str, title: str, place: Place | None = None
+    ) -> AgentSession:
+        """The session of this context, made now, in that place, if it has none."""
         key = (owner, context_id)
         async with self._creating(key):
             ref = await self._bindings.session_of(owner, context_id)
             if ref is None:
                 if key not in self._unbound:
-                    self._unbound[key] = await self._agent.create(title, context_id)
+                    self._unbound[key] = await self._agent.create(title, context_id, place)
                 ref = self._unbound[key]
                 await self._bindings.bind(owner, context_id, ref)
                 del self._unbound[key]
         return self._agent.session(ref)
 
-    async def renewed(self, owner: str, context_id: str, title: str, gone: str) -> AgentSession:
+    async def renewed(
+        self, owner: str, context_id: str, title: str, gone: SessionRef
+    ) -> AgentSession:
         """The session of this context, now that the agent does not know the one it had."""
-        await self._bindings.unbind(owner, context_id, gone)
-        return await self.serving(owner, context_id, title)
+        await self._bindings.unbind(owner, context_id, gone.id)
+        place = Place(gone.directory) if gone.directory else None
+        return await self.serving(owner, context_id, title, place)

@@ -23,6 +23,7 @@ from ..domain.values import (
     TaskQuery,
     TaskState,
     Text,
+    Wish,
 )
 from ..errors import (
     IdempotencyConflict,
@@ -35,6 +36,7 @@ from .inputs import Inputs
 from .interrupts import Interrupts
 from .sessions import Lanes
 from .turns import Turns, in_transit
+from .wishes import Granting
 
 TITLE = 60
 HOLDER_SECONDS = 20.0  # for another process to hear of a cancel, and to do it
@@ -50,6 +52,7 @@ class Request:
     task_id: str | None = None
     modes: OutputModes = OutputModes()
     idempotency_key: str | None = None
+    wish: Wish = Wish()
 
     def keys(self, now: int) -> list[Key]:
         """What this request is known by if it is sent again.
@@ -59,7 +62,8 @@ class Request:
         """
         message = asdict(self.message)
         message_id = message.pop("message_id")
-        told = json.dumps([message, self.context_id, self.task_id], sort_keys=True)
+        place = [self.context_id, self.task_id, asdict(self.wish)]
+        told = json.dumps([message, *place], sort_keys=True)
         digest = hashlib.sha256(told.encode()).hexdigest()
         keys = []
         if self.idempotency_key is not None:
@@ -89,6 +93,7 @@ class Tasks:
         log: TaskLog,
         turns: Turns,
         interrupts: Interrupts,
+        wishes: Granting,
         inputs: Inputs,
         clock: Callable[[], int],
     ) -> None:
@@ -96,6 +101,7 @@ class Tasks:
         self._log = log
         self._turns = turns
         self._interrupts = interrupts
+        self._wishes = wishes
         self._inputs = inputs
         self._clock = clock
         self._repeats: Lanes[tuple[str, str]] = Lanes()
@@ -137,17 +143,16 @@ class Tasks:
         with self._turns.admit():
             parts = await self._inputs.prepare(request.message.parts)
             await self._agent.available()
+            title = title_of(request.message)
+            context_id = await self._wishes.context(caller, request.context_id, request.wish)
+            selection = await self._wishes.grant(caller, context_id, title, request.wish)
             head = TaskHead(
-                str(uuid.uuid4()),
-                request.context_id or str(uuid.uuid4()),
-                caller.principal,
-                self._moment(),
-                request.modes,
+                str(uuid.uuid4()), context_id, caller.principal, self._moment(), request.modes
             )
-            prompt = Prompt(self._agent.new_message_id(), parts)
-            added = MessageAdded(request.message, prompt.message_id)
+            prompt = Prompt(self._agent.new_message_id(), parts, selection)
+            added = MessageAdded(request.message, prompt.message_id, selection)
             task = await self._log.create(head, [added], keys)
-            self._turns.start(head, title_of(request.message), prompt)
+            self._turns.start(head, title, prompt)
         return task
 
     def _moment(self) -> int:
@@ -166,6 +171,7 @@ class Tasks:
         if await self._interrupts.reply(task, request.message, keys):
             return await self._log.get(caller.principal, task_id)
         parts = await self._inputs.prepare(request.message.parts)
+        selection = await self._wishes.next(caller, task.head.context_id, request.wish)
         place = self._turns.steer(task_id)
         if place is None:
             if not task.state.terminal:
@@ -178,11 +184,12 @@ class Tasks:
             )
         upstream_id = self._agent.new_message_id()
         try:
-            await self._log.write(task_id, [MessageAdded(request.message, upstream_id)], keys)
+            added = MessageAdded(request.message, upstream_id, selection)
+            await self._log.write(task_id, [added], keys)
         except BaseException:  # a place that is never filled would keep the task open for ever
             place.set_result(None)
             raise
-        place.set_result(Prompt(upstream_id, parts))
+        place.set_result(Prompt(upstream_id, parts, selection))
         return await self._log.get(caller.principal, task_id)
 
     async def settled(self, caller: Caller, task: Task) -> Task:

@@ -414,7 +414,7 @@ class Turns:
         head = job.head
         session = await self._patiently(
             job,
-            lambda: self._sessions.renewed(head.owner, head.context_id, job.title, gone.ref.id),
+            lambda: self._sessions.renewed(head.owner, head.context_id, job.title, gone.ref),
         )
         logger.warning("session.renewed", task=head.id, gone=gone.ref.id, session=session.ref.id)
         job.session, job.session_title = session, session.ref.title

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from ..domain.values import SessionRef
+from ..domain.values import ModelRef, SessionRef
+from ..errors import StoreUnavailable
 from .database import Database
 from .log import now_ms
-from .tables import contexts, sessions
+from .tables import contexts, home_models, sessions
 
 AT_ONCE = 500  # names in one question; databases have a limit
 
@@ -22,6 +23,9 @@ class SqlBindings:
     async def session_of(self, owner: str, context_id: str) -> SessionRef | None:
         return await self._database.read(_session_of, owner, context_id)
 
+    async def context_of(self, owner: str, session_id: str) -> str | None:
+        return await self._database.read(_context_of, owner, session_id)
+
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
         await self._database.write(_bind, owner, context_id, session, now_ms())
 
@@ -31,25 +35,58 @@ class SqlBindings:
     async def claim(self, owner: str, session: SessionRef) -> str:
         return await self._database.write(_claim, owner, session, now_ms())
 
+    async def keep_model(self, session_id: str, model: ModelRef) -> None:
+        await self._database.write(_keep_model, session_id, model)
+
     async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
         await self._database.write(_unbind, owner, context_id, session_id)
 
 
 def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | None:
     row = db.execute(
-        select(sessions.c.session_id, sessions.c.title, sessions.c.directory)
+        select(
+            sessions.c.session_id,
+            sessions.c.title,
+            sessions.c.directory,
+            home_models.c.provider,
+            home_models.c.model,
+        )
         .join(contexts, contexts.c.session_id == sessions.c.session_id)
+        .outerjoin(home_models, home_models.c.session_id == sessions.c.session_id)
         .where(contexts.c.owner == owner, contexts.c.context_id == context_id)
     ).first()
-    return SessionRef(row.session_id, row.title, row.directory) if row else None
+    if row is None:
+        return None
+    model = ModelRef(row.provider, row.model) if row.provider is not None else None
+    return SessionRef(row.session_id, row.title, row.directory, model)
 
 
 def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: int) -> None:
-    db.execute(insert(sessions), _row(owner, session, at))
+    known = _owners(db, [session.id])
+    if known not in ({}, {session.id: owner}) or _context_of(db, owner, session.id) is not None:
+        raise StoreUnavailable(
+            "The session was given another use at the same moment. Try again.", retry_after=1
+        )
+    if not known:
+        db.execute(insert(sessions), _row(owner, session, at))
     db.execute(
         insert(contexts),
         {"owner": owner, "context_id": context_id, "session_id": session.id, "created_at": at},
     )
+
+
+def _context_of(db: Connection, owner: str, session_id: str) -> str | None:
+    served = select(contexts.c.context_id).where(
+        contexts.c.owner == owner, contexts.c.session_id == session_id
+    )
+    return db.execute(served).scalar()
+
+
+def _keep_model(db: Connection, session_id: str, model: ModelRef) -> None:
+    known = select(home_models.c.model).where(home_models.c.session_id == session_id)
+    if db.execute(known).first() is None:
+        row = {"session_id": session_id, "provider": model.provider, "model": model.model}
+        db.execute(insert(home_models), row)
 
 
 def _owners(db: Connection, ids: Sequence[str]) -> dict[str, str]:

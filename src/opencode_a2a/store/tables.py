@@ -109,3 +109,11 @@ grants = Table(
     Column("permission", String(255), primary_key=True),
     Column("pattern", Text, primary_key=True),
 )
+
+home_models = Table(
+    "home_models",
+    metadata,
+    Column("session_id", String(64), primary_key=True),
+    Column("provider", String(255), nullable=False),
+    Column("model", String(255), nullable=False),
+)

@@ -1,4 +1,4 @@
-"""What the agent asks of people, and what they have allowed for good."""
+"""What the agent asks of people, what they have allowed for good, and models to go back to."""
 
 from __future__ import annotations
 
@@ -31,4 +31,10 @@ def upgrade() -> None:
         sa.Column("context_id", sa.String(255), primary_key=True),
         sa.Column("permission", sa.String(255), primary_key=True),
         sa.Column("pattern", sa.Text, primary_key=True),
+    )
+    op.create_table(
+        "home_models",
+        sa.Column("session_id", sa.String(64), primary_key=True),
+        sa.Column("provider", sa.String(255), nullable=False),
+        sa.Column("model", sa.String(255), nullable=False),
     )

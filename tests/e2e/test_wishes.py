@@ -1,0 +1,115 @@
+"""What a request asks for besides its message: a session, a place, a model, an agent."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from a2a.types.a2a_pb2 import SendMessageRequest
+
+from tests.e2e.behind import Behind
+from tests.e2e.clients import PythonClient, Refusal, ask
+from tests.e2e.seen import answer, shared, state
+from tests.running import Upstream
+
+INVALID = -32602
+PWD = '[[tool:bash {"command":"pwd","description":"d"}]]'
+
+
+def wishing(text: str, *, context: str = "", **metadata: Any) -> SendMessageRequest:
+    request = ask(text, context=context)
+    request.metadata.update(metadata)
+    return request
+
+
+async def refused(client: PythonClient, request: SendMessageRequest) -> Refusal:
+    with pytest.raises(Refusal) as refusal:
+        await client.send(request)
+    return refusal.value
+
+
+async def test_a_model_is_for_one_request(client: PythonClient, behind: Behind) -> None:
+    other = {"model": {"providerID": "demo", "modelID": "demo-vision"}}
+    first = await client.send(wishing("one", shared=other))
+    context, session = first.context_id, shared(first)["session"]["id"]
+    second = await client.send(ask("two", context=context))
+    assert (state(first), state(second)) == ("completed", "completed")
+    models = [prompt["model"] for prompt in await behind.prompts(session)]
+    assert models == ["demo-vision", "demo"]
+
+
+async def test_a_model_that_does_not_exist_is_refused_before_it_can_stick(
+    either: PythonClient,
+) -> None:
+    wrong = {"model": {"providerID": "demo", "modelID": "dem"}}
+    refusal = await refused(either, wishing("one", shared=wrong))
+    assert refusal.code == INVALID
+    assert "metadata.shared.model" in refusal.message
+    assert "demo/demo" in refusal.message
+    half = await refused(either, wishing("one", shared={"model": {"providerID": "demo"}}))
+    assert "metadata.shared.model.modelID" in half.message
+
+
+async def test_a_session_is_continued_by_its_id_and_only_in_its_context(
+    client: PythonClient, behind: Behind
+) -> None:
+    first = await client.send(ask("one"))
+    session = {"session": {"id": shared(first)["session"]["id"]}}
+    again = await client.send(wishing("two", shared=session))
+    assert again.context_id == first.context_id
+    assert shared(again)["session"] == shared(first)["session"]
+    listed = await client.send(
+        ask("three", context=f"ctx:opencode-session:{session['session']['id']}")
+    )
+    assert listed.context_id == first.context_id
+    said = await behind.said(session["session"]["id"])
+    assert [text for role, text in said if role == "user"] == ["one", "two", "three"]
+    refusal = await refused(client, wishing("no", context=str(uuid.uuid4()), shared=session))
+    assert (refusal.code, first.context_id in refusal.message) == (INVALID, True)
+
+
+async def test_a_session_of_the_terminal_is_taken_up(either: PythonClient, behind: Behind) -> None:
+    session = await behind.create("by hand")
+    task = await either.send(wishing("hello", shared={"session": {"id": session}}))
+    assert shared(task)["session"]["id"] == session
+    assert task.context_id == f"ctx:opencode-session:{session}"
+    assert answer(task) == "ECHO: hello"
+
+
+async def test_sessions_that_are_not_there_are_refused(either: PythonClient) -> None:
+    unknown = {"session": {"id": "ses_" + "0" * 26}}
+    refusal = await refused(either, wishing("x", shared=unknown))
+    assert "no such session" in refusal.message or either.line.version == "0.3"  # SDK hides it
+    for trick in ("ses_1/../ses_2", "../global/dispose?", "ses_%2e", "", "per_1"):
+        refusal = await refused(either, wishing("x", shared={"session": {"id": trick}}))
+        assert refusal.code == INVALID
+        assert "metadata.shared.session.id" in refusal.message
+    assert (await refused(either, ask("x", context="ctx:opencode-session:../x"))).code == INVALID
+
+
+async def test_a_place_inside_the_workspace_and_no_other(
+    either: PythonClient, opencode: Upstream, behind: Behind
+) -> None:
+    inside = opencode.workspace / f"part-{uuid.uuid4()}"
+    inside.mkdir()
+    there = {"directory": inside.name}
+    task = await either.send(wishing(PWD, opencode=there))
+    assert str(inside) in answer(task)
+    away = inside / "away"
+    away.symlink_to("/tmp")
+    for outside in ("/", "..", str(away), "nowhere", "a\0b"):
+        refusal = await refused(either, wishing("x", opencode={"directory": outside}))
+        assert (refusal.code, "metadata.opencode.directory" in refusal.message) == (INVALID, True)
+    moved = wishing("x", context=task.context_id, opencode={"directory": "."})
+    assert "use a new context" in (await refused(either, moved)).message
+
+
+async def test_an_agent_is_chosen_if_there_is_such_a_one(
+    either: PythonClient, behind: Behind
+) -> None:
+    task = await either.send(wishing("hello", opencode={"agent": "plan"}))
+    assert await behind.agents_of(shared(task)["session"]["id"]) == ["plan", "plan"]
+    refusal = await refused(either, wishing("hello", opencode={"agent": "plam"}))
+    assert "metadata.opencode.agent" in refusal.message
+    assert "plan" in refusal.message
