@@ -116,12 +116,12 @@ class Wire:
                 response.close()  # what was not read is not wanted any more
 
     def payload(self, data: bytes) -> bytes:
-        """An event without the envelope, which belongs to the request."""
-        if not self.rpc:
-            return data
-        _, found, rest = data.partition(b',"result":')
-        assert found, data
-        return rest[:-1]
+        """An event without what belongs to its stream: the envelope, and where that ends."""
+        if self.rpc:
+            _, found, rest = data.partition(b',"result":')
+            assert found, data
+            data = rest[:-1]
+        return data.replace(b',"final":true', b"").replace(b',"final":false', b"")
 
     def _request(
         self, what: int, params: Json, headers: Mapping[str, str], query: Mapping[str, str] = {}

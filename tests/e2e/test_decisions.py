@@ -38,7 +38,7 @@ QUESTION = tool("question", questions=[NAME])
 
 
 async def until(client: PythonClient, task: Task, *states: str) -> Task:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(2 * PATIENCE):  # OpenCode may have to start again
         while state(task) not in states:
             await asyncio.sleep(0.05)
             task = await client.get(task.id)
