@@ -17,6 +17,7 @@ from sqlalchemy import (
 metadata = MetaData()
 
 OPEN_STATES = ("submitted", "working", "input-required")
+IS_OPEN = text("tasks.state IN ('submitted', 'working', 'input-required')")
 _is_open = text("state IN ('submitted', 'working', 'input-required')")
 
 tasks = Table(
