@@ -44,6 +44,16 @@ tasks = Table(
     Index("ix_tasks_cleared", "cleared", "status_at"),
 )
 
+# How many tasks an owner has in each state. Kept by triggers in SQLite, whose one writer they do
+# not delay; in PostgreSQL every transaction would wait for these rows, and tasks are counted.
+totals = Table(
+    "totals",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("state", String(32), primary_key=True),
+    Column("tasks", BigInteger, nullable=False),
+)
+
 entries = Table(
     "entries",
     metadata,
