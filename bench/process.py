@@ -90,8 +90,8 @@ async def memory(lab: Lab) -> Result:
     result = Result(
         "Memory",
         f"Resident memory of the process on the fake upstream: idle, after {TASKS} tasks of 20 "
-        f"deltas (16 at a time), and with {OPEN} streams open at once, each of a task that waits "
-        "for its model.",
+        f"deltas (16 at a time), and what each of {OPEN} streams holds that are open at once, its "
+        "task included, which waits for its model.",
     )
     points: list[tuple[float, float]] = []
     with lab.on_fake() as adapter:
@@ -105,7 +105,7 @@ async def memory(lab: Lab) -> Result:
         await quiet(adapter.pid)
         result.add(f"more after {done} tasks", rss(adapter.pid) / 1e6 - idle, "MB", 10)
     with lab.on_fake() as adapter:
-        await adapter.streams(100, 16, "[[tokens:20]]")
+        await adapter.streams(600, 50, "[[tokens:20]]")  # what any work costs once is no stream's
         await quiet(adapter.pid)
         before, client = rss(adapter.pid), adapter.client
         body = message("[[tokens:5]] [[hang]]")

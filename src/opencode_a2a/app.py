@@ -27,6 +27,7 @@ from .inbound.failures import failure
 from .inbound.health import Health
 from .inbound.operations import Operations
 from .inbound.routes import add_routes
+from .inbound.sse import Streams
 from .opencode.agent import Defaults, OpenCode
 from .opencode.http import Endpoint
 from .outbound.fetch import Egress, Fetcher
@@ -125,7 +126,8 @@ async def build(
         contract = Contract(ALL, frozenset(), Services(interrupts))
         add_routes(app, operations, contract, card, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
-            yield Trace(Authenticate(cast(ASGIApp, app), credentials, PUBLIC, failure), failure)
+            served = Streams(cast(ASGIApp, app))
+            yield Trace(Authenticate(served, credentials, PUBLIC, failure), failure)
 
 
 def credentials_of(server: Server) -> Credentials:

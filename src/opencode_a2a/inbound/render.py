@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 import orjson
@@ -97,6 +97,11 @@ class Renderer:
     dialect: Dialect
     stays_open: bool = False  # the stream goes on while a person thinks
     hitl: bool = False  # requests are told in kagent's human-in-the-loop form, too
+    form: str = field(init=False)  # what two have in common that write the same
+
+    def __post_init__(self) -> None:
+        form = self.dialect.name + "+" * self.stays_open + "h" * self.hitl
+        object.__setattr__(self, "form", form)
 
     # -- whole tasks
 
@@ -168,18 +173,12 @@ class Renderer:
 
     # -- events
 
-    @property
-    def form(self) -> str:
-        """What two renderers have in common when they write the same."""
-        return self.dialect.name + "+" * self.stays_open + "h" * self.hitl
-
     def event(self, head: TaskHead, entry: LogEntry) -> bytes | None:
         """A committed entry as a stream event, or None when there is nothing to show."""
-        key = self.form
-        encoded = entry.encoded.get(key)
+        encoded = entry.encoded.get(self.form)
         if encoded is None:
             event = self._event(head, entry)
-            encoded = entry.encoded[key] = b"" if event is None else orjson.dumps(event)
+            encoded = entry.encoded[self.form] = b"" if event is None else orjson.dumps(event)
         return encoded or None
 
     def first(self, task: Task, history_length: int | None = None, gap: str | None = None) -> bytes:
