@@ -5,10 +5,10 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test chaos check fix gen pin clean
+.PHONY: help run test chaos bench bench-smoke check fix gen pin clean
 
 help: ## say what there is
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 run: .venv/.installed node_modules/.installed ## start OpenCode and the service in front of it
 	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS)
@@ -18,6 +18,12 @@ test: check node_modules/.installed ## everything CI runs
 
 chaos: .venv/.installed node_modules/.installed ## kill and cut things at random: make chaos ARGS='--kills 100'
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+bench: .venv/.bench node_modules/.installed ## measure everything, and write docs/performance.md (minutes; on an idle machine)
+	$(BIN)/python -m bench --write docs $(ARGS)
+
+bench-smoke: .venv/.installed ## does a cost grow with what it must not grow with? (part of make test)
+	$(BIN)/python -m bench --smoke
 
 check: .venv/.installed ## lint, formatting, types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -33,11 +39,12 @@ pin: export UV_CUSTOM_COMPILE_COMMAND = make pin
 pin: .venv/.installed ## compile requirements/*.txt again from pyproject.toml
 	$(PIN) -o requirements/run.txt pyproject.toml
 	$(PIN) -o requirements/dev.txt -c requirements/run.txt --group dev pyproject.toml
+	$(PIN) -o requirements/bench.txt -c requirements/dev.txt --group bench pyproject.toml
 PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(ARGS)
 
 clean: ## remove everything that was installed or built here
 	rm -rf .venv node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests -name __pycache__ -prune -exec rm -rf {} +
+	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/.installed: requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=…" if sys.version_info < (3, 11) else 0)'
@@ -45,6 +52,9 @@ clean: ## remove everything that was installed or built here
 	@$(PYTHON) -m venv .venv && $(PIP) --require-hashes -r requirements/dev.txt
 	@$(PIP) --no-deps --no-build-isolation -e . && touch $@
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.venv/.bench: .venv/.installed requirements/bench.txt
+	@$(PIP) --no-deps --require-hashes -r requirements/bench.txt && touch $@
 
 node_modules/.installed: package.json package-lock.json
 	@echo "Installing OpenCode and the JavaScript A2A clients into node_modules (some hundred MB) …"

@@ -30,6 +30,7 @@ from .inbound.health import Health
 from .inbound.operations import Operations
 from .inbound.published import Deployment, Published
 from .inbound.routes import add_routes
+from .inbound.sse import Streams
 from .opencode.agent import Defaults, OpenCode
 from .opencode.catalog import OpenCodeCatalog
 from .opencode.http import Endpoint
@@ -133,7 +134,8 @@ async def build(
         operations = Operations(tasks, published.card, stopping, server.strict_version)
         add_routes(app, operations, published.contract, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
-            guarded = Authenticate(cast(ASGIApp, app), credentials_of(server), PUBLIC, failure)
+            served = Streams(cast(ASGIApp, app))
+            guarded = Authenticate(served, credentials_of(server), PUBLIC, failure)
             yield Trace(guarded, failure)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -140,6 +141,8 @@ def _run(arguments: argparse.Namespace) -> None:
         if arguments.command in ("card", "openapi"):
             return _print(settings, arguments)
         _configure_log(settings.server.log_level)
+        gc.freeze()  # what is loaded stays for good, and need not be looked through again
+        gc.enable()
         work = _up(settings) if arguments.command == "up" else _serve(settings)
         uvloop.run(_until_stopped(work))
     except ConfigError as exc:

@@ -9,7 +9,7 @@ import pytest
 from opencode_a2a.domain.ports import TaskRow
 from opencode_a2a.domain.updates import Ended, InterruptOpened, InterruptResolved, Started
 from opencode_a2a.domain.values import PermissionAsk, SessionRef, TaskQuery, TaskState
-from opencode_a2a.store.log import SqlTaskLog
+from opencode_a2a.store.log import Retention, SqlTaskLog
 from tests.store.saying import DONE, FAILED, HELLO, OWNER, Clock, delta, head, soon
 
 ASK = PermissionAsk("per_1", "ses_1", "bash", command="make clean")
@@ -144,3 +144,25 @@ async def test_a_task_that_changes_meanwhile_does_not_disturb_the_other_pages(
         second = await log.list(TaskQuery(OWNER, limit=50, after=first.next))
         seen = [row.head.id for row in (*first.rows, *second.rows)]
         assert seen == [f"t-{n}" for n in range(9, 0, -1)]
+
+
+async def test_the_total_follows_every_task_through_its_states(
+    log: SqlTaskLog, clock: Clock
+) -> None:
+    async def total(state: TaskState | None = None, owner: str = OWNER) -> int:
+        return (await log.list(TaskQuery(owner, state=state, limit=1))).total
+
+    async with soon():
+        for task in ("a", "b", "c"):
+            await log.create(head(task), [HELLO])
+        assert (await total(), await total(TaskState.SUBMITTED)) == (3, 3)
+        await log.write("a", [Started("ses_1")])
+        await log.write("b", [Started("ses_2"), DONE])
+        assert await total() == 3
+        states = (TaskState.SUBMITTED, TaskState.WORKING, TaskState.COMPLETED, TaskState.FAILED)
+        assert [await total(state) for state in states] == [1, 1, 1, 0]
+        assert await total(owner="somebody else") == 0
+        clock.now += 10_000_000
+        await log.sweep(Retention(replay=1, tasks=1))
+        assert [await total(state) for state in states] == [1, 1, 0, 0]
+        assert await total() == 2

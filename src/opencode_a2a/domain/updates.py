@@ -159,12 +159,19 @@ def state_after(update: Update) -> TaskState | None:
 
 @dataclass(slots=True)
 class LogEntry:
-    """A committed update. `encoded` keeps its wire bytes, one form per dialect."""
+    """A committed update, and the state it leads to.
+
+    `encoded` keeps its wire bytes, one form per dialect. Both serve every reader, made once.
+    """
 
     seq: int
     at: int
     update: Update
     encoded: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+    state: TaskState | None = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.state = state_after(self.update)
 
 
 def coalesce(waiting: Sequence[Update]) -> list[Update]:

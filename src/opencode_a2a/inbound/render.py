@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 import orjson
@@ -96,6 +96,13 @@ class Renderer:
     dialect: Dialect
     stays_open: bool = False  # the stream goes on while a person thinks
     hitl: bool = False  # requests are told in kagent's human-in-the-loop form, too
+    form: str = field(init=False)  # what two have in common that write the same
+    last_form: str = field(init=False)  # … about the event with which a stream ends
+
+    def __post_init__(self) -> None:
+        form = self.dialect.name + "h" * self.hitl
+        object.__setattr__(self, "form", form)
+        object.__setattr__(self, "last_form", form + ".")
 
     # -- whole tasks
 
@@ -172,11 +179,11 @@ class Renderer:
 
         `last` says that the stream ends with it.
         """
-        key = self.dialect.name + "." * last + "h" * self.hitl
-        encoded = entry.encoded.get(key)
+        form = self.last_form if last else self.form
+        encoded = entry.encoded.get(form)
         if encoded is None:
             event = self._event(head, entry, last)
-            encoded = entry.encoded[key] = b"" if event is None else orjson.dumps(event)
+            encoded = entry.encoded[form] = b"" if event is None else orjson.dumps(event)
         return encoded or None
 
     def first(self, task: Task, history_length: int | None = None, gap: str | None = None) -> bytes:

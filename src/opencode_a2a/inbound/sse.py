@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import orjson
 import structlog
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..domain.ports import Cursor
 from ..domain.task import TaskHead
-from ..domain.updates import InterruptAnswered, LogEntry, state_after
+from ..domain.updates import InterruptAnswered, LogEntry
 from ..domain.values import TaskState
 from ..errors import ServiceError
 from .failures import rest_error, rpc_error
@@ -29,6 +29,7 @@ logger = structlog.get_logger()
 
 KEEP_ALIVE = 4.0  # seconds; a common client gives up after five of silence
 GOODBYE = b": the service stops; subscribe again with the last id to go on\nretry: 1000\n\n"
+LATER = "opencode_a2a.streams"  # in the scope of a request: where its stream is left
 WRITE_BYTES = 65_536  # at once: a slow reader must not make us hold a whole page
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -53,6 +54,23 @@ class Envelope:
         return b"id: %d\ndata: %b%b%b\n\n" % (seq, self.before, payload, self.after)
 
 
+class Streams:
+    """Lets a stream begin when the application is done with its request.
+
+    A stream lasts for minutes. Run inside the application it would keep all of that alive, and
+    hand every write through each of its layers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[LATER] = streams = list[EventStream]()
+        await self._app(scope, receive, send)
+        for stream in streams:
+            await stream.run(receive, send)
+
+
 class EventStream(Response):
     def __init__(
         self,
@@ -74,15 +92,20 @@ class EventStream(Response):
         self._cursor = cursor
         self._stopping = stopping
         self._request_id = request_id
+        self._wrote_at = asyncio.get_running_loop().time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if LATER in scope:
+            scope[LATER].append(self)
+        else:
+            await self.run(receive, send)
+
+    async def run(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         writing = asyncio.create_task(self._write(send))
         leaving = asyncio.create_task(_gone(receive))
         try:
-            await asyncio.wait(
-                {writing, leaving, self._stopping}, return_when=asyncio.FIRST_COMPLETED
-            )
+            await self._watch({writing, leaving, self._stopping}, send)
             handed_over = not writing.done() and not leaving.done()
         finally:
             for task in (writing, leaving):
@@ -94,21 +117,39 @@ class EventStream(Response):
         if handed_over:
             await send({"type": "http.response.body", "body": GOODBYE, "more_body": False})
 
-    async def _write(self, send: Send) -> None:
-        async def write(body: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+    async def _watch(self, ends: set[asyncio.Future[None]], send: Send) -> None:
+        """Until one of them comes; with a sign of life whenever all was silent for a while.
 
-        await write(self._envelope.frame(*self._first))
+        Here, because a time limit on every single read would cost more than the read.
+        """
+        clock, alive = asyncio.get_running_loop().time, list[asyncio.Task[None]]()
+        try:
+            while True:
+                patience = max(0.0, self._wrote_at + KEEP_ALIVE - clock())
+                done, _ = await asyncio.wait(
+                    ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    return
+                if clock() >= self._wrote_at + KEEP_ALIVE:
+                    self._wrote_at = clock()
+                    if not alive or alive[-1].done():  # else its reader takes nothing
+                        alive[:] = [asyncio.create_task(_send(send, b": keep-alive\n\n"))]
+        finally:
+            for task in alive:
+                task.cancel()
+            await asyncio.gather(*alive, return_exceptions=True)
+
+    async def _write(self, send: Send) -> None:
+        clock, renderer, envelope = asyncio.get_running_loop().time, self._renderer, self._envelope
+        await _send(send, envelope.frame(*self._first))
         over = self._cursor is None
         while not over and self._cursor is not None:
             try:
-                async with asyncio.timeout(KEEP_ALIVE):
-                    entries = await self._cursor.read()
-            except TimeoutError:
-                await write(b": keep-alive\n\n")
-                continue
+                entries = await self._cursor.read()
             except ServiceError as exc:
-                await write(b"event: error\ndata: %b\n\n" % orjson.dumps(self._error(exc)))
+                error = orjson.dumps(self._error(exc))
+                await _send(send, b"event: error\ndata: %b\n\n" % error)
                 break
             if not entries:
                 break
@@ -116,27 +157,29 @@ class EventStream(Response):
             over = last is not None
             frames, size = [], 0
             for index, entry in enumerate(entries if last is None else entries[: last + 1]):
-                payload = self._renderer.event(self._head, entry, last=index == last)
+                payload = renderer.event(self._head, entry, last=index == last)
                 if payload is not None:
-                    frames.append(self._envelope.frame(entry.seq, payload))
+                    frames.append(envelope.frame(entry.seq, payload))
                     size += len(frames[-1])
                 if size > WRITE_BYTES:
-                    await write(b"".join(frames))
+                    await _send(send, b"".join(frames))
                     frames, size = [], 0
             if frames:
-                await write(b"".join(frames))
-        await write(b"", more=False)
+                await _send(send, b"".join(frames))
+                self._wrote_at = clock()
+        await _send(send, b"", more=False)
 
     def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
         """Which of these the stream ends with, if the task rests after them."""
         stays = not caught_up or self._renderer.stays_open
         for index in range(len(entries) - 1, -1, -1):
-            update = entries[index].update
-            state = state_after(update)
+            state = entries[index].state
             if state is TaskState.INPUT_REQUIRED:
                 if stays:
                     return None
-                if not isinstance(update, InterruptAnswered):  # which nobody gets to see
+                if not isinstance(
+                    entries[index].update, InterruptAnswered
+                ):  # which nobody gets to see
                     return index
             elif state is not None:
                 return index if state.terminal else None
@@ -147,6 +190,10 @@ class EventStream(Response):
         if not self._envelope.before:
             return rest_error(exc, dialect)
         return {"jsonrpc": "2.0", "id": self._request_id, "error": rpc_error(exc, dialect)}
+
+
+async def _send(send: Send, body: bytes, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def _gone(receive: Receive) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, get_args
 
 import orjson
@@ -11,9 +12,13 @@ from ..domain.task import Task, TaskHead
 from ..domain.updates import LogEntry, Update
 from ..errors import Internal
 
-_readers: dict[str, TypeAdapter[Any]] = {
-    kind.__name__: TypeAdapter(kind) for kind in get_args(Update)
-}
+_kinds: dict[str, type[Update]] = {kind.__name__: kind for kind in get_args(Update)}
+
+
+@cache
+def _reader(kind: str) -> TypeAdapter[Update]:
+    """Made when first needed: a service that starts has nothing to read yet."""
+    return TypeAdapter(_kinds[kind])
 
 
 class Unreadable(Internal):
@@ -55,4 +60,4 @@ def unfold(head: TaskHead, folded: bytes) -> Task:
 
 def _entry(seq: int, at: int, kind: str, body: Any) -> LogEntry:
     # Not `validate_json`: it reads less depth than was written.
-    return LogEntry(seq, at, _readers[kind].validate_python(body))
+    return LogEntry(seq, at, _reader(kind).validate_python(body))

@@ -233,7 +233,7 @@ class SqlTaskLog:
             batches = [self._take(live) for live in written]
             until = self._clock() + LEASE
             try:
-                refused = await self._database.write(sql.commit, batches, self._holder, until)
+                refused = await self._commit(batches, until)
             except Exception as exc:
                 self._give_back(written, exc)
                 await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
@@ -242,6 +242,12 @@ class SqlTaskLog:
                 failures = 0
                 for live, batch in zip(written, batches, strict=True):
                     self._publish(live, batch, refused.get(live.task.head.id))
+
+    async def _commit(self, batches: list[sql.Batch], until: int) -> dict[str, sql.Refusal]:
+        try:
+            return await self._database.write(sql.commit, batches, self._holder, until)
+        except sql.Conflict:
+            return await self._database.write(sql.commit_apart, batches, self._holder, until)
 
     def _take(self, live: _Live) -> sql.Batch:
         """Number what waits. Numbers are final only once committed, and only then used up."""

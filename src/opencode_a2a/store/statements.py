@@ -1,4 +1,8 @@
-"""Every statement of the log, each run in a thread of the database, in one transaction."""
+"""Every statement of the log, each run in a thread of the database, in one transaction.
+
+What is run for every delta, task or request is built once: to build a statement
+is more work for SQLAlchemy than it is for SQLite to run it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.exc import DataError, IntegrityError
 
 from ..domain.phrases import waiting
@@ -27,7 +44,7 @@ from ..domain.updates import (
 from ..domain.values import Failure, OutputModes, Problem, SessionRef, TaskQuery, TaskState
 from . import asked, codec
 from .holder import Holder
-from .tables import OPEN_STATES, entries, keys, tasks
+from .tables import IS_OPEN, OPEN_STATES, entries, keys, tasks, totals
 
 _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
     entries.c.seq
@@ -62,25 +79,34 @@ class Refusal:
 GONE = Refusal()  # it has ended, is held by another process, or cannot be stored
 
 
+class Conflict(Exception):
+    """The database refused a row of somebody's: nothing was written."""
+
+
 def commit(db: Connection, batches: Sequence[Batch], holder: str, until: int) -> dict[str, Refusal]:
     """Write everything at once; returns the tasks that were refused.
 
     Refused is what has ended or is held by another process, and what came with a key
-    that is taken. Where a database refuses a row, the tasks are written one by one, so that
-    only the one concerned is refused.
+    that is taken. Where the database itself refuses a row, nothing is written (`Conflict`).
     """
     try:
-        with db.begin_nested():
-            return _commit_together(db, batches, holder, until)
-    except (IntegrityError, DataError):
-        refused: dict[str, Refusal] = {}
-        for batch in batches:
-            try:
-                with db.begin_nested():
-                    refused |= _commit_together(db, [batch], holder, until)
-            except (IntegrityError, DataError):
-                refused[batch.task.head.id] = GONE
-        return refused
+        return _commit_together(db, batches, holder, until)
+    except (IntegrityError, DataError) as exc:
+        raise Conflict from exc
+
+
+def commit_apart(
+    db: Connection, batches: Sequence[Batch], holder: str, until: int
+) -> dict[str, Refusal]:
+    """The same after a conflict, task by task: only the one concerned is refused."""
+    refused: dict[str, Refusal] = {}
+    for batch in batches:
+        try:
+            with db.begin_nested():
+                refused |= _commit_together(db, [batch], holder, until)
+        except (IntegrityError, DataError):
+            refused[batch.task.head.id] = GONE
+    return refused
 
 
 def _commit_together(
@@ -97,7 +123,7 @@ def _commit_together(
         if batch.is_new and batch.task.head.id not in refused
     ]
     if fresh:
-        db.execute(insert(tasks), fresh)
+        db.execute(_NEW_TASKS, fresh)
     rows: list[dict[str, Any]] = []
     for batch in batches:
         task_id = batch.task.head.id
@@ -112,18 +138,24 @@ def _commit_together(
             row = {"seq": entry.seq, "at": entry.at, "kind": kind, "body": body}
             rows.append({"task_id": task_id, **row})
     if rows:
-        db.execute(insert(entries), rows)
+        db.execute(_NEW_ENTRIES, rows)
     return refused
+
+
+_NEW_TASKS, _NEW_ENTRIES, _NEW_KEY = insert(tasks), insert(entries), insert(keys)
+_HELD = (
+    select(tasks.c.id)
+    .where(tasks.c.id.in_(bindparam("ids", expanding=True)))
+    .where(tasks.c.holder == bindparam("holder"), IS_OPEN)
+    .with_for_update()
+)
 
 
 def _held(db: Connection, task_ids: Collection[str], holder: str) -> set[str]:
     """Which of these are open and ours to write, and stay so for this transaction."""
     if not task_ids:
         return set()
-    ours = select(tasks.c.id).where(
-        tasks.c.id.in_(task_ids), tasks.c.holder == holder, tasks.c.state.in_(OPEN_STATES)
-    )
-    return set(db.execute(ours.with_for_update()).scalars())
+    return set(db.execute(_HELD, {"ids": task_ids, "holder": holder}).scalars())
 
 
 def _claim(db: Connection, batch: Batch) -> frozenset[str]:
@@ -132,15 +164,22 @@ def _claim(db: Connection, batch: Batch) -> frozenset[str]:
     taken = frozenset(k.name for k in batch.keys if find_key(db, owner, k.name) is not None)
     for key in batch.keys if not taken else ():
         row = {"owner": owner, "name": key.name, "digest": key.digest, "at": key.at}
-        db.execute(insert(keys), {**row, "task_id": task_id})
+        db.execute(_NEW_KEY, {**row, "task_id": task_id})
     return taken
+
+
+_KEY = select(keys.c.task_id, keys.c.digest).where(
+    keys.c.owner == bindparam("owner"), keys.c.name == bindparam("name")
+)
 
 
 def find_key(db: Connection, owner: str, name: str) -> tuple[str, str] | None:
     """The task and the content a key stands for."""
-    wanted = select(keys.c.task_id, keys.c.digest).where(keys.c.owner == owner, keys.c.name == name)
-    row = db.execute(wanted).first()
+    row = db.execute(_KEY, {"owner": owner, "name": name}).first()
     return (row.task_id, row.digest) if row else None
+
+
+_MOVE = update(tasks).where(tasks.c.id == bindparam("moved"), IS_OPEN)
 
 
 def _move(db: Connection, batch: Batch) -> bool:
@@ -166,12 +205,7 @@ def _move(db: Connection, batch: Batch) -> bool:
     for column in ("message", "title"):
         if text := values.get(column):
             values[column] = text.replace("\0", "")  # PostgreSQL has no place for it
-    statement = (
-        update(tasks)
-        .where(tasks.c.id == batch.task.head.id, tasks.c.state.in_(OPEN_STATES))
-        .values(values)
-    )
-    return db.execute(statement).rowcount == 1
+    return db.execute(_MOVE, {**values, "moved": batch.task.head.id}).rowcount == 1
 
 
 def _waiting(batch: Batch) -> str | None:
@@ -217,8 +251,11 @@ def _head(row: Any) -> TaskHead:
     return TaskHead(row.id, row.context_id, row.owner, row.created_at, modes)
 
 
+_TASK = select(tasks).where(tasks.c.id == bindparam("id"))
+
+
 def load(db: Connection, task_id: str) -> Task | None:
-    row = db.execute(select(tasks).where(tasks.c.id == task_id)).first()
+    row = db.execute(_TASK, {"id": task_id}).first()
     if row is None:
         return None
     if row.folded is not None:
@@ -274,12 +311,11 @@ def page(db: Connection, query: TaskQuery) -> TaskPage:
         wanted.append(tasks.c.state == query.state.value)
     if query.since is not None:
         wanted.append(tasks.c.status_at >= query.since)
-    total = db.execute(select(func.count()).select_from(tasks).where(*wanted)).scalar_one()
+    total = _total(db, query, wanted)
     page: Select[Any] = select(*_ROW).where(*wanted)
     if query.after is not None:
-        at, task_id = query.after
-        older = tasks.c.status_at < at
-        page = page.where(or_(older, and_(tasks.c.status_at == at, tasks.c.id < task_id)))
+        # Compared as a pair, which the index answers; said with OR, it would be read up to here.
+        page = page.where(tuple_(tasks.c.status_at, tasks.c.id) < query.after)
     newest_first = page.order_by(tasks.c.status_at.desc(), tasks.c.id.desc())
     found = db.execute(newest_first.limit(query.limit + 1)).all()
     rows = [
@@ -296,17 +332,36 @@ def page(db: Connection, query: TaskQuery) -> TaskPage:
     return TaskPage(tuple(rows), total, (rows[-1].status_at, rows[-1].head.id) if more else None)
 
 
+def _total(db: Connection, query: TaskQuery, wanted: Sequence[ColumnElement[bool]]) -> int:
+    """How many tasks are wanted; known without counting where owner and state say which."""
+    counted: Select[int] = select(func.count()).select_from(tasks).where(*wanted)
+    if db.dialect.name == "sqlite" and query.context_id is None and query.since is None:
+        counted = select(func.coalesce(func.sum(totals.c.tasks), 0))
+        counted = counted.where(totals.c.owner == query.owner)
+        if query.state is not None:
+            counted = counted.where(totals.c.state == query.state.value)
+    return db.execute(counted).scalar_one()
+
+
+_ELSEWHERE = (
+    select(tasks.c.id)
+    .where(tasks.c.owner == bindparam("owner"), tasks.c.context_id == bindparam("context"), IS_OPEN)
+    .where(
+        or_(
+            tasks.c.created_at < bindparam("at"),
+            and_(tasks.c.created_at == bindparam("at"), tasks.c.id < bindparam("id")),
+        )
+    )
+    .where(or_(tasks.c.holder.is_(None), tasks.c.holder != bindparam("holder")))
+    .limit(1)
+)
+
+
 def elsewhere(db: Connection, head: TaskHead, holder: str) -> bool:
     """Whether an older task of the same context is open and not ours (yet)."""
-    at, same_time = tasks.c.created_at, tasks.c.created_at == head.created_at
-    older = select(tasks.c.id).where(
-        tasks.c.owner == head.owner,
-        tasks.c.context_id == head.context_id,
-        tasks.c.state.in_(OPEN_STATES),
-        or_(at < head.created_at, and_(same_time, tasks.c.id < head.id)),
-        or_(tasks.c.holder.is_(None), tasks.c.holder != holder),
-    )
-    return db.execute(older.limit(1)).first() is not None
+    older_than = {"at": head.created_at, "id": head.id, "holder": holder}
+    lane = {"owner": head.owner, "context": head.context_id}
+    return db.execute(_ELSEWHERE, lane | older_than).first() is not None
 
 
 def take_orphans(
@@ -383,7 +438,7 @@ def ask_to_stop(db: Connection, task_id: str) -> None:
 
 def as_of(db: Connection, task_id: str, seq: int) -> Task | None:
     """The task as it was after an entry; None when its single entries are gone."""
-    row = db.execute(select(tasks).where(tasks.c.id == task_id)).first()
+    row = db.execute(_TASK, {"id": task_id}).first()
     if row is None or row.cleared:
         return None
     return Task.of(_head(row), entries_after(db, task_id, 0, None, until=seq))

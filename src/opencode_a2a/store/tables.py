@@ -17,6 +17,7 @@ from sqlalchemy import (
 metadata = MetaData()
 
 OPEN_STATES = ("submitted", "working", "input-required")
+IS_OPEN = text("tasks.state IN ('submitted', 'working', 'input-required')")
 _is_open = text("state IN ('submitted', 'working', 'input-required')")
 
 tasks = Table(
@@ -39,8 +40,19 @@ tasks = Table(
     Column("folded", LargeBinary),  # last, so that a row is read without it
     Index("ix_tasks_owner", "owner", "status_at", "id"),
     Index("ix_tasks_context", "owner", "context_id", "status_at", "id"),
-    Index("ix_tasks_open", "state", sqlite_where=_is_open, postgresql_where=_is_open),
+    # Partial in PostgreSQL too, as its migration says; said here, it would load that dialect.
+    Index("ix_tasks_open", "state", sqlite_where=_is_open),
     Index("ix_tasks_cleared", "cleared", "status_at"),
+)
+
+# How many tasks an owner has in each state. Kept by triggers in SQLite, whose one writer they do
+# not delay; in PostgreSQL every transaction would wait for these rows, and tasks are counted.
+totals = Table(
+    "totals",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("state", String(32), primary_key=True),
+    Column("tasks", BigInteger, nullable=False),
 )
 
 entries = Table(

@@ -1,0 +1,67 @@
+"""python -m bench [--only NAME …] [--quick] [--write FOLDER]
+
+Without --only everything, in some minutes. --quick repeats less. --smoke asks only whether a cost
+grows with what it must not grow with; its exit code says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from time import perf_counter
+
+import uvloop
+
+from tests.running import ROOT
+
+from . import latency, process, smoke, stored, streaming
+from .figures import Result
+from .lab import Lab
+from .report import table, write
+
+MEASURES: dict[str, Callable[[Lab], Awaitable[Result]]] = {
+    "length": streaming.by_length,
+    "streams": streaming.by_streams,
+    "readers": streaming.by_readers,
+    "share": latency.share,
+    "first": latency.first_token,
+    "unary": latency.unary,
+    "stored": stored.by_size,
+    "growth": stored.growth,
+    "memory": process.memory,
+    "start": process.start,
+}
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--write", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    began, results = perf_counter(), []
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        lab = Lab(Path(folder), 2, 0.2) if arguments.quick else Lab(Path(folder))
+        if arguments.smoke:
+            problems = await smoke.run(lab)
+            print("\n".join(problems) or "no cost grows with what it must not grow with")
+            return 1 if problems else 0
+        for name in arguments.only or MEASURES:
+            print(f"{name} …", file=sys.stderr, flush=True)
+            results.append(await MEASURES[name](lab))
+    print(table(results))
+    if arguments.write is not None:
+        packages = json.loads((ROOT / "package.json").read_text())["dependencies"]
+        minutes = (perf_counter() - began) / 60
+        path = write(results, arguments.write, f"OpenCode {packages['opencode-ai']}", minutes)
+        print(f"\nwritten to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(uvloop.run(main()))

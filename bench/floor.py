@@ -1,0 +1,93 @@
+"""The floor: a bare uvicorn server that sends frames it has ready, one write for each.
+
+GET /N        N frames as fast as they can be written
+GET /N?RATE   the same, RATE per second, all readers in step
+
+python -m bench.floor      prints where it listens
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import orjson
+import uvicorn
+import uvloop
+from starlette.types import Receive, Scope, Send
+
+# As long as an event of ours with one delta in it.
+EVENT = {
+    "artifactUpdate": {
+        "taskId": "7c9a3b1e-4d7f-4f25-9a51-0d7e2f6a8b11",
+        "contextId": "b5e6d1c2-90a4-4c58-8d3f-6a1e7f90c2d4",
+        "artifact": {
+            "artifactId": "prt_019a5c3e7f1000000000000042",
+            "name": "answer",
+            "parts": [{"text": "river "}],
+            "metadata": {
+                "shared": {
+                    "stream": {
+                        "block_type": "text",
+                        "source": "opencode",
+                        "role": "agent",
+                        "message_id": "msg_019a5c3e7f1000000000000041",
+                        "event_id": "7c9a3b1e-4d7f-4f25-9a51-0d7e2f6a8b11:1000",
+                        "sequence": 1000,
+                    }
+                }
+            },
+        },
+        "append": True,
+    }
+}
+FRAME = b"id: 1000\ndata: " + orjson.dumps(EVENT) + b"\n\n"
+HEADERS = [(b"content-type", b"text/event-stream")]
+
+
+class Ticks:
+    """Wakes all who wait, so many times per second."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def next(self, rate: float) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        if self._next is None or self._next.done():
+            self._next = loop.create_future()
+        if self._task is None:
+            self._task = loop.create_task(self._run(rate))
+        return self._next
+
+    async def _run(self, rate: float) -> None:
+        while True:
+            await asyncio.sleep(1 / rate)
+            if self._next is not None and not self._next.done():
+                self._next.set_result(None)
+
+
+ticks = Ticks()
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    rate = float(scope["query_string"] or 0)
+    for _ in range(int(scope["path"][1:])):
+        if rate:
+            await ticks.next(rate)
+        await send({"type": "http.response.body", "body": FRAME, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def main() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    print(f"listening on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    config = uvicorn.Config(
+        app, http="httptools", loop="none", lifespan="off", log_level="critical", access_log=False
+    )
+    await uvicorn.Server(config).serve([listener])
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

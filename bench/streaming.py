@@ -1,0 +1,199 @@
+"""What a streamed delta costs: by length, by number of streams, by number of readers."""
+
+from __future__ import annotations
+
+import asyncio
+from statistics import median
+
+from .client import Client, Connection, Exchange, message, together
+from .clock import spending
+from .figures import Plot, Result, spread
+from .lab import Adapter, Lab, quiet
+
+LENGTHS = {100: 200, 1_000: 40, 10_000: 8, 50_000: 4}  # deltas per task: tasks
+STREAMS = {1: 20, 10: 60, 100: 200, 500: 500}  # at a time: in all
+EACH = 500  # deltas per task there
+FLOOR = 50_000
+SDK = 2_000  # deltas; its cost per delta grows with them
+
+
+async def per_task(adapter: Adapter, tasks: int, at_a_time: int, tokens: int) -> float:
+    """Seconds of CPU the service spends on a task of so many deltas."""
+    with spending(adapter.pid) as spent:
+        await adapter.streams(tasks, at_a_time, f"[[tokens:{tokens}]]")
+        await quiet(adapter.pid, seconds=1.0)
+    return spent.cpu / tasks
+
+
+async def floor_per_frame(client: Client, pid: int, frames: int) -> float:
+    with spending(pid) as spent:
+        await together(4, 4, lambda: client.stream("GET", f"/{frames}", None))
+    return spent.cpu / frames / 4
+
+
+async def sdk_per_delta(client: Client, pid: int, tokens: int) -> float:
+    params = message(f"{tokens} words")
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SendStreamingMessage", "params": params}
+    with spending(pid) as spent:
+        answer = await client.stream("POST", "/", body)
+    if answer.events < tokens or b"TASK_STATE_COMPLETED" not in answer.end:
+        raise RuntimeError(f"the SDK's server said {answer.events} events: {answer.end!r}")
+    return spent.cpu / tokens
+
+
+async def by_length(lab: Lab) -> Result:
+    result = Result(
+        "A streamed delta",
+        "Fake upstream without a rate limit, SQLite log in a file, four tasks at a time, read to "
+        "the end. What a task costs apart from its deltas is measured with tasks of one delta and "
+        "is shown on its own; the figures per delta are what the others cost beyond that. Deltas "
+        "that wait together are committed, and sent, as one event.",
+    )
+    lengths = {n: lab.count(tasks, 4) for n, tasks in LENGTHS.items()}
+    fixed: list[float] = []
+    costs: dict[int, list[float]] = {n: [] for n in lengths}
+    floors: list[float] = []
+    with lab.on_fake() as adapter, lab.program("bench.floor") as (floor, floor_pid):
+        await adapter.streams(20, 4, "[[tokens:1000]]")
+        await floor.stream("GET", "/1000", None)
+        for _ in range(lab.repeats):
+            fixed.append(await per_task(adapter, lab.count(100, 20), 4, 1))
+            floors.append(await floor_per_frame(floor, floor_pid, lab.count(FLOOR, 5000)))
+            for n, tasks in lengths.items():
+                whole = await per_task(adapter, tasks, 4, n)
+                costs[n].append((whole - fixed[-1]) / (n - 1))
+        paced, events = await _paced(adapter, lab)
+    with lab.program("bench.sdk", str(lab.new("sdk") / "tasks.db")) as (sdk, sdk_pid):
+        await sdk_per_delta(sdk, sdk_pid, 50)
+        sdk_cost = await sdk_per_delta(sdk, sdk_pid, lab.count(SDK, 300))
+        growth = {n: await sdk_per_delta(sdk, sdk_pid, n) for n in (100, 500)}
+
+    micro = {n: [c * 1e6 for c in seen] for n, seen in costs.items()}
+    medians = {n: median(seen) for n, seen in micro.items()}
+    base = result.add("bare SSE server, per frame", [c * 1e6 for c in floors], "µs")
+    for n, seen in micro.items():
+        result.add(f"per delta, {n} deltas per task", seen, "µs", 50)
+    result.add("… the largest of these against the smallest", spread([*medians.values()]), "×", 1.2)
+    result.add(
+        "… at 10 000, against the bare SSE server",
+        [c / f for c, f in zip(costs[10_000], floors, strict=True)],
+        "×",
+        5,
+    )
+    words = lab.count(SDK, 300)
+    sdk_micro = result.add(f"SDK's server, per delta, {words} per task", sdk_cost * 1e6, "µs")
+    result.add(
+        "SDK's server against ours (1 000 per task)",
+        sdk_micro / max(medians[1_000], 0.01),
+        "×",
+        100,
+        at_least=True,
+    )
+    result.add("a task of one delta, all in all", [c * 1e3 for c in fixed], "ms")
+    result.add("per delta at 200 per second, each committed alone", paced * 1e6, "µs")
+    result.add("… events per delta there", events, "")
+    result.plots.append(
+        Plot(
+            "length",
+            "CPU per delta by length of the task",
+            "deltas per task",
+            "µs per delta",
+            {
+                "opencode-a2a": [*medians.items()],
+                "bare SSE server": [(n, base) for n in lengths],
+                "SDK server, SQLite": sorted(
+                    [(n, c * 1e6) for n, c in growth.items()] + [(words, sdk_cost * 1e6)]
+                ),
+            },
+        )
+    )
+    return result
+
+
+async def _paced(adapter: Adapter, lab: Lab) -> tuple[float, float]:
+    """CPU and events per delta when there is time to commit each one alone."""
+    tokens = lab.count(1000, 200)
+    with spending(adapter.pid) as spent:
+        answer = await adapter.stream(f"[[tokens:{tokens}]] [[rate:200]]")
+    return spent.cpu / tokens, answer.events / tokens
+
+
+async def by_streams(lab: Lab) -> Result:
+    result = Result(
+        "Many streams at once",
+        f"Fake upstream, tasks of {EACH} deltas, everything a task costs included.",
+    )
+    costs: dict[int, list[float]] = {at_a_time: [] for at_a_time in STREAMS}
+    with lab.on_fake() as adapter:
+        await adapter.streams(50, 50, f"[[tokens:{EACH}]]")
+        for _ in range(lab.repeats):
+            for at_a_time, usual in STREAMS.items():
+                tasks = max(at_a_time, lab.count(usual))
+                cost = await per_task(adapter, tasks, at_a_time, EACH)
+                costs[at_a_time].append(cost / EACH * 1e6)
+        opencode = Connection(Client(adapter.upstream.base_url))
+        stats = await opencode.ask("GET", "/__stats")
+        opencode.close()
+    for at_a_time, seen in costs.items():
+        result.add(f"per delta, {at_a_time} at a time", seen, "µs")
+    medians = {at_a_time: median(seen) for at_a_time, seen in costs.items()}
+    result.add("the largest against the smallest", spread([*medians.values()]), "×", 1.5)
+    result.add("event connections to OpenCode, at most", float(stats["consumers_max"]), "", 1)
+    result.plots.append(
+        Plot(
+            "streams",
+            "CPU per delta by number of streams",
+            "streams at a time",
+            "µs per delta",
+            {"opencode-a2a": [*medians.items()]},
+        )
+    )
+    return result
+
+
+READERS, RATE, SECONDS = 1000, 10, 8
+
+
+async def by_readers(lab: Lab) -> Result:
+    result = Result(
+        "Many readers of one task",
+        f"{READERS} subscribers of one task that says {RATE} deltas a second, each its own event, "
+        f"for {SECONDS} seconds; beside it the bare SSE server with as many readers and frames "
+        "of the same size.",
+    )
+    ours: list[float] = []
+    floors: list[float] = []
+    for _ in range(max(1, lab.repeats - 1)):
+        with lab.program("bench.floor") as (floor, pid):
+            request = floor.request("GET", f"/{RATE * (SECONDS + 5)}?{RATE}")
+            floors.append(await _reading(floor, pid, request))
+        with lab.on_fake() as adapter:
+            client = adapter.client
+            sending = message(f"[[tokens:{RATE * (SECONDS + 20)}]] [[rate:{RATE}]]")
+            connection = Connection(client)
+            told = await connection.ask(
+                "POST", "/message:send", sending | {"configuration": {"returnImmediately": True}}
+            )
+            path = f"/tasks/{told['task']['id']}:subscribe"
+            ours.append(await _reading(client, adapter.pid, client.request("GET", path)))
+            connection.close()
+    base = result.add("bare SSE server, per event and reader", floors, "µs")
+    mine = result.add("opencode-a2a, per event and reader", ours, "µs")
+    result.add("against the bare SSE server", mine / base, "×", 1.5)
+    return result
+
+
+async def _reading(client: Client, pid: int, request: bytes) -> float:
+    """CPU per event and reader, once all readers are there."""
+    readers: list[Exchange] = []
+    for _ in range(READERS // 50):
+        readers += await asyncio.gather(*(client.open(request) for _ in range(50)))
+    await asyncio.gather(*(reader.begun for reader in readers))
+    await asyncio.sleep(1)
+    before = sum(reader.answer.events for reader in readers)
+    with spending(pid) as spent:
+        await asyncio.sleep(SECONDS - 1)
+    events = sum(reader.answer.events for reader in readers) - before
+    for reader in readers:
+        reader.close()
+    return spent.cpu / events * 1e6
