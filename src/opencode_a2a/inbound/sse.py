@@ -173,13 +173,11 @@ class EventStream(Response):
         """Which of these the stream ends with, if the task rests after them."""
         stays = not caught_up or self._renderer.stays_open
         for index in range(len(entries) - 1, -1, -1):
-            state = entries[index].state
+            state, update = entries[index].state, entries[index].update
             if state is TaskState.INPUT_REQUIRED:
                 if stays:
                     return None
-                if not isinstance(
-                    entries[index].update, InterruptAnswered
-                ):  # which nobody gets to see
+                if not isinstance(update, InterruptAnswered):  # which nobody gets to see
                     return index
             elif state is not None:
                 return index if state.terminal else None
