@@ -182,3 +182,21 @@ async def test_a_full_disk_refuses_new_tasks_and_delays_running_ones(
             assert told.answer == expected_text(told.session, tokens)
             assert (await client.send("hello")).state == "completed"
     assert "Traceback" not in running.program.output
+
+
+async def test_who_is_still_waiting_when_the_service_must_stop_is_told_so(
+    breakable: Upstream, tmp_path: Path
+) -> None:
+    with service(breakable, tmp_path, A2A_SHUTDOWN_GRACE_SECONDS="0") as running:
+        async with connected(running) as clients:
+            client = clients[REST]
+            task = await client.send("[[hang]]", wait=False)
+            await client.until(task.id, "working")
+            await control(breakable, "fault", mode="slow")
+            canceling = asyncio.create_task(client.cancel(task.id))
+            await asyncio.sleep(0.3)  # it is asked, and waits: nothing tells that from outside
+            code, _ = await exit_of(running.program, signal.SIGTERM)
+            with pytest.raises(Refused) as refusal:
+                await canceling
+    await control(breakable, "fault", mode="ok")
+    assert (code, refusal.value.status) == (0, 503)

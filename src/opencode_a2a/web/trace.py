@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import Internal, ServiceError
+from ..errors import Internal, ServiceError, StoreUnavailable
 
 logger = structlog.get_logger()
 
@@ -41,6 +42,12 @@ class Trace:
                 await self._app(scope, receive, watched)
             except ClientDisconnect:
                 pass  # in the middle of its request: nobody is left to answer
+            except asyncio.CancelledError:
+                if status:
+                    raise
+                # The service stops and can wait no longer; who asked can be told.
+                stopping = StoreUnavailable("The service stops. Ask again soon.", retry_after=2)
+                await self._on_error(scope, stopping)(scope, receive, watched)
             except Exception:
                 logger.exception("request.broken", method=scope["method"], path=scope["path"])
                 if status and not answered:
