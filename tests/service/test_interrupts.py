@@ -31,6 +31,7 @@ from opencode_a2a.domain.values import (
     Data,
     Failure,
     Message,
+    Part,
     PermissionAsk,
     PermissionDecision,
     Question,
@@ -194,6 +195,17 @@ async def test_a_message_without_a_request_is_a_prompt_again() -> None:
 
 
 # -- by the id of the request
+
+
+@pytest.mark.parametrize(
+    "part", [Data({"reply": "once"}), Data({"answers": [["Red"]]}), Text(f"per_{'1' * 24}: yes")]
+)
+async def test_what_can_only_be_an_answer_is_never_a_prompt(part: Part) -> None:
+    async with house() as at:
+        task, session = await at.working("c")
+        with pytest.raises(UnsupportedOperation, match="waits for none"):
+            await at.say(task, part)
+        assert len(session.prompts) == 1
 
 
 async def test_a_request_is_decided_by_its_id() -> None:

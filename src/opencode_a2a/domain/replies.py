@@ -87,6 +87,24 @@ def understand(waiting: Sequence[Interrupt], message: Message) -> dict[str, Deci
     return _each_once((line[0], _from_text(known[line[0]], line[1])) for line in lines if line)
 
 
+def is_only_a_reply(message: Message) -> bool:
+    """Whether a message makes no sense but as an answer: then it is never a prompt."""
+    if HITL in message.extensions and isinstance((message.metadata or {}).get(HITL), Mapping):
+        return True
+    data = [part.value for part in message.parts if isinstance(part, Data)]
+    if data:
+        return all(isinstance(value, dict) and _is_shaped_as_reply(value) for value in data)
+    text = next((part.text for part in message.parts if isinstance(part, Text)), "")
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and _ID.fullmatch(found[1]) is not None
+
+
+def _is_shaped_as_reply(value: dict[str, Any]) -> bool:
+    if "answers" in value:
+        return value.keys() <= {"answers", "request_id"}
+    return "reply" in value and value.keys() <= {"reply", "message", "request_id"}
+
+
 def _addressed(known: Mapping[str, Interrupt], text: str) -> tuple[str, str] | None:
     """The request that a text names at its beginning, and the rest of it."""
     found = _ADDRESS.fullmatch(text)

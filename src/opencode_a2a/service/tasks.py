@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from ..domain.ports import Agent, Cursor, Key, KeyTaken, TaskLog, TaskPage
+from ..domain.replies import is_only_a_reply
 from ..domain.task import Task, TaskHead
 from ..domain.updates import MessageAdded, state_after
 from ..domain.values import (
@@ -170,6 +171,10 @@ class Tasks:
             )
         if await self._interrupts.reply(task, request.message, keys):
             return await self._log.get(caller.principal, task_id)
+        if is_only_a_reply(request.message) and not task.state.terminal:
+            raise UnsupportedOperation(
+                "This is an answer, and the task waits for none (any more).", task_id=task_id
+            )
         parts = await self._inputs.prepare(request.message.parts)
         selection = await self._wishes.next(caller, task.head.context_id, request.wish)
         place = self._turns.steer(task_id)
