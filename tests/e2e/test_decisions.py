@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from a2a.types.a2a_pb2 import Task
 
@@ -43,6 +44,13 @@ async def until(client: PythonClient, task: Task, *states: str) -> Task:
             await asyncio.sleep(0.05)
             task = await client.get(task.id)
     return task
+
+
+async def until_ready(running: Service) -> None:
+    """Until the service hears OpenCode, which may have to start again."""
+    async with asyncio.timeout(2 * PATIENCE), httpx.AsyncClient(trust_env=False) as http:
+        while (await http.get(f"{running.url}/ready")).status_code != 200:
+            await asyncio.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +305,7 @@ async def test_a_killed_opencode_ends_the_task_honestly(tmp_path: Path) -> None:
                 assert (await callbacks.permit(request_id(paused), "once"))["code"] == GONE
                 assert await callbacks.pending() == []
                 assert not mark.made
+                await until_ready(running)
                 again = await client.send(ask("hello", context=paused.context_id))
                 assert answer(again) == "ECHO: hello"
 
