@@ -49,7 +49,7 @@ async def until(client: PythonClient, task: Task, *states: str) -> Task:
 async def until_ready(running: Service) -> None:
     """Until the service hears OpenCode, which may have to start again."""
     async with asyncio.timeout(2 * PATIENCE), httpx.AsyncClient(trust_env=False) as http:
-        while (await http.get(f"{running.url}/ready")).status_code != 200:
+        while (await http.get(f"{running.url}/ready")).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
