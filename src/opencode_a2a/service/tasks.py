@@ -147,7 +147,8 @@ class Tasks:
             prompt = Prompt(self._agent.new_message_id(), parts)
             added = MessageAdded(request.message, prompt.message_id)
             task = await self._log.create(head, [added], keys)
-            self._turns.start(head, title_of(request.message), prompt)
+            fresh = request.context_id is None
+            self._turns.start(head, title_of(request.message), prompt, fresh=fresh)
         return task
 
     def _moment(self) -> int:
