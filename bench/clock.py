@@ -18,8 +18,8 @@ def cpu(*pids: int) -> float:
     """Seconds of CPU these processes have used, in all their threads that still run."""
     total = 0
     for pid in pids:
-        for thread in (PROC / str(pid) / "task").iterdir():
-            with suppress(OSError):
+        with suppress(OSError):  # one that has ended meanwhile
+            for thread in (PROC / str(pid) / "task").iterdir():
                 total += int((thread / "schedstat").read_text().split()[0])
     return total / 1e9
 

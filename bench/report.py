@@ -27,7 +27,7 @@ def table(results: Sequence[Result]) -> str:
         for figure in result.figures:
             mark = {True: "ok", False: "MISSED", None: ""}[figure.met]
             value = shown(figure.value, figure.unit)
-            lines.append(f"  {figure.what:<58} {value:>12}  {figure.target:<10} {mark}")
+            lines.append(f"  {figure.what:<68} {value:>12}  {figure.target:<10} {mark}")
     return "\n".join(lines)
 
 

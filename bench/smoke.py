@@ -13,7 +13,7 @@ from .lab import Adapter, Lab
 from .stored import reading
 from .streaming import per_task
 
-TOLERATED = 3.0  # times the cost, between sizes that are at least thirty times apart
+TOLERATED = 2.5  # times the cost, between sizes that are at least thirty times apart
 ATTEMPTS = 2
 
 
@@ -59,7 +59,7 @@ async def _by_streams(adapter: Adapter) -> tuple[float, float]:
 
 
 async def _by_size(lab: Lab) -> tuple[float, float]:
-    """CPU per list among 100 and among 20 000 finished tasks."""
-    few, many = 100, 20_000
+    """CPU per list among 200 and among 40 000 finished tasks."""
+    few, many = 200, 40_000
     costs = (await reading(lab, (few, many)))["list"]
     return costs[few].cpu, costs[many].cpu

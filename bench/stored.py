@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -56,45 +57,62 @@ async def by_size(lab: Lab) -> Result:
 
 
 async def reading(lab: Lab, sizes: tuple[int, ...]) -> dict[str, dict[int, Cost]]:
-    """What a get and a list cost, by the number of finished tasks."""
-    costs: dict[str, dict[int, Cost]] = {"get": {}, "list": {}}
-    with lab.on_fake() as adapter:
+    """What a get and a list cost, by the number of finished tasks: one service for each."""
+    with ExitStack() as stack:
+        adapter = stack.enter_context(lab.on_fake())
         await adapter.streams(4, 4, "[[tokens:50]]")
+        readers: dict[int, Reader] = {}
         for size in sizes:
             folder = lab.new("stored")
             _fill(adapter.folder / "tasks.db", folder / "tasks.db", size)
-            with service(adapter.upstream, folder) as run:
-                measured = Adapter(run, adapter.upstream, folder)
-                await quiet(measured.pid)
-                for name, cost in (await _read(measured, lab.count(300, 60))).items():
-                    costs[name][size] = cost
-    return costs
+            run = stack.enter_context(service(adapter.upstream, folder))
+            readers[size] = Reader(Adapter(run, adapter.upstream, folder))
+        for reader in readers.values():
+            await quiet(reader.adapter.pid)
+        seen: dict[str, dict[int, list[Cost]]] = {
+            name: {size: [] for size in sizes} for name in ("get", "list")
+        }
+        for i in range(lab.repeats + 2):  # in turn, so that all see the same machine
+            for size, reader in readers.items():
+                for name in seen:
+                    cost = await reader.read(name, lab.count(100, 30))
+                    seen[name][size] += [cost] if i else []  # the first warms up
+        for reader in readers.values():
+            reader.connection.close()
+    return {
+        name: {
+            size: Cost(median(c.cpu for c in costs), median(c.wall for c in costs))
+            for size, costs in by_size.items()
+        }
+        for name, by_size in seen.items()
+    }
 
 
-async def _read(adapter: Adapter, count: int) -> dict[str, Cost]:
-    """What a get and a list cost: CPU on average, wall time at the median."""
-    dice, connection = random.Random(7), Connection(adapter.client)
-    with sqlite3.connect(adapter.folder / "tasks.db") as db:
-        ids = [row[0] for row in db.execute("SELECT id FROM tasks WHERE cleared = 1")]
-    costs = {}
-    for name in ("get", "list"):
-        tokens, rounds = [""], []
-        for timed in (False, True):
-            walls = []
-            with spending(adapter.pid) as spent:
-                for i in range(count if timed else 30):
-                    path = f"/tasks/{dice.choice(ids)}"
-                    if name == "list":
-                        path = f"/tasks?pageSize=50&pageToken={tokens[i % len(tokens)]}"
-                    began = perf_counter()
-                    body = await connection.ask("GET", path)
-                    walls.append(perf_counter() - began)
-                    if name == "list" and not timed and len(ids) > 500 and body["nextPageToken"]:
-                        tokens.append(body["nextPageToken"])
-            rounds.append(Cost(spent.cpu / len(walls), median(walls)))
-        costs[name] = rounds[-1]
-    connection.close()
-    return costs
+class Reader:
+    """Reads from one service, at random places."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.connection = Connection(adapter.client)
+        self._dice = random.Random(7)
+        self._pages = [""]
+        with sqlite3.connect(adapter.folder / "tasks.db") as db:
+            self._ids = [row[0] for row in db.execute("SELECT id FROM tasks")]
+
+    async def read(self, name: str, count: int) -> Cost:
+        """CPU on average, wall time at the median."""
+        walls = []
+        with spending(self.adapter.pid) as spent:
+            for _ in range(count):
+                path = f"/tasks/{self._dice.choice(self._ids)}"
+                if name == "list":
+                    path = f"/tasks?pageSize=50&pageToken={self._dice.choice(self._pages)}"
+                began = perf_counter()
+                body = await self.connection.ask("GET", path)
+                walls.append(perf_counter() - began)
+                if name == "list" and len(body["tasks"]) == 50 and body["nextPageToken"]:
+                    self._pages = [*self._pages, body["nextPageToken"]][-40:]
+        return Cost(spent.cpu / count, median(walls))
 
 
 def _fill(source: Path, target: Path, size: int) -> None:

@@ -42,12 +42,23 @@ class Sessions:
         self._unbound: dict[tuple[str, str], SessionRef] = {}  # made, but not written down
 
     async def serving(
-        self, owner: str, context_id: str, title: str, place: Place | None = None
+        self,
+        owner: str,
+        context_id: str,
+        title: str,
+        place: Place | None = None,
+        *,
+        fresh: bool = False,
     ) -> AgentSession:
-        """The session of this context, made now, in that place, if it has none."""
+        """The session of this context, made now, in that place, if it has none.
+
+        A `fresh` context is one nobody has heard of, so there is none to look for.
+        """
         key = (owner, context_id)
         async with self._creating(key):
-            ref = await self._bindings.session_of(owner, context_id)
+            ref = None
+            if not fresh or key in self._unbound:
+                ref = await self._bindings.session_of(owner, context_id)
             if ref is None:
                 if key not in self._unbound:
                     self._unbound[key] = await self._agent.create(title, context_id, place)

@@ -153,7 +153,8 @@ class Tasks:
             prompt = Prompt(self._agent.new_message_id(), parts, selection)
             added = MessageAdded(request.message, prompt.message_id, selection)
             task = await self._log.create(head, [added], keys)
-            self._turns.start(head, title, prompt)
+            fresh = request.context_id is None and request.wish == Wish()
+            self._turns.start(head, title, prompt, fresh=fresh)
         return task
 
     def _moment(self) -> int:

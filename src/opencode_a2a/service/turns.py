@@ -109,6 +109,7 @@ class _Job:
 
     head: TaskHead
     title: str
+    fresh: bool = False  # the first of its context, which nobody else can know yet
     resumed: Task | None = None  # what the log of an earlier process shows
     prepare: Prepare | None = None  # makes the parts of a prompt of an earlier process
     has_slot: bool = False
@@ -215,9 +216,12 @@ class Turns:
         finally:
             self._arriving -= 1
 
-    def start(self, head: TaskHead, title: str, prompt: Prompt) -> None:
-        """Work on a new task as soon as its session and a slot are free."""
-        self._begin(_Job(head, title), [prompt])
+    def start(self, head: TaskHead, title: str, prompt: Prompt, *, fresh: bool = False) -> None:
+        """Work on a new task as soon as its session and a slot are free.
+
+        In a `fresh` context, made for this task, nothing can be in its way.
+        """
+        self._begin(_Job(head, title, fresh), [prompt])
 
     def resume(self, task: Task, title: str, message_ids: Sequence[str], prepare: Prepare) -> None:
         """Go on with a task that another process began; its prompts, oldest first.
@@ -336,10 +340,11 @@ class Turns:
     async def _queue(self, job: _Job, held: AsyncExitStack) -> Outcome:
         if job.cancel.is_set():
             return CANCELED
-        await self._wait_for_older(job)
-        head = job.head
+        head, fresh = job.head, job.fresh
+        if not fresh:
+            await self._wait_for_older(job)
         session = await self._patiently(
-            job, lambda: self._sessions.serving(head.owner, head.context_id, job.title)
+            job, lambda: self._sessions.serving(head.owner, head.context_id, job.title, fresh=fresh)
         )
         if self._slots is not None:
             await self._slots.acquire()
