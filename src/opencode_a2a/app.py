@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from . import __version__
 from .config import Server, Settings
 from .contract.dispatch import Contract
+from .domain.ports import Agent
 from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule
 from .errors import StoreUnavailable
@@ -56,9 +57,16 @@ PUBLIC = frozenset({"/health", "/ready", "/.well-known/agent-card.json", "/.well
 
 @asynccontextmanager
 async def build(
-    settings: Settings, endpoint: Endpoint, url: str, stopping: asyncio.Future[None]
+    settings: Settings,
+    endpoint: Endpoint,
+    url: str,
+    stopping: asyncio.Future[None],
+    agent: Agent | None = None,
 ) -> AsyncIterator[ASGIApp]:
-    """The service, talking to the OpenCode at `endpoint`, known to clients as `url`."""
+    """The service, talking to the OpenCode at `endpoint`, known to clients as `url`.
+
+    Where the protocol itself is tested, another `agent` does the tasks.
+    """
     upstream, server = settings.upstream, settings.server
     root = upstream.workspace_root
     rules = tuple(
@@ -93,7 +101,7 @@ async def build(
         Fetcher.open(egress, root) as files,
         Turns.open(
             log,
-            sessions := Sessions(opencode, bindings := SqlBindings(database)),
+            sessions := Sessions(agent or opencode, bindings := SqlBindings(database)),
             SqlAsked(database),
             limits,
             now_ms,
@@ -114,7 +122,7 @@ async def build(
         )
         checks = Checks(catalog, root)
         wishes = Wishes(access, checks, catalog, sessions, bindings)
-        tasks = Tasks(opencode, log, turns, interrupts, wishes, inputs, now_ms)
+        tasks = Tasks(agent or opencode, log, turns, interrupts, wishes, inputs, now_ms)
 
         async def store_works() -> bool:
             try:

@@ -377,8 +377,9 @@ def test_a_reader_of_a_waiting_task_gets_it_and_leaves_or_stays(
     client: httpx.Client, form: Form
 ) -> None:
     task, request_id = asking(client, form)
-    with form.following(client, "subscribe", {"id": task["id"]}) as frames:
-        assert [frame.kind for frame in frames] == ["task"]
+    if form.line == "0.3":  # in 1.0 everybody stays: see below
+        with form.following(client, "subscribe", {"id": task["id"]}) as frames:
+            assert [frame.kind for frame in frames] == ["task"]
     request = form.request(client, "subscribe", {"id": task["id"]})
     request.headers["X-A2A-Extensions"] = INTERACTIVE
     response = client.send(request, stream=True)
@@ -391,3 +392,15 @@ def test_a_reader_of_a_waiting_task_gets_it_and_leaves_or_stays(
         assert time.monotonic() - started < 10
     finally:
         response.close()
+
+
+def test_who_subscribes_to_a_waiting_task_in_1_0_sees_it_go_on(
+    client: httpx.Client, form: Form
+) -> None:
+    if form.line == "0.3":
+        pytest.skip("0.3 says the task and closes")
+    task, request_id = asking(client, form)
+    with form.following(client, "subscribe", {"id": task["id"]}) as frames:
+        assert next(frames).body["status"]["state"] == form.state("input-required")
+        result(client, RPC_1, PERMIT, request_id=request_id, reply="once")
+        assert [*frames][-1].body["status"]["state"] == form.state("completed")

@@ -147,7 +147,8 @@ class Operations:
                 task_id=params.id,
                 state=task.state.value,
             )
-        return await self._stream(call, task, None)
+        # In 1.0 one can subscribe to whatever has not ended: who asks waits for it to go on.
+        return await self._stream(call, task, None, waits=call.dialect is V1)
 
     async def push_config(self, call: Call) -> Json:
         raise PushNotificationNotSupported("This agent does not send push notifications.")
@@ -156,8 +157,13 @@ class Operations:
         """The card for those who are known here; all of them are."""
         return self.card.extended_pure if call.dialect is V1 else self.card.extended_hybrid
 
-    async def _stream(self, call: Call, task: Task, history_length: int | None) -> EventStream:
-        """The task as it is, or was where the client left off, then everything after."""
+    async def _stream(
+        self, call: Call, task: Task, history_length: int | None, *, waits: bool = False
+    ) -> EventStream:
+        """The task as it is, or was where the client left off, then everything after.
+
+        A task that rests is everything, unless the client `waits` for a person, too.
+        """
         story = self.tasks.now(task)
         if call.last_event_id is not None:
             known = call.last_event_id.isdecimal() and len(call.last_event_id) < 19
@@ -170,16 +176,16 @@ class Operations:
             call.envelope,
             told.head,
             (told.last_seq, first),
-            None if _rests(told, task, renderer) else story.after,
+            None if _rests(told, task, waits or renderer.stays_open) else story.after,
             self.stopping,
             request_id=call.request_id,
         )
 
 
-def _rests(told: Task, task: Task, renderer: Renderer) -> bool:
+def _rests(told: Task, task: Task, waits: bool) -> bool:
     """Whether a stream that begins with `told` has nothing more to tell."""
     if told.state is TaskState.INPUT_REQUIRED:
-        return told.last_seq >= task.last_seq and not renderer.stays_open
+        return told.last_seq >= task.last_seq and not waits
     return told.state.terminal
 
 

@@ -79,6 +79,10 @@ class Published:
                 "0.3": "answers with the task and closes",
                 "1.0": "refused with UNSUPPORTED_OPERATION (-32004)",
             },
+            "subscribe_to_a_waiting_task": {
+                "0.3": f"answers with the task and closes{unless}",
+                "1.0": "the task, then what follows when it goes on",
+            },
             "subscribe_with_last_event_id": "the task as of that event, then every later event, "
             "also when the task has ended",
             "cancel_of_a_terminal_task": "refused with TASK_NOT_CANCELABLE (-32002)",
