@@ -119,6 +119,7 @@ async def build(
             server.shared_sessions,
             server.allow_directory_override,
             now_ms,
+            rules,
         )
         checks = Checks(catalog, root)
         wishes = Wishes(access, checks, catalog, sessions, bindings)

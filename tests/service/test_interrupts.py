@@ -314,9 +314,9 @@ async def test_what_is_heard_with_it_is_not_lost_while_a_permission_is_granted()
         session.open_requests |= {"per_2", "per_9"}
         other = PermissionAsk("per_9", "ses_0", "bash", ("rm x",))
         session.say(InterruptAsked("ses_0", ask(2)), InterruptAsked("ses_0", other))
-        await asyncio.sleep(0.2)  # longer than it would listen
-        session.ear.set()
         await at.until_open(task, other)
+        session.ear.set()
+        await session.until(lambda: len(session.settled) > 1)
         assert session.settled == [("per_1", ONCE), ("per_2", ONCE)]
 
 
@@ -333,11 +333,25 @@ async def test_if_the_store_cannot_say_what_was_allowed_it_is_asked() -> None:
     async with house() as at:
         task, session = await at.asking(ask(1))
         await at.say(task, Text("always"))
+        await finished(at, task, session)
         await at.database.write(rename, "grants", "away")
-        session.ask(ask(2))
-        await at.until_open(task, ask(2))
+        task, session = await at.asking(ask(2))
         await at.database.write(rename, "away", "grants")
         assert session.settled == [("per_1", ONCE)]
+
+
+async def test_what_is_asked_can_be_answered_only_once_it_is_said() -> None:
+    """Two at once, of which the second is allowed by what is said to the first."""
+    async with house() as at:
+        task, session = await at.asking(ask(1))
+        session.ask(ask(2))
+        await at.say(task, Text("always"))
+        await session.until(lambda: len(session.settled) > 1)
+        assert await at.state(task) is WORKING
+        assert not await at.interrupts.pending(ALICE)
+        await finished(at, task, session)
+        opened = [e.update for e in await at.entries(task) if isinstance(e.update, InterruptOpened)]
+        assert [o.interrupt.request_id for o in opened] in (["per_1"], ["per_1", "per_2"])
 
 
 # -- committed, then delivered

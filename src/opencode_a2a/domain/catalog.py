@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from .task import TaskHead
-from .values import Attachment, FileChange, Message, ModelRef, SessionRef
+from .values import Attachment, FileChange, Message, ModelRef, PermissionRule, SessionRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +196,10 @@ class Catalog(Protocol):
         ...
 
     async def session(self, session: str) -> SessionInfo: ...
+    async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
+        """Add rules to those a session has; the last that matches counts."""
+        ...
+
     async def model_of(self, session: str) -> ModelRef | None:
         """What the session was last answered with, if it ever was."""
         ...

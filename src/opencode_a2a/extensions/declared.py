@@ -14,6 +14,7 @@ SESSION_BINDING = Extension(
     extended={
         "precedence": ["metadata of the request", "metadata of the message", "contextId"],
         "ownership": "claims the session for the caller; another's does not exist",
+        "place": ["metadata.opencode.directory", "metadata.opencode.workspace.id"],
     },
 )
 
@@ -29,7 +30,10 @@ MODEL_SELECTION = Extension(
             "metadata.shared.model.modelID",
         ]
     },
-    extended={"unknown_model": "INVALID_PARAMS with near matches; nothing is sent to the agent"},
+    extended={
+        "unknown_model": "INVALID_PARAMS with near matches; nothing is sent to the agent",
+        "also": ["metadata.opencode.agent", "metadata.opencode.variant"],
+    },
 )
 
 STREAM_HINTS = Extension(
@@ -41,11 +45,11 @@ STREAM_HINTS = Extension(
     public={
         "roots": [
             f"metadata.shared.{name}"
-            for name in ("stream", "progress", "interrupt", "session", "usage")
+            for name in ("stream", "progress", "interrupt", "interrupts", "session", "usage")
         ],
         "block_types": ["text", "reasoning", "tool_call"],
         "block_identity": ["message_id", "event_id", "sequence"],
-        "progress_types": ["step-start", "step-finish", "retry", "todo", "compaction"],
+        "progress_types": ["step-start", "step-finish", "retry", "todo", "compaction", "run"],
         "interrupt_phases": ["asked", "resolved"],
         "session_id_field": "metadata.shared.session.id",
         "usage_fields": ["input_tokens", "output_tokens", "total_tokens"],

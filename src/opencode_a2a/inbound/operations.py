@@ -174,10 +174,11 @@ class Operations:
         return EventStream(
             renderer,
             call.envelope,
-            told.head,
-            (told.last_seq, first),
+            told,
+            first,
             None if _rests(told, task, waits or renderer.stays_open) else story.after,
             self.stopping,
+            waits=waits,
             request_id=call.request_id,
         )
 

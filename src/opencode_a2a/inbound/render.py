@@ -34,7 +34,6 @@ from ..domain.updates import (
     MessageAdded,
     Progress,
     Started,
-    state_after,
 )
 from ..domain.values import (
     Data,
@@ -174,15 +173,17 @@ class Renderer:
 
     # -- events
 
-    def event(self, head: TaskHead, entry: LogEntry, last: bool = False) -> bytes | None:
+    def event(
+        self, head: TaskHead, entry: LogEntry, state: TaskState, last: bool = False
+    ) -> bytes | None:
         """A committed entry as a stream event, or None when there is nothing to show.
 
-        `last` says that the stream ends with it.
+        `state` is the task's there; `last` says that the stream ends with it.
         """
         form = self.last_form if last else self.form
         encoded = entry.encoded.get(form)
         if encoded is None:
-            event = self._event(head, entry, last)
+            event = self._event(head, entry, state, last)
             encoded = entry.encoded[form] = b"" if event is None else orjson.dumps(event)
         return encoded or None
 
@@ -194,7 +195,7 @@ class Renderer:
             shared["stream"] = {"replay": "snapshot", "reason": gap, "sequence": task.last_seq}
         return orjson.dumps(body if self.dialect.tagged else {"task": body})
 
-    def _event(self, head: TaskHead, entry: LogEntry, last: bool) -> Json | None:
+    def _event(self, head: TaskHead, entry: LogEntry, state: TaskState, last: bool) -> Json | None:
         update = entry.update
         match update:
             case MessageAdded() | InterruptAnswered():
@@ -217,20 +218,22 @@ class Renderer:
                 return self._artifact_event(head, artifact, False, True)
             case Started(session=session, title=title):
                 shared: Json = {"session": _session(session, title)}
-                return self._status_event(head, entry, last, None, shared)
+                return self._status_event(head, entry, state, last, None, shared)
             case Progress():
-                return self._status_event(head, entry, last, None, {"progress": _progress(update)})
+                return self._status_event(
+                    head, entry, state, last, None, {"progress": _progress(update)}
+                )
             case InterruptOpened(interrupt=interrupt):
                 note = self._ask(head, asking(interrupt), entry.seq, [interrupt])
                 shared = {"interrupt": _interrupt(interrupt, "asked", update.expires_at)}
-                return self._status_event(head, entry, last, note, shared)
+                return self._status_event(head, entry, state, last, note, shared)
             case InterruptUnclear(interrupt=interrupt, note=unclear):
                 note = self._ask(head, waiting([interrupt], unclear), entry.seq, [interrupt])
                 shared = {"interrupt": _interrupt(interrupt, "asked")}
-                return self._status_event(head, entry, last, note, shared)
+                return self._status_event(head, entry, state, last, note, shared)
             case InterruptResolved(interrupt=interrupt, resolution=resolution):
                 shared = {"interrupt": _interrupt(interrupt, "resolved", resolution=resolution)}
-                return self._status_event(head, entry, last, None, shared)
+                return self._status_event(head, entry, state, last, None, shared)
             case Ended():
                 told = update.message
                 end = self._note(head, update.state.value, told) if told else None
@@ -239,7 +242,7 @@ class Renderer:
                     shared["session"] = _session(update.session, update.title)
                 if update.usage is not None:
                     shared["usage"] = _usage(update.usage)
-                return self._status_event(head, entry, last, end, shared, update)
+                return self._status_event(head, entry, state, last, end, shared, update)
             case _:
                 assert_never(update)
 
@@ -247,12 +250,12 @@ class Renderer:
         self,
         head: TaskHead,
         entry: LogEntry,
+        state: TaskState,
         last: bool,
         note: Json | None,
         shared: Json,
         ended: Ended | None = None,
     ) -> Json:
-        state = state_after(entry.update) or TaskState.WORKING
         shared = {**shared, "stream": {"event_id": f"{head.id}:{entry.seq}", "sequence": entry.seq}}
         body: Json = {
             "taskId": head.id,

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..domain.ports import Cursor
-from ..domain.task import TaskHead
-from ..domain.updates import InterruptAnswered, LogEntry
+from ..domain.task import Task
+from ..domain.updates import InterruptAnswered, LogEntry, MessageAdded
 from ..domain.values import TaskState
 from ..errors import ServiceError
 from .failures import rest_error, rpc_error
@@ -76,19 +76,23 @@ class EventStream(Response):
         self,
         renderer: Renderer,
         envelope: Envelope,
-        head: TaskHead,
-        first: tuple[int, bytes],
+        told: Task,
+        first: bytes,
         cursor: Cursor | None,
         stopping: asyncio.Future[None],
         *,
+        waits: bool = False,
         request_id: str | int | None = None,
     ) -> None:
+        """Begins with `told`. If the client `waits`, it does not end where that rests."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._renderer = renderer
         self._envelope = envelope
-        self._head = head
-        self._first = first
+        self._head = told.head
+        self._first = told.last_seq, first
+        self._state = told.state  # of the task, where the stream has come to
+        self._ends = not waits
         self._cursor = cursor
         self._stopping = stopping
         self._request_id = request_id
@@ -157,7 +161,9 @@ class EventStream(Response):
             over = last is not None
             frames, size = [], 0
             for index, entry in enumerate(entries if last is None else entries[: last + 1]):
-                payload = renderer.event(self._head, entry, last=index == last)
+                if entry.state is not None:
+                    self._state, self._ends = entry.state, True
+                payload = renderer.event(self._head, entry, self._state, last=index == last)
                 if payload is not None:
                     frames.append(envelope.frame(entry.seq, payload))
                     size += len(frames[-1])
@@ -172,16 +178,20 @@ class EventStream(Response):
     def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
         """Which of these the stream ends with, if the task rests after them."""
         stays = not caught_up or self._renderer.stays_open
+        shown: int | None = None  # the last that anybody gets to see
         for index in range(len(entries) - 1, -1, -1):
             state, update = entries[index].state, entries[index].update
+            if shown is None and not isinstance(update, InterruptAnswered | MessageAdded):
+                shown = index
             if state is TaskState.INPUT_REQUIRED:
                 if stays:
                     return None
-                if not isinstance(update, InterruptAnswered):  # which nobody gets to see
+                if not isinstance(update, InterruptAnswered):
                     return index
             elif state is not None:
                 return index if state.terminal else None
-        return None
+        resting = self._state is TaskState.INPUT_REQUIRED and self._ends
+        return shown if resting and not stays else None
 
     def _error(self, exc: ServiceError) -> Json:
         dialect = self._renderer.dialect

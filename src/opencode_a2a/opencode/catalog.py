@@ -24,6 +24,7 @@ from ..domain.values import (
     Message,
     ModelRef,
     Part,
+    PermissionRule,
     Role,
     Text,
 )
@@ -277,11 +278,8 @@ class OpenCodeCatalog:
         if prompt.forbidden_tools:
             # As rules of the session, which are added to. As `tools` of a prompt they would
             # replace the rules that are there.
-            rules = [
-                {"permission": tool, "pattern": "*", "action": "deny"}
-                for tool in prompt.forbidden_tools
-            ]
-            await self._of(session, "PATCH", body={"permission": rules})
+            denied = [PermissionRule(tool, "*", "deny") for tool in prompt.forbidden_tools]
+            await self.restrict(session, denied)
         message = new_id("msg")
         parts = [{"id": part_id(message, i), **_part(part)} for i, part in enumerate(prompt.parts)]
         body: dict[str, Any] = {"messageID": message, "parts": parts}
@@ -337,6 +335,9 @@ class OpenCodeCatalog:
         return _info(await self._of(session, "POST", "unrevert"))
 
     # -- models and agents
+
+    async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
+        await self._of(session, "PATCH", body={"permission": [asdict(rule) for rule in rules]})
 
     async def model_of(self, session: str) -> ModelRef | None:
         answer = await self._http.call("GET", "session", session)

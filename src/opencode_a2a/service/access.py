@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..domain.catalog import Catalog, Owners, Place, SessionInfo, SessionQuery
-from ..domain.values import Caller
+from ..domain.values import Caller, PermissionRule
 from ..errors import InvalidParams, SessionForbidden, SessionNotFound, UpstreamHttpError
 
 BEING_MADE = 60_000  # milliseconds in which a session of ours finds its owner
@@ -27,6 +27,7 @@ class Access:
     shared: bool
     directories: bool  # whether a caller can choose among those below the root
     clock: Callable[[], int]
+    rules: tuple[PermissionRule, ...] = ()  # of the deployment
 
     # -- sessions
 
@@ -43,8 +44,11 @@ class Access:
         return session
 
     async def own(self, caller: Caller, session: SessionInfo) -> None:
+        known = await self.owners.owners([session.id])
         if await self.owners.claim(caller.principal, session.ref) != caller.principal:
             raise SessionNotFound(session.id)
+        if not known and self.rules:  # not made by us, or forked: it has no rules of ours
+            await self.catalog.restrict(session.id, self.rules)
 
     async def among(self, caller: Caller, sessions: Sequence[SessionInfo]) -> list[SessionInfo]:
         """Those of the sessions that the caller may see."""
@@ -126,14 +130,16 @@ class Access:
             raise InvalidParams.at("metadata.opencode.workspace.id", "there is no such one")
         if directory is None:
             return home
-        if "\0" in directory:
-            raise InvalidParams.at(field, "is not a path")
-        path = (self.root / directory).resolve()
+        try:
+            path = (self.root / directory).resolve()
+            exists = path.is_dir()
+        except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a null
+            raise InvalidParams.at(field, "is not a path") from None
         if path != self.root and not self.directories:
             raise InvalidParams.at(
                 field, "cannot be chosen in this deployment (A2A_ALLOW_DIRECTORY_OVERRIDE)"
             )
-        if not self._below(path) or not path.is_dir():
+        if not self._below(path) or not exists:
             raise InvalidParams.at(field, "must be a directory inside the workspace")
         return Place(str(path))
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import structlog
 
 from ..domain.events import AgentEvent, Gap, InterruptClosed
-from ..domain.permissions import covers
+from ..domain.permissions import Grant, covers
 from ..domain.ports import AgentSession, Asked, SessionGone, TaskLog
 from ..domain.requests import EXPIRED
 from ..domain.task import Task, TaskHead
@@ -123,6 +123,7 @@ class _Job:
     session: AgentSession | None = None
     session_title: str = ""
     run: _Run | None = None  # the prompt being answered
+    grants: list[Grant] = field(default_factory=list)  # what need not be asked any more
 
 
 @dataclass(slots=True)
@@ -135,6 +136,7 @@ class _Run:
     asked: asyncio.Task[None]
     events: AsyncIterator[Sequence[AgentEvent]]
     listening: asyncio.Timeout | None = None  # while it waits for an event
+    stopping: bool = False  # nothing may be allowed any more: it would run after the abort
 
     def hurry(self, seconds: float) -> None:
         """Something is owed now: listen no longer than this before the next look."""
@@ -289,6 +291,8 @@ class Turns:
             return True  # it goes on from the log, and reads there what was decided
         for answer in answers:
             run.turn.requests.answer(answer)
+            if isinstance(ask := answer.interrupt, PermissionAsk):
+                job.grants += [Grant(ask.permission, pattern) for pattern in answer.grants]
         # To the end, also when who answered has left meanwhile.
         heard = await asyncio.shield(
             asyncio.gather(*(self._deliver(run, a.interrupt, a.decision) for a in answers))
@@ -351,6 +355,9 @@ class Turns:
             job.has_slot = True
             held.callback(self._free, job)
         job.session, job.session_title = session, session.ref.title
+        if not fresh:
+            with suppress(StoreUnavailable):  # asking once too often does no harm
+                job.grants = list(await self._asked.grants(head.owner, head.context_id))
         return await self._converse(job, session)
 
     def _free(self, job: _Job) -> None:
@@ -551,32 +558,28 @@ class Turns:
             run.listening = None
 
     async def _tell(self, run: _Run, events: Sequence[AgentEvent]) -> None:
-        updates: list[Update] = []
-        for event in events:
-            updates += run.turn.feed(event)
-        if any(isinstance(update, InterruptOpened) for update in updates):
-            updates = await self._without_granted(run, updates)
-        self._log.append(run.job.head.id, updates)
+        """Say what follows from events; what was allowed for good is answered, not asked.
 
-    async def _without_granted(self, run: _Run, updates: list[Update]) -> list[Update]:
-        """What the caller has allowed for good is answered, not asked again."""
-        head, shown = run.job.head, list[Update]()
-        try:
-            grants = await self._asked.grants(head.owner, head.context_id)
-        except StoreUnavailable:
-            return updates  # asking once too often does no harm
-        for update in updates:
-            ask = update.interrupt if isinstance(update, InterruptOpened) else None
-            if isinstance(ask, PermissionAsk) and covers(grants, ask):
-                run.turn.requests.allow(ask.request_id)
-                logger.info("permission.granted", task=head.id, permission=ask.permission)
-                await self._deliver(run, ask, PermissionDecision("once"))
-            else:
-                shown.append(update)
-        return shown
+        Nothing is awaited in between: what can be answered has been said.
+        """
+        updates, allowed = list[Update](), list[PermissionAsk]()
+        for event in events:
+            for update in run.turn.feed(event):
+                ask = update.interrupt if isinstance(update, InterruptOpened) else None
+                if isinstance(ask, PermissionAsk) and covers(run.job.grants, ask):
+                    run.turn.requests.allow(ask.request_id)
+                    allowed.append(ask)
+                else:
+                    updates.append(update)
+        self._log.append(run.job.head.id, updates)
+        for ask in allowed:
+            logger.info("permission.granted", task=run.job.head.id, permission=ask.permission)
+            await self._deliver(run, ask, PermissionDecision("once"))
 
     async def _deliver(self, run: _Run, interrupt: Interrupt, decision: Decision) -> bool:
         """Tell the agent; if it cannot be reached, the next look at it tries again."""
+        if (run.stopping or run.job.cancel.is_set()) and not _refuses(decision):
+            return False
         try:
             wanted = await run.session.settle(interrupt, decision)
         except UpstreamError as exc:
@@ -601,6 +604,7 @@ class Turns:
             answered = InterruptAnswered(ask, refusal, EXPIRED, still_open)
             self._log.append(run.job.head.id, [answered])
             run.turn.requests.answer(answered)
+            await self._log.flushed(run.job.head.id)
             await self._deliver(run, ask, refusal)
 
     def _deadline(self) -> int:
@@ -608,6 +612,7 @@ class Turns:
 
     async def _stop(self, run: _Run, pump: asyncio.Task[Outcome]) -> None:
         """Abort, then refuse what is pending: approving it later would run it after all."""
+        run.stopping = True
         with suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(self._limits.abort):
                 await asyncio.wait({run.asked})  # the abort must not overtake its prompt
@@ -674,6 +679,12 @@ def _failed(exc: ServiceError) -> Outcome:
 
 def _because(problem: Problem) -> Outcome:
     return Outcome(TaskState.FAILED, problem.message, problem)
+
+
+def _refuses(decision: Decision) -> bool:
+    if isinstance(decision, PermissionDecision):
+        return decision.reply == "reject"
+    return decision.answers is None
 
 
 def in_transit() -> UpstreamBusy:

@@ -56,6 +56,8 @@ class Wishes:
     async def context(self, caller: Caller, named: str | None, wish: Wish) -> str:
         """A session has one context, in which its turns wait for each other."""
         listed = named is not None and named.startswith(LISTED)
+        if listed and wish.session not in (None, (named or "").removeprefix(LISTED)):
+            raise InvalidParams.at(_AT_SESSION, "is not the session that message.contextId names")
         session = _adopting(named, wish).session if named is not None else wish.session
         if session is None:
             return named or str(uuid.uuid4())
@@ -69,15 +71,22 @@ class Wishes:
         return named
 
     async def grant(self, caller: Caller, context_id: str, title: str, wish: Wish) -> Selection:
-        wish = _adopting(context_id, wish)
-        if wish == Wish():
+        if _adopting(context_id, wish) == Wish():
             return Selection()
         bound = await self.bindings.session_of(caller.principal, context_id)
+        if bound is None:  # once it is bound, its session may be renewed
+            wish = _adopting(context_id, wish)
+        wanted = None
         if wish.session is not None:
-            bound = await self._bound_to(caller, context_id, wish.session, bound)
-        place = await self._place(wish, bound)
+            wanted = await self._wanted(caller, wish.session, bound)
+        place = await self._place(wish, bound or wanted)
         await self.checks.agent(place, wish.agent, "metadata.opencode.agent")
         await self.checks.model(place, wish.model, "metadata.shared.model")
+        # Nothing is taken before everything was found right.
+        if bound is None and wanted is not None:
+            await self.access.claimed(caller, wanted.id)
+            await self.bindings.bind(caller.principal, context_id, wanted)
+            bound = wanted
         if bound is None and (wish.model or wish.directory or wish.workspace):
             session = await self.sessions.serving(caller.principal, context_id, title, place)
             bound = session.ref
@@ -92,8 +101,8 @@ class Wishes:
             selection = replace(selection, model=bound.model if bound is not None else None)
         return selection
 
-    async def _bound_to(
-        self, caller: Caller, context_id: str, session_id: str, bound: SessionRef | None
+    async def _wanted(
+        self, caller: Caller, session_id: str, bound: SessionRef | None
     ) -> SessionRef:
         if bound is not None:
             if bound.id != session_id:
@@ -101,10 +110,9 @@ class Wishes:
                     _AT_SESSION, "this context goes on in another session; use a new context"
                 )
             return bound
-        session = await self.access.claimed(caller, session_id)
+        session = await self.access.visible(caller, session_id)
         if session.parent_id is not None:
             raise InvalidParams.at(_AT_SESSION, "is a sub-agent's; name the session it works for")
-        await self.bindings.bind(caller.principal, context_id, session.ref)
         return session.ref
 
     async def _place(self, wish: Wish, bound: SessionRef | None) -> Place:
