@@ -343,3 +343,22 @@ async def test_the_rules_of_a_deployment_hold_in_new_sessions(
             # belongs into its own configuration. Should this change, say so in the guide.
             await client.send(ask(sub_agent(str(mark)), context=context))
             assert mark.made
+
+
+async def test_the_rules_come_along_to_forks_and_to_sessions_that_are_taken_up(
+    opencode: Upstream, behind: Behind, tmp_path: Path
+) -> None:
+    rules = [{"permission": "bash", "pattern": "*", "action": "ask"}]
+    with service(opencode, tmp_path, A2A_PERMISSION_RULES=json.dumps(rules)) as ruled:
+        async with (
+            PythonClient.connect(ruled, LINE) as client,
+            Callbacks.of(ruled) as callbacks,
+        ):
+            first = await client.send(ask("hello"))
+            origin = shared(first)["session"]["id"]
+            fork = (await callbacks.call("opencode.sessions.fork", session_id=origin))["item"]["id"]
+            for session in (fork, await behind.create("by hand")):
+                mark = Mark(opencode)
+                task = await client.send(ask(str(mark), context=f"ctx:opencode-session:{session}"))
+                assert (state(task), mark.made) == ("input-required", False)
+                await client.cancel(task.id)
