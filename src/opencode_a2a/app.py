@@ -102,13 +102,12 @@ async def build(
         Turns.open(
             log,
             sessions := Sessions(agent or opencode, bindings := SqlBindings(database)),
-            SqlAsked(database),
+            asked := SqlAsked(database),
             limits,
             now_ms,
             stopping,
         ) as turns,
     ):
-        asked = SqlAsked(database)
         interrupts = Interrupts(log, turns, asked, now_ms, server.permission_always)
         inputs = Inputs(files, server.max_part_bytes)
         catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)

@@ -26,7 +26,6 @@ from .updates import (
     MessageAdded,
     Progress,
     Started,
-    state_after,
 )
 from .values import FileChange, Interrupt, Message, OutputModes, SessionRef, TaskState, Usage
 
@@ -101,9 +100,8 @@ class Task:
             return
         self.last_seq = entry.seq
         update = entry.update
-        state = state_after(update)
-        if state is not None:
-            self.state, self.status_at = state, entry.at
+        if entry.state is not None:
+            self.state, self.status_at = entry.state, entry.at
         match update:
             case BlockText():
                 block = self.blocks.get(update.block_id)

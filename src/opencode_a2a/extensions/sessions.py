@@ -40,10 +40,10 @@ from ..errors import (
     StoreUnavailable,
     UpstreamBusy,
 )
+from ..service.wishes import LISTED
 from .services import Services
 from .shapes import Directory, MessageId, Moment, PartId, Placed, SessionId
 
-CONTEXT = "ctx:opencode-session:"
 SESSIONS = Extension(
     "opencode-session-management-v1",
     "OpenCode Session Management v1",
@@ -52,7 +52,7 @@ SESSIONS = Extension(
     aliases=("urn:opencode-a2a:session-query/v1",),
     extended={
         "context_semantics": f"a session is shown as a completed Task whose contextId is "
-        f"{CONTEXT}<session_id>; it is a picture of the session, not a task of this service",
+        f"{LISTED}<session_id>; it is a picture of the session, not a task of this service",
         "ownership": "a caller sees its own sessions, and those nobody owns when "
         "A2A_SHARED_SESSIONS is true; mutation and control make a session the caller's",
         "pagination": {
@@ -82,7 +82,7 @@ _mutation = partial(
 
 
 def _head(session_id: str, caller: Caller, created_at: int = 0) -> TaskHead:
-    return TaskHead(session_id, CONTEXT + session_id, caller.principal, created_at)
+    return TaskHead(session_id, LISTED + session_id, caller.principal, created_at)
 
 
 def _task(session: SessionInfo, caller: Caller) -> TaskRow:
@@ -137,7 +137,7 @@ class Summary(BaseModel):
             item=SessionSummary(
                 id=session.id,
                 title=session.title,
-                context_id=CONTEXT + session.id,
+                context_id=LISTED + session.id,
                 parent_id=session.parent_id,
                 share_url=session.share_url,
                 reverted_to=session.reverted_to,

@@ -14,7 +14,7 @@ from typing import Literal
 from ..domain.ports import Agent, Cursor, Key, KeyTaken, TaskLog, TaskPage
 from ..domain.replies import is_only_a_reply
 from ..domain.task import Task, TaskHead
-from ..domain.updates import MessageAdded, state_after
+from ..domain.updates import MessageAdded
 from ..domain.values import (
     TERMINAL,
     Caller,
@@ -204,7 +204,7 @@ class Tasks:
         if task.state in RESTING:
             return task
         while entries := await cursor.read():
-            state = next((s for e in reversed(entries) if (s := state_after(e.update))), None)
+            state = next((s for e in reversed(entries) if (s := e.state)), None)
             if state in RESTING:
                 break
         return await self._log.get(caller.principal, task.head.id)

@@ -39,7 +39,6 @@ from ..domain.updates import (
     InterruptUnclear,
     LogEntry,
     Started,
-    state_after,
 )
 from ..domain.values import Failure, OutputModes, Problem, SessionRef, TaskQuery, TaskState
 from . import asked, codec
@@ -186,7 +185,7 @@ def _move(db: Connection, batch: Batch) -> bool:
     """Carry the task's state into its row. False when it had ended: the first end wins."""
     values: dict[str, Any] = {}
     for entry in batch.entries:
-        state = state_after(entry.update)
+        state = entry.state
         if state is not None:
             values |= {"state": state.value, "status_at": entry.at, "message": None}
         match entry.update:
