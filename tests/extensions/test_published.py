@@ -174,8 +174,10 @@ def test_every_reference_in_the_openapi_document_leads_somewhere(alice: Line) ->
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
-    used = references(document["paths"]) | references(schemas)
-    assert {ref.removeprefix("#/components/schemas/") for ref in used} <= set(schemas)
+    used = references(document["paths"]) | references(document["components"])
+    known = {f"#/components/schemas/{name}" for name in schemas}
+    known |= {f"#/components/responses/{name}" for name in document["components"]["responses"]}
+    assert used <= known
     requests, responses = alice.schemas
     names = set(known_at_runtime(alice))
     assert requests.keys() == names

@@ -26,9 +26,14 @@ class Part(Shape):
 
 
 class Message(Shape):
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["parts"]}, {"required": ["content"]}]}
+    )
+
     messageId: str
     role: str = Field(description="`ROLE_USER` or `ROLE_AGENT` in 1.0, `user` or `agent` in 0.3")
-    parts: list[Part]
+    parts: list[Part] = Field(default=[])
+    content: list[Part] = Field(default=[], description="What 0.3 over REST calls `parts`")
     contextId: str = ""
     taskId: str = ""
     metadata: dict[str, Any] = Field(default={})
@@ -86,6 +91,28 @@ class RpcError(Shape):
     code: int
     message: str
     data: Any = Field(description="A list of google.rpc details in 1.0, an object in 0.3")
+
+
+class RpcStatus(Shape):
+    """An error as REST 1.0 tells it: a google.rpc.Status."""
+
+    code: int = Field(description="The HTTP status")
+    status: str
+    message: str
+    details: list[dict[str, Any]]
+
+
+class RestError(Shape):
+    error: RpcStatus
+
+
+class RestError03(Shape):
+    """0.3 defines none; this has what clients of that line look for."""
+
+    code: int = Field(description="As over JSON-RPC")
+    type: str
+    message: str
+    data: dict[str, Any]
 
 
 class Rendered:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from ..contract import a2a
@@ -26,6 +27,15 @@ SHAPES: dict[Operation, tuple[Model | None, Model]] = {
     Operations.extended_card: (None, a2a.AgentCard),
 }
 STREAMS = (Operations.stream, Operations.subscribe)
+SENDS = (Operations.send, Operations.stream)
+EVENTS = "text/event-stream"
+ENVELOPE = {"jsonrpc": {"const": "2.0"}, "id": {"type": ["string", "integer", "null"]}}
+ID = {"type": "string", "minLength": 1, "maxLength": 255}
+TASK_ID = "$response.body#/task/id"
+# What any request can be refused with; over JSON-RPC only what gateways must see has a status.
+REFUSED_RPC = (401, 403, 413, 429)
+REFUSED = (400, 401, 403, 404, 413, 429, 503)
+REFUSED_WORK = (409, 502, 504)  # and what makes the agent do something
 
 
 def document(published: Published) -> Json:
@@ -35,7 +45,8 @@ def document(published: Published) -> Json:
     for _, method in methods_of(contract.extensions):
         takes.append((method.params, "validation"))
         gives.append((method.result, "serialization"))
-    refs, definitions = schemas([*takes, *gives, (a2a.RpcError, "serialization")])
+    refusals = (a2a.RpcError, a2a.RestError, a2a.RestError03)
+    refs, definitions = schemas([*takes, *gives, *((r, "serialization") for r in refusals)])
 
     def taken(model: Model | None) -> Json:
         return refs[model, "validation"] if model is not None else {"type": "object"}
@@ -57,8 +68,7 @@ def document(published: Published) -> Json:
         calls[method.name] = _call(method.name, taken(method.params), required)
         answers[method.name] = given(method.result)
 
-    error = refs[a2a.RpcError, "serialization"]
-    paths: Json = {"/": {"post": _rpc(calls, answers, error)}}
+    paths: Json = {"/": {"post": _rpc(calls, answers, given(a2a.RpcError))}}
     for route in REST_ROUTES:
         for dialect in route.lines:
             for verb in route.methods:
@@ -67,6 +77,8 @@ def document(published: Published) -> Json:
     for endpoint in PUBLIC_ENDPOINTS:
         verb, path = endpoint.split()
         about = {"operationId": endpoint, "security": [], "responses": {"200": _described("OK")}}
+        if path == "/ready":
+            about["responses"]["503"] = _described("Something it needs is missing")
         paths[path] = {verb.lower(): about}
     return {
         "openapi": "3.1.0",
@@ -80,6 +92,11 @@ def document(published: Published) -> Json:
         "paths": paths,
         "components": {
             "schemas": untitled(dict(sorted(definitions.items()))),
+            "responses": {
+                "Refused": _refusal(given(a2a.RestError), "application/a2a+json"),
+                "Refused03": _refusal(given(a2a.RestError03), "application/json"),
+                "RefusedRpc": _refusal(_rpc_refusal(given(a2a.RpcError)), "application/json"),
+            },
             "securitySchemes": {s: {"type": "http", "scheme": s} for s in facts.schemes},
         },
         "x-a2a-extension-contracts": published.extension_contracts,
@@ -104,62 +121,88 @@ def _call(method: str, params: Json, required: bool) -> Json:
 
 
 def _rpc(calls: Json, answers: Json, error: Json) -> Json:
-    envelope = {"jsonrpc": {"const": "2.0"}, "id": {"type": ["string", "integer", "null"]}}
     results = [
         {
             "title": method,
             "type": "object",
-            "properties": {**envelope, "result": result},
+            "properties": {**ENVELOPE, "result": result},
             "required": ["jsonrpc", "id", "result"],
         }
         for method, result in answers.items()
     ]
-    refusal = {"type": "object", "properties": {**envelope, "error": error}}
+    told = _described("The result, a stream of results, or an error")
+    told |= _json({"anyOf": [*results, _rpc_refusal(error)]})
+    told["content"][EVENTS] = {}  # each event is such an answer
     return {
         "operationId": "POST /",
         "summary": "JSON-RPC, both lines",
         "requestBody": _json({"oneOf": list(calls.values())}) | {"required": True},
         "responses": {
-            "200": _described("The result, a stream of results, or an error")
-            | _json({"anyOf": [*results, {**refusal, "title": "error", "required": ["error"]}]}),
+            "200": told,
             "204": _described("A request without an id has been carried out"),
+            **_refused(REFUSED_RPC, "RefusedRpc"),
         },
+    }
+
+
+def _rpc_refusal(error: Json) -> Json:
+    return {
+        "title": "error",
+        "type": "object",
+        "properties": {**ENVELOPE, "error": error},
+        "required": ["jsonrpc", "id", "error"],
     }
 
 
 def _rest(route: Route, verb: str, dialect: Dialect, taken: Any, given: Any) -> Json:
     media = "application/a2a+json" if dialect is V1 else "application/json"
+    refused = "Refused" if dialect is V1 else "Refused03"
+    names = re.findall(r"{(\w+)}", route.path)
+    parameters = [{"name": n, "in": "path", "required": True, "schema": ID} for n in names]
     about: Json = {
         "operationId": f"{verb} {route.path_in(dialect)}",
         "summary": route.summary,
+        "parameters": parameters,
     }
-    names = re.findall(r"{(\w+)}", route.path)
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in names
-    ]
     if route.operation not in SHAPES:
-        return about | {
-            "parameters": parameters,
-            "responses": {"400": _described("PUSH_NOTIFICATION_NOT_SUPPORTED")},
-        }
+        return about | {"responses": _refused(REFUSED, refused)}
     takes, gives = SHAPES[route.operation]
-    if route.operation in (Operations.send, Operations.stream):
+    if route.operation in SENDS:
         about["requestBody"] = _json(taken(takes), media) | {"required": True}
     elif takes is not None and verb == "GET":
         parameters += [
-            {"name": field, "in": "query", "schema": schema}
+            {"name": field, "in": "query", "schema": untitled(schema)}
             for field, schema in takes.model_json_schema()["properties"].items()
             if field not in names
         ]
-    kind = "text/event-stream" if route.operation in STREAMS else media
-    return about | {
-        "parameters": parameters,
-        "responses": {
-            "200": _described("OK") | _json(given(gives), kind),
-            "default": _described("An error of docs/reference/errors.md"),
-        },
-    }
+    told = _described("OK") | _json(given(gives), media)
+    if route.operation is Operations.send:
+        told["links"] = {
+            f"{verb} {path}": {"operationId": f"{verb} {path}", "parameters": {"id": TASK_ID}}
+            for verb, path in _follow_ups(dialect)
+        }
+    if route.operation in STREAMS:
+        told = _described("Events") | _json(given(gives), EVENTS)
+    works = REFUSED_WORK if route.operation in (*SENDS, Operations.cancel) else ()
+    return about | {"responses": {"200": told, **_refused((*REFUSED, *works), refused)}}
+
+
+def _follow_ups(dialect: Dialect) -> list[tuple[str, str]]:
+    """What can be done with a task that was sent."""
+    return [
+        (verb, route.path_in(dialect))
+        for route in REST_ROUTES
+        for verb in route.methods
+        if route.operation in (Operations.get, Operations.cancel, Operations.subscribe)
+    ]
+
+
+def _refused(statuses: Sequence[int], how: str) -> Json:
+    return {str(status): {"$ref": f"#/components/responses/{how}"} for status in statuses}
+
+
+def _refusal(error: Json, media_type: str) -> Json:
+    return _described("An error of docs/reference/errors.md") | _json(error, media_type)
 
 
 def _json(schema: Json, media_type: str = "application/json") -> Json:

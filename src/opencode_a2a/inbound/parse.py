@@ -19,9 +19,12 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import CoreSchema
 
 from ..contract.params import validated
 from ..domain.values import (
@@ -48,8 +51,17 @@ def _one_line(value: str) -> str:
     return value
 
 
-Id = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_one_line)]
-MaybeId = Annotated[str, Field(max_length=255), AfterValidator(_one_line)] | None
+_ONE_LINE = {"pattern": r"^[^\x00-\x1f\x7f]*$"}
+Id = Annotated[
+    str,
+    Field(min_length=1, max_length=255, json_schema_extra=_ONE_LINE),
+    AfterValidator(_one_line),
+]
+MaybeId = (
+    Annotated[str, Field(max_length=255, json_schema_extra=_ONE_LINE), AfterValidator(_one_line)]
+    | None
+)
+Schema = dict[str, Any]
 
 
 class Wire(BaseModel):
@@ -64,6 +76,31 @@ class Wire(BaseModel):
             return {k: v for k, v in value.items() if v is not None or k == "data"}
         return value
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> Schema:
+        """As clients should write it: what is absent is left out, and one content is named."""
+        schema: Schema = handler.resolve_ref_schema(handler(core_schema))
+        for name, about in schema["properties"].items():
+            schema["properties"][name] = _present(about)
+        cls.describe(schema)
+        return schema
+
+    @classmethod
+    def describe(cls, schema: Schema) -> None:
+        """Say in the published schema what the types alone do not."""
+
+
+def _present(about: Schema) -> Schema:
+    """The schema of a member that is there."""
+    present = {key: value for key, value in about.items() if key not in ("anyOf", "default")}
+    options: list[Schema] = [o for o in about.get("anyOf", [{}]) if o != {"type": "null"}]
+    kept = {"default": about["default"]} if about.get("default") is not None else {}
+    if len(options) == 1:
+        return options[0] | present | kept
+    return present | kept | {"anyOf": options}
+
 
 class File03(Wire):
     content: str | None = Field(
@@ -75,6 +112,15 @@ class File03(Wire):
     mime_type: str | None = None
     name: str | None = None
 
+    @classmethod
+    def describe(cls, schema: Schema) -> None:
+        over_rest = {"bytes": "fileWithBytes", "uri": "fileWithUri"}
+        schema["properties"] |= {
+            new: schema["properties"][old] | {"description": f"What 0.3 over REST calls `{old}`"}
+            for old, new in over_rest.items()
+        }
+        schema["oneOf"] = [{"required": [name]} for pair in over_rest.items() for name in pair]
+
     @model_validator(mode="after")
     def _one_content(self) -> File03:
         if (self.content is None) == (self.uri is None):
@@ -82,11 +128,14 @@ class File03(Wire):
         return self
 
 
+CONTENTS = ("text", "raw", "url", "file", "data")
+
+
 class PartIn(Wire):
     """A part of either line; which line's shape it has decides how it is read."""
 
     kind: Literal["text", "file", "data"] | None = None
-    text: str | None = None
+    text: str | None = Field(default=None, json_schema_extra={"minLength": 1})
     raw: str | None = None
     url: str | None = None
     file: File03 | None = None
@@ -95,9 +144,13 @@ class PartIn(Wire):
     filename: str | None = None
     metadata: dict[str, Any] | None = None
 
+    @classmethod
+    def describe(cls, schema: Schema) -> None:
+        schema["oneOf"] = [{"required": [name]} for name in CONTENTS]
+
     @model_validator(mode="after")
     def _one_content(self) -> PartIn:
-        contents = [n for n in ("text", "raw", "url", "file", "data") if n in self.model_fields_set]
+        contents = [name for name in CONTENTS if name in self.model_fields_set]
         if len(contents) != 1:
             raise ValueError("must hold exactly one of text, file (raw, url) or data")
         if self.kind is not None and self.kind != contents[0]:
@@ -138,6 +191,13 @@ class MessageIn(Wire):
     extensions: list[str] = []
     reference_task_ids: list[str] = []
 
+    @classmethod
+    def describe(cls, schema: Schema) -> None:
+        about = {"description": "What 0.3 over REST calls `parts`"}
+        schema["properties"]["content"] = schema["properties"]["parts"] | about
+        schema["required"].remove("parts")
+        schema["anyOf"] = [{"required": [name]} for name in ("parts", "content")]
+
     @model_validator(mode="before")
     @classmethod
     def _content_is_parts(cls, value: Any) -> Any:
@@ -151,9 +211,9 @@ class Configuration(Wire):
     history_length: int | None = Field(default=None, ge=0)
     blocking: bool | None = None
     return_immediately: bool = False
-    push_notification_config: Any = None
-    push_notification: Any = None
-    task_push_notification_config: Any = None
+    push_notification_config: SkipJsonSchema[Any] = None  # refused, so not for anybody to send
+    push_notification: SkipJsonSchema[Any] = None
+    task_push_notification_config: SkipJsonSchema[Any] = None
 
 
 class SendParams(Wire):

@@ -1,0 +1,57 @@
+"""The service asked what its own OpenAPI document allows, and what it does not.
+
+A small part of what `st run` can ask; docs/conformance.md has the figures of a long run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import Case
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from tests.running import ROOT, Service, Upstream, service
+
+SHAPES = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.response_headers_conformance,
+]
+
+# The document of a deployment with every switch on; tests/published holds it against the code.
+document = schemathesis.openapi.from_path(ROOT / "tests" / "published" / "openapi.json")
+document.config.phases.coverage.enabled = False  # thousands of requests
+
+
+@pytest.fixture(scope="module")
+def published(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Every switch is on, and no file is fetched from anywhere but here."""
+    with service(
+        fake,
+        tmp_path_factory.mktemp("published"),
+        A2A_CLIENT_ALLOWED_HOSTS='["127.0.0.1"]',
+        A2A_ENABLE_SESSION_SHELL="true",
+        A2A_ENABLE_WORKSPACE_MUTATIONS="true",
+    ) as running:
+        yield running
+
+
+@document.parametrize()
+@settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+def test_every_answer_is_as_published(case: Case[Any], published: Service) -> None:
+    case.call_and_validate(
+        base_url=published.url, headers=published.headers, checks=SHAPES, timeout=20
+    )
