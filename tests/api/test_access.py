@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import uuid
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -11,11 +13,14 @@ import pytest
 from tests.api.forms import (
     FORBIDDEN,
     RATE_LIMITED,
+    REST_03,
     REST_1,
     ROUTES,
+    TASK_NOT_CANCELABLE,
     TASK_NOT_FOUND,
     UNAUTHENTICATED,
     Form,
+    Json,
     line_to,
 )
 from tests.running import Service
@@ -213,6 +218,126 @@ def test_a_context_of_the_same_name_is_another_conversation(
     other = form.send(bob, "hello", contextId=first["contextId"])
     sessions = [t["metadata"]["shared"]["session"]["id"] for t in (first, again, other)]
     assert sessions[0] == sessions[1] != sessions[2]
+
+
+# Ways to say more than the id of a task, none of which must mean anything. {id} is another's.
+TRICKS: dict[str, tuple[dict[str, str], Json]] = {
+    "a tenant": ({}, {"id": "{id}", "tenant": "alice"}),
+    "an owner": ({}, {"id": "{id}", "owner": "alice", "principal": "alice"}),
+    "metadata": ({}, {"id": "{id}", "metadata": {"shared": {"principal": "alice"}}}),
+    "the number of an event": ({"Last-Event-ID": "1"}, {"id": "{id}"}),
+    "the number of no event": ({"Last-Event-ID": "9" * 18}, {"id": "{id}"}),
+    "a name in a header": ({"X-Forwarded-User": "alice", "X-Principal": "alice"}, {"id": "{id}"}),
+    "a key": ({"Idempotency-Key": "{id}"}, {"id": "{id}"}),
+    "capitals": ({}, {"id": "{ID}"}),
+    "a space": ({}, {"id": "{id} "}),
+    "a wildcard": ({}, {"id": "%25"}),
+    "a resource name": ({}, {"id": "tasks%2F{id}", "name": "tasks/{id}"}),
+}
+
+
+@pytest.fixture(scope="module")
+def hung(alice: httpx.Client) -> Iterator[Json]:
+    """A task of Alice that goes on, and must go on."""
+    task = REST_1.send(alice, "[[hang]]", wait=False)
+    yield task
+    assert REST_1.get(alice, task["id"])["status"]["state"] == REST_1.state("working")
+    REST_1.result(REST_1.call(alice, "cancel", {"id": task["id"]}))
+
+
+@pytest.mark.parametrize("operation", ["get", "cancel", "subscribe"])
+@pytest.mark.parametrize("trick", TRICKS)
+def test_no_trick_reaches_a_task_of_somebody_else(
+    hung: Json, bob: httpx.Client, form: Form, trick: str, operation: str
+) -> None:
+    told = json.dumps(TRICKS[trick]).replace("{id}", hung["id"])
+    headers, params = json.loads(told.replace("{ID}", hung["id"].upper()))
+    request = form.request(bob, operation, params)
+    request.headers.update(headers)
+    response = bob.send(request)
+    assert hung["contextId"] not in response.text
+    refusal = form.refusal(response, http=None if form.rpc else response.status_code)
+    assert refusal.reason in ("TASK_NOT_FOUND", "METHOD_NOT_SUPPORTED")
+
+
+@pytest.mark.parametrize("prefix", ["", "/alice", "/v1", "/default"])
+def test_a_body_or_a_query_cannot_name_another_task_than_the_path(
+    hung: Json, bob: httpx.Client, prefix: str
+) -> None:
+    mine, form = REST_1.send(bob, "hello"), REST_03 if prefix == "/v1" else REST_1
+    path = f"{prefix}/tasks/{mine['id']}"
+    read = form.result(bob.get(path, params={"id": hung["id"]}, headers=form.version))
+    assert read["id"] == mine["id"]
+    canceled = bob.post(f"{path}:cancel", json={"id": hung["id"]}, headers=form.version)
+    assert form.refused(canceled, TASK_NOT_CANCELABLE).facts["task_id"] == mine["id"]
+    theirs = f"{prefix}/tasks/{hung['id']}"
+    for response in (
+        bob.get(theirs, params={"id": mine["id"]}, headers=form.version),
+        bob.post(f"{theirs}:cancel", json={"id": mine["id"]}, headers=form.version),
+        bob.get(f"{theirs}:subscribe", params={"after": "1"}, headers=form.version),
+    ):
+        form.refused(response, TASK_NOT_FOUND)
+
+
+def test_a_cursor_of_somebody_else_leads_through_ones_own_tasks(
+    alice: httpx.Client, bob: httpx.Client, form: Form
+) -> None:
+    if not form.offers("list"):
+        return
+    theirs = {form.send(alice, "hello")["id"] for _ in range(3)}
+    mine = {form.send(bob, "hello")["id"] for _ in range(2)}
+    newest = {form.send(alice, "hello")["id"] for _ in range(2)}
+    page = form.result(form.call(alice, "list", {"pageSize": 2}))
+    assert {task["id"] for task in page["tasks"]} == newest
+    asked = {"pageSize": 100, "pageToken": page["nextPageToken"], "includeArtifacts": True}
+    seen = form.result(form.call(bob, "list", asked))
+    found = {task["id"] for task in seen["tasks"]}
+    assert mine <= found
+    assert not found & (theirs | newest)
+    assert seen["totalSize"] == form.result(form.call(bob, "list", {}))["totalSize"]
+
+
+def test_a_key_or_a_message_id_of_somebody_else_is_free(
+    alice: httpx.Client, bob: httpx.Client, form: Form
+) -> None:
+    """A repeated request is known by its key, or by its message in its context: its own."""
+    key, context = str(uuid.uuid4()), str(uuid.uuid4())
+    message_id = str(uuid.uuid4())
+
+    def send(client: httpx.Client) -> str:
+        asked = form.sending("hello", messageId=message_id, contextId=context)
+        request = form.request(client, "send", asked)
+        request.headers["Idempotency-Key"] = key
+        found: str = form.sent(client.send(request))["id"]
+        return found
+
+    first, other = send(alice), send(bob)
+    assert first != other
+    assert (send(alice), send(bob)) == (first, other)
+
+
+def test_a_reference_to_a_task_of_somebody_else_shows_nothing_of_it(
+    hung: Json, bob: httpx.Client, form: Form
+) -> None:
+    told = form.send(bob, "hello", referenceTaskIds=[hung["id"]])
+    assert hung["contextId"] not in json.dumps(told)
+
+
+def test_who_does_not_own_a_waiting_task_cannot_answer_it(
+    alice: httpx.Client, bob: httpx.Client, form: Form
+) -> None:
+    task = form.send(alice, "[[permission]]")
+    for operation in ("send", "stream"):
+        for context in ({}, {"contextId": task["contextId"]}):
+            asked = form.sending("yes", taskId=task["id"], **context)
+            form.refused(form.call(bob, operation, asked), TASK_NOT_FOUND)
+    # In a context of the same name Bob has a conversation of his own, where nothing waits.
+    other = form.send(bob, "yes", contextId=task["contextId"])
+    assert other["status"]["state"] == form.state("completed")
+    still = form.get(alice, task["id"])
+    assert still["status"]["state"] == form.state("input-required")
+    assert len(still["history"]) == 1
+    form.result(form.call(alice, "cancel", {"id": task["id"]}))
 
 
 # -- guessing
