@@ -41,6 +41,8 @@ def published(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
         A2A_ENABLE_WORKSPACE_MUTATIONS="true",
     ) as running:
         yield running
+        # JSON-RPC tells of our own mistakes under HTTP 200; the log has them all.
+        assert "event=request.broken" not in running.program.output
 
 
 @document.parametrize()

@@ -87,7 +87,9 @@ def test_a_list_can_be_of_one_directory(alice: Line, inside: Inside) -> None:
     assert there in {item["id"] for item in everywhere}
 
 
-@pytest.mark.parametrize("directory", ["..", "/", "missing", "README.md", "below/../..", "\0"])
+@pytest.mark.parametrize(
+    "directory", ["..", "/", "missing", "README.md", "below/../..", "\0", "long" * 2_000]
+)
 def test_a_directory_outside_the_workspace_is_refused(alice: Line, directory: str) -> None:
     error = alice.refused("opencode.sessions.list", directory=directory)
     assert list(error["fields"]) == ["directory"]
