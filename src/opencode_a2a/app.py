@@ -38,7 +38,7 @@ from .opencode.http import Endpoint
 from .outbound.fetch import Egress, Fetcher
 from .service.access import Access
 from .service.checks import Checks
-from .service.inputs import INPUT_MODES, Inputs
+from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
 from .service.interrupts import Interrupts
 from .service.recovery import Recovery
 from .service.sessions import Sessions
@@ -157,6 +157,7 @@ def publication(settings: Settings, url: str, services: Services | None = None) 
         __version__,
         tuple(credentials_of(server).schemes),
         INPUT_MODES,
+        OUTPUT_MODES,
     )
     deployment = Deployment(
         server.shared_sessions,

@@ -8,6 +8,7 @@ ever hears; so this one looks it up in the task log, under the id it was prompte
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -21,21 +22,23 @@ from opencode_a2a.domain.events import (
     AgentEvent,
     BlockKind,
     CaughtUp,
-    FilesChanged,
+    FileSnapshot,
     Idle,
     InterruptAsked,
     MessageSeen,
     Speaker,
     TextDelta,
     TextSnapshot,
-    ToolCall,
-    ToolSnapshot,
 )
 from opencode_a2a.domain.values import (
+    Data,
     Decision,
     Failure,
+    FileBytes,
     FileChange,
+    FileUrl,
     Interrupt,
+    Part,
     Problem,
     Prompt,
     Question,
@@ -59,13 +62,16 @@ TEXTS: dict[str, tuple[str, ...]] = {
 }
 ASKS = "tck-input-required"
 REJECTS = "tck-reject-task"
-DATA = "tck-artifact-data"
-FILES = ("tck-artifact-file", "tck-stream-artifact-file")
+OUTPUT = FileBytes(base64.b64encode(b"Generated content\n").decode(), "text/plain", "output.txt")
+HANDED: dict[str, Part] = {
+    "tck-artifact-data": Data({"key": "value", "count": 42}),
+    "tck-artifact-file": OUTPUT,
+    "tck-artifact-file-url": FileUrl("https://example.com/output.txt", "text/plain", "output.txt"),
+    "tck-stream-artifact-file": OUTPUT,
+}
 RUNS_LONG = "test-resubscribe-message-id"
 
 REJECTED = Problem(Failure.PROVIDER_ERROR, "rejected")
-PATCH = "--- /dev/null\n+++ output.txt\n@@ -0,0 +1 @@\n+Generated\n"
-OUTPUT = FileChange("output.txt", 1, 0, "added", PATCH)
 
 
 class Heard:
@@ -175,7 +181,7 @@ class Stage:
         self._open = frozenset()
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
-        return (OUTPUT,)
+        return ()
 
     # -- the scenarios
 
@@ -189,11 +195,9 @@ class Stage:
         if message_id.startswith(RUNS_LONG):
             await asyncio.sleep(self._long)
         answer, part = self._answer().message_id, f"{self._newest}-part"
-        if message_id.startswith(DATA):
-            call = ToolCall(f"{part}-call", "tck", "completed", input={"key": "value", "count": 42})
-            self._say(ToolSnapshot(self.ref.id, answer, part, call))
-        elif message_id.startswith(FILES):
-            self._say(FilesChanged(self.ref.id, answer))
+        handed = [s for s in HANDED if message_id.startswith(s)]
+        if handed:
+            self._say(FileSnapshot(self.ref.id, answer, part, HANDED[max(handed, key=len)]))
         elif TEXTS[scenario]:
             self._tell(answer, part, TEXTS[scenario])
         return self._finish()

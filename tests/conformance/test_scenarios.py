@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 import time
 from collections.abc import Iterator
@@ -58,16 +59,26 @@ def test_a_message_id_decides_what_is_done(
     assert [text for artifact in task["artifacts"] for text in texts(artifact)] == said
 
 
-def test_files_are_told_as_changes_and_data_as_a_tool_call(
-    client: httpx.Client, form: Form
+@pytest.mark.parametrize(
+    ("scenario", "held"),
+    [
+        ("tck-artifact-file", "R2VuZXJhdGVk"),
+        ("tck-artifact-file-url", "https://example.com/output.txt"),
+        ("tck-stream-artifact-file", "R2VuZXJhdGVk"),
+        ("tck-artifact-data", "'count': 42"),
+    ],
+)
+def test_files_and_data_are_handed_over_as_they_are(
+    client: httpx.Client, form: Form, scenario: str, held: str
 ) -> None:
-    for scenario in ("tck-artifact-file-1", "tck-artifact-file-url-1", "tck-stream-artifact-file"):
-        (changes,) = form.send(client, "TCK", messageId=scenario)["artifacts"]
-        assert changes["name"] == "changes"
-        assert "output.txt" in changes["parts"][0]["text"]
-    (call,) = form.send(client, "TCK", messageId="tck-artifact-data-1")["artifacts"]
-    assert call["name"] == "tool:tck"
-    assert '"count":42' in str(call["parts"]).replace("'", '"').replace(" ", "")
+    (artifact,) = form.send(client, "TCK", messageId=f"{scenario}-1")["artifacts"]
+    (part,) = artifact["parts"]
+    if (form.line, form.rpc) == ("0.3", False) and held.startswith(
+        "R2"
+    ):  # there bytes are encoded twice
+        held = base64.b64encode(held.encode()).decode()
+    assert held in str(part)
+    assert ("output.txt" in str(part)) == ("file" in scenario)
 
 
 def test_a_task_that_needs_input_asks_again_until_it_is_told_to_complete(

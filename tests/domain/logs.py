@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from opencode_a2a.domain.events import BlockKind, ToolCall
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import (
+    BlockFile,
     BlockText,
     BlockTool,
     ChangesMade,
@@ -25,6 +26,7 @@ from opencode_a2a.domain.updates import (
     Update,
 )
 from opencode_a2a.domain.values import (
+    FileBytes,
     FileChange,
     Message,
     PermissionAsk,
@@ -86,6 +88,10 @@ _tool = st.builds(
     st.sampled_from(["t1", "t2"]),
     st.sampled_from(["pending", "running", "completed", "error"]),
 )
+_file = st.builds(
+    lambda block: BlockFile(block, f"m-{block}", FileBytes("eA==", "image/png", block)),
+    st.sampled_from(["f1", "f2"]),
+)
 _usage = st.none() | st.builds(Usage, st.integers(0, 9), st.integers(0, 9))
 _progress = st.builds(lambda usage: Progress("step-finish", "completed", usage=usage), _usage)
 _message = st.builds(
@@ -109,7 +115,7 @@ endings = st.builds(
 running = st.lists(
     st.one_of(
         _text(), _text(), _text(), _tool, _tool, _progress, _message, _started, _opened, _resolved,
-        _changes,
+        _changes, _file,
     ),
     max_size=25,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from opencode_a2a.domain.events import (
     ChildStarted,
     Compacting,
     FilesChanged,
+    FileSnapshot,
     Gap,
     Idle,
     InterruptAsked,
@@ -37,6 +38,7 @@ from opencode_a2a.domain.events import (
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.turn import ABORTED, CUT, CUT_SHORT, FILTERED, LOST, STOPPED, Outcome, Turn
 from opencode_a2a.domain.updates import (
+    BlockFile,
     BlockText,
     BlockTool,
     InterruptOpened,
@@ -47,6 +49,7 @@ from opencode_a2a.domain.updates import (
 )
 from opencode_a2a.domain.values import (
     Failure,
+    FileBytes,
     PermissionAsk,
     Problem,
     QuestionAsk,
@@ -337,6 +340,21 @@ def test_an_open_part_that_is_removed_is_emptied() -> None:
     turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "Hello"))
     assert feed(turn, PartRemoved(ROOT, ANSWER, "prt_a")) == [text("prt_a", "", last=True, part="")]
     assert feed(turn, PartRemoved(ROOT, ANSWER, "prt_a")) == []
+
+
+def test_a_file_is_handed_over_once_by_the_answer_and_by_nobody_else() -> None:
+    picture = FileBytes("eA==", "image/png", "x.png")
+
+    def file(part: str, message_id: str = ANSWER, session: str = ROOT) -> FileSnapshot:
+        return FileSnapshot(session, message_id, part, picture)
+
+    told_early = told(asked(), file("a"), begun())
+    assert told_early == [BlockFile("a", ANSWER, picture)]
+    others = (file("b", ASK), file("c", "msg_7", CHILD))
+    turn = turn_after(asked(), ChildStarted(CHILD, ROOT), begun())
+    assert feed(turn, *others, file("a"), file("a")) == told_early
+    resumed = taken_up(told_early)
+    assert feed(resumed, asked(), begun(), file("a"), CaughtUp(ROOT)) == []
 
 
 # -- after a gap

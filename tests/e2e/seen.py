@@ -57,6 +57,9 @@ def _content(artifact: Artifact) -> Any:
         if part.WhichOneof("content") == "text":
             contents.append(part.text)
             continue
+        if part.WhichOneof("content") in ("raw", "url"):
+            contents.append((part.raw or part.url, part.media_type, part.filename))
+            continue
         data = to_json(part.data)
         if "call_id" in data:
             assert data.pop("call_id")

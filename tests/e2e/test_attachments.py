@@ -82,6 +82,21 @@ async def test_a_picture_is_explained_away_to_a_model_without_eyes(
     assert task.history[0].parts[1].raw == PNG
 
 
+async def test_a_picture_that_a_tool_reads_is_handed_over(
+    client: PythonClient, opencode: Upstream
+) -> None:
+    name = f"dot-{uuid.uuid4()}.png"
+    (opencode.workspace / name).write_bytes(PNG)
+    read = f'[[tool:read {{"filePath": "{opencode.workspace / name}"}}]] [[text:There it is.]]'
+    async with client.stream(ask(read)) as stream:
+        await stream.rest()
+    for task in (stream.task, await client.get(stream.task.id)):
+        assert [found for found, _ in shown(task)] == ["tool:read", "file", "answer"]
+        assert shown(task)[1][1] == (PNG, "image/png", "")
+    plain = await client.send(ask(read, modes=["text/plain"]))
+    assert [found for found, _ in shown(plain)] == ["tool:read", "answer"]
+
+
 @pytest.mark.parametrize("media_type", ["application/zip", "audio/mpeg", "video/mp4"])
 async def test_what_no_model_can_read_is_refused(client: PythonClient, media_type: str) -> None:
     with pytest.raises(Refusal) as refused:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from opencode_a2a.domain.events import BlockKind, Todo, ToolCall
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import (
+    BlockFile,
     BlockText,
     BlockTool,
     ChangesMade,
@@ -151,6 +152,7 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     Started: st.builds(Started, texts, texts),
     BlockText: block_texts,
     BlockTool: st.builds(BlockTool, texts.map("tool {}".format), texts, calls),
+    BlockFile: st.builds(BlockFile, texts.map("file {}".format), texts, parts),
     Progress: progress,
     InterruptOpened: st.builds(InterruptOpened, interrupts, st.none() | counts),
     InterruptUnclear: st.builds(InterruptUnclear, interrupts, texts),

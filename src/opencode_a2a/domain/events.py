@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
-from .values import Interrupt, Problem, Usage
+from .values import Interrupt, Part, Problem, Usage
 
 
 class Speaker(StrEnum):
@@ -24,6 +24,7 @@ class BlockKind(StrEnum):
     TEXT = "text"
     REASONING = "reasoning"
     TOOL_CALL = "tool_call"
+    FILE = "file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,16 @@ class ToolSnapshot:
     call: ToolCall
     child: str | None = None
     stops: bool = False  # the run ends with this call: it was refused, or it is the answer
+
+
+@dataclass(frozen=True, slots=True)
+class FileSnapshot:
+    """What is handed over whole: a file the agent was shown by a tool, or has made."""
+
+    session: str
+    message_id: str
+    part_id: str
+    part: Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +215,7 @@ AgentEvent: TypeAlias = (
     | TextSnapshot
     | TextDelta
     | ToolSnapshot
+    | FileSnapshot
     | StepStarted
     | StepFinished
     | FilesChanged

@@ -14,6 +14,7 @@ from typing import assert_never
 
 from .events import BlockKind, ToolCall
 from .updates import (
+    BlockFile,
     BlockText,
     BlockTool,
     ChangesMade,
@@ -27,7 +28,7 @@ from .updates import (
     Progress,
     Started,
 )
-from .values import FileChange, Interrupt, Message, OutputModes, SessionRef, TaskState, Usage
+from .values import FileChange, Interrupt, Message, OutputModes, Part, SessionRef, TaskState, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class TaskHead:
 
 @dataclass(slots=True)
 class Block:
-    """One piece of output: answer text, reasoning, or a tool call."""
+    """One piece of output: answer text, reasoning, a tool call, or a file."""
 
     id: str
     message_id: str
@@ -52,6 +53,7 @@ class Block:
     pieces: list[str] = field(default_factory=list)
     part_id: str = ""
     call: ToolCall | None = None
+    file: Part | None = None
     last: bool = False
 
     @property
@@ -120,6 +122,10 @@ class Task:
                     )
                     self.blocks[update.block_id] = block
                 block.call, block.last, block.seq = update.call, update.call.over, entry.seq
+            case BlockFile(block_id=block_id, message_id=message_id, part=part):
+                self.blocks[block_id] = Block(
+                    block_id, message_id, BlockKind.FILE, entry.seq, file=part, last=True
+                )
             case MessageAdded():
                 self.history.append(entry)
             case Started(session=session, title=title):
@@ -157,7 +163,7 @@ class Task:
 
     def visible_blocks(self) -> list[Block]:
         """The blocks with something in them: an emptied block was void."""
-        return [b for b in self.blocks.values() if b.call is not None or b.text]
+        return [b for b in self.blocks.values() if b.call or b.file or b.text]
 
     def compacted(self) -> list[LogEntry]:
         """The shortest log that folds to this task: whole blocks instead of deltas."""
@@ -166,9 +172,11 @@ class Task:
             started = Started(self.session.id, self.session.title)
             entries.append(LogEntry(1, self.head.created_at, started))
         for block in self.visible_blocks():
-            update: BlockText | BlockTool
+            update: BlockText | BlockTool | BlockFile
             if block.call is not None:
                 update = BlockTool(block.id, block.message_id, block.call)
+            elif block.file is not None:
+                update = BlockFile(block.id, block.message_id, block.file)
             else:
                 update = BlockText(
                     block.id,

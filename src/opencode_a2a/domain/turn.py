@@ -9,7 +9,7 @@ Whose text
   parts, attachments, synthetic prompts and compaction summaries never do;
 * after a compaction the run goes on under new user messages: those younger than
   our prompt belong to the turn, older ones do not;
-* sub-agent sessions contribute usage and the questions they ask, not text.
+* sub-agent sessions contribute usage and the questions they ask, not text or files.
 
 What a block says
 * deltas extend a block; its closing snapshot adds what is missing or, where what
@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from .events import (
     AgentEvent,
@@ -46,6 +46,7 @@ from .events import (
     ChildStarted,
     Compacting,
     FilesChanged,
+    FileSnapshot,
     Gap,
     Idle,
     InterruptAsked,
@@ -66,12 +67,7 @@ from .events import (
 )
 from .requests import ELSEWHERE, Requests
 from .task import Task
-from .updates import (
-    BlockText,
-    BlockTool,
-    Progress,
-    Update,
-)
+from .updates import BlockFile, BlockText, BlockTool, Progress, Update
 from .values import Failure, Interrupt, PermissionAsk, Problem, QuestionAsk, TaskState, Usage
 
 LOST = Problem(
@@ -126,6 +122,9 @@ class _Block:
         return self.chunks[0] if self.chunks else ""
 
 
+_Shown: TypeAlias = TextSnapshot | ToolSnapshot | FileSnapshot
+
+
 def _age(message: MessageSeen) -> tuple[int, str]:
     return message.created, message.message_id
 
@@ -152,7 +151,7 @@ class Turn:
         self._finished = False  # so the newest says, and nothing has spoken against it
         self._blocks: dict[str, _Block] = {}
         self._void: list[_Block] = []
-        self._early: dict[str, dict[str, TextSnapshot | ToolSnapshot]] = {}
+        self._early: dict[str, dict[str, _Shown]] = {}
         self._dead: set[str] = set()
         self._calls: dict[str, ToolCall] = {}  # by their own id, those of sub-agents too
         self._held: dict[str, Interrupt] = {}
@@ -171,7 +170,8 @@ class Turn:
         """
         for block in task.blocks.values():
             shown = _Block(block.id, block.kind, block.message_id, block.part_id, call=block.call)
-            if block.call is not None:
+            if block.call is not None or block.file is not None:
+                shown.ended = True
                 self._blocks[block.id] = shown
             elif block.part_id:
                 shown.chunks, shown.started = [block.text], True
@@ -217,6 +217,8 @@ class Turn:
                 return self._on_text(event)
             case ToolSnapshot():
                 return self._on_tool(event)
+            case FileSnapshot():
+                return self._on_file(event)
             case StepStarted():
                 if event.session == self.session and self._is_ours(event.message_id):
                     return self._once(Progress("step-start", "started", part_id=event.part_id))
@@ -308,8 +310,7 @@ class Turn:
             # A new answer has begun: an idle seen before was another's, an error was survived.
             self._idle, self._error = False, None
             for early in self._early.pop(event.message_id, {}).values():
-                updates += self._on_text(early) if isinstance(early, TextSnapshot) else []
-                updates += self._on_tool(early) if isinstance(early, ToolSnapshot) else []
+                updates += self.feed(early)
         if event.completed and not self._stale:
             updates += self._void_leftovers(event.message_id)
         return updates + self._settle()
@@ -317,7 +318,7 @@ class Turn:
     def _is_ours(self, message_id: str) -> bool:
         return message_id in self._answers
 
-    def _speaks(self, event: TextSnapshot | ToolSnapshot) -> bool:
+    def _speaks(self, event: _Shown) -> bool:
         if event.session != self.session:
             return False
         answer = self._answers.get(event.message_id)
@@ -405,6 +406,13 @@ class Turn:
             return []
         block.call = event.call
         return [BlockTool(block.id, block.message_id, event.call)]
+
+    def _on_file(self, event: FileSnapshot) -> list[Update]:
+        if not self._speaks(event) or event.part_id in self._blocks:
+            return []
+        block = _Block(event.part_id, BlockKind.FILE, event.message_id, ended=True)
+        self._blocks[event.part_id] = block
+        return [BlockFile(block.id, block.message_id, event.part)]
 
     def _void_leftovers(self, message_id: str) -> list[Update]:
         """A completed message keeps only what it closed."""

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
 from .events import BlockKind, Todo, ToolCall
-from .values import Decision, FileChange, Interrupt, Message, Problem, Selection, TaskState, Usage
+from .values import (
+    Decision,
+    FileChange,
+    Interrupt,
+    Message,
+    Part,
+    Problem,
+    Selection,
+    TaskState,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,15 @@ class BlockTool:
     block_id: str
     message_id: str
     call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFile:
+    """A block that comes in one piece."""
+
+    block_id: str
+    message_id: str
+    part: Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +149,7 @@ Update: TypeAlias = (
     | Started
     | BlockText
     | BlockTool
+    | BlockFile
     | Progress
     | InterruptOpened
     | InterruptUnclear
@@ -151,7 +171,7 @@ def state_after(update: Update) -> TaskState | None:
             return TaskState.INPUT_REQUIRED if still_open else TaskState.WORKING
         case Ended(state=state):
             return state
-        case MessageAdded() | BlockText() | BlockTool() | Progress() | ChangesMade():
+        case MessageAdded() | BlockText() | BlockTool() | BlockFile() | Progress() | ChangesMade():
             return None
         case _:
             assert_never(update)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote_to_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,16 @@ class FileUrl:
 
 
 Part: TypeAlias = Text | Data | FileBytes | FileUrl
+
+
+def file_at(url: str, media_type: str | None, filename: str | None) -> FileBytes | FileUrl:
+    """The file of an address; a `data:` URL holds it."""
+    if not url.startswith("data:"):
+        return FileUrl(url, media_type, filename)
+    head, _, content = url.partition(",")
+    if not head.endswith(";base64"):
+        content = base64.b64encode(unquote_to_bytes(content)).decode()
+    return FileBytes(content, media_type, filename)
 
 
 @dataclass(frozen=True, slots=True)

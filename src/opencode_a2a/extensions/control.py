@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from functools import partial
 from typing import Annotated, Literal
-from urllib.parse import unquote_to_bytes
 
 import structlog
 from pydantic import Field
@@ -22,7 +20,7 @@ from ..domain.catalog import (
     Subtask,
 )
 from ..domain.scopes import Scope
-from ..domain.values import Attachment, Caller, FileBytes, FileUrl
+from ..domain.values import Attachment, Caller, file_at
 from ..errors import ContentTypeNotSupported, UpstreamTimeout
 from .services import Services
 from .sessions import CHANGE_ERRORS, SESSIONS, OneMessage, Session
@@ -143,12 +141,7 @@ async def _part(
 
 async def _file(services: Services, part: FilePart, where: str) -> Attachment:
     """A file in the only form that is handed on; OpenCode would read any path."""
-    given: FileUrl | FileBytes = FileUrl(part.url, part.mime, part.filename)
-    if part.url.startswith("data:"):
-        head, _, content = part.url.partition(",")
-        if not head.endswith(";base64"):
-            content = base64.b64encode(unquote_to_bytes(content)).decode()
-        given = FileBytes(content, part.mime, part.filename)
+    given = file_at(part.url, part.mime, part.filename)
     attached = await services.inputs.prepare_at(where, given)
     assert isinstance(attached, Attachment)
     return attached

@@ -47,7 +47,7 @@ STREAM_HINTS = Extension(
             f"metadata.shared.{name}"
             for name in ("stream", "progress", "interrupt", "interrupts", "session", "usage")
         ],
-        "block_types": ["text", "reasoning", "tool_call"],
+        "block_types": ["text", "reasoning", "tool_call", "file"],
         "block_identity": ["message_id", "event_id", "sequence"],
         "progress_types": ["step-start", "step-finish", "retry", "todo", "compaction", "run"],
         "interrupt_phases": ["asked", "resolved"],
@@ -71,6 +71,10 @@ STREAM_HINTS = Extension(
                     "output",
                     "error",
                 ],
+            },
+            "file": {
+                "part": "file (1.0: raw or url); none where the client does not accept its type",
+                "artifact_name": "file:<filename>",
             },
         },
         "extended_usage_fields": [

@@ -31,7 +31,7 @@ class CardFacts:
     version: str
     schemes: tuple[str, ...]
     input_modes: tuple[str, ...]
-    output_modes: tuple[str, ...] = ("text/plain", "application/json", "text/x-diff")
+    output_modes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from ..domain.replies import HITL
 from ..domain.requests import details
 from ..domain.task import Block, Task, TaskHead
 from ..domain.updates import (
+    BlockFile,
     BlockText,
     BlockTool,
     ChangesMade,
@@ -213,6 +214,11 @@ class Renderer:
                     head, update.block_id, update.message_id, entry.seq, update.call
                 )
                 return self._artifact_event(head, artifact, False, update.call.over)
+            case BlockFile(block_id=block_id, message_id=message_id, part=part):
+                artifact = self._file_artifact(head, block_id, message_id, entry.seq, part)
+                return (
+                    self._artifact_event(head, artifact, False, True) if artifact["parts"] else None
+                )
             case ChangesMade(files=files):
                 artifact = self._changes(head, files, entry.seq)
                 return self._artifact_event(head, artifact, False, True)
@@ -342,6 +348,8 @@ class Renderer:
     def _artifact(self, head: TaskHead, block: Block) -> Json:
         if block.call is not None:
             return self._tool_artifact(head, block.id, block.message_id, block.seq, block.call)
+        if block.file is not None:
+            return self._file_artifact(head, block.id, block.message_id, block.seq, block.file)
         return {
             "artifactId": block.id,
             "name": NAMES[block.kind],
@@ -360,6 +368,18 @@ class Renderer:
             "name": f"tool:{call.tool}",
             "parts": [self.part(told)],
             "metadata": _stream(head, seq, BlockKind.TOOL_CALL, message_id),
+        }
+
+    def _file_artifact(
+        self, head: TaskHead, block_id: str, message_id: str, seq: int, file: Part
+    ) -> Json:
+        """A file cannot be told in another form: who does not accept it gets none."""
+        accepted = head.modes.allows(file.media_type or "application/octet-stream")
+        return {
+            "artifactId": block_id,
+            "name": f"file:{file.filename}" if file.filename else "file",
+            "parts": [self.part(file)] if accepted else [],
+            "metadata": _stream(head, seq, BlockKind.FILE, message_id),
         }
 
     def _changes(self, head: TaskHead, files: tuple[FileChange, ...], seq: int) -> Json:

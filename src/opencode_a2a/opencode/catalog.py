@@ -5,11 +5,9 @@ Only what is named here leaves: OpenCode's own answers hold provider keys in cle
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from pydantic import BaseModel, Field, TypeAdapter
 
@@ -18,9 +16,7 @@ from ..domain import events as ev
 from ..domain.values import (
     Attachment,
     Data,
-    FileBytes,
     FileChange,
-    FileUrl,
     Message,
     ModelRef,
     Part,
@@ -88,9 +84,6 @@ class _MessageInfo(wire.MessageInfo):
 
 
 class _PartInfo(wire.PartInfo):
-    mime: str = ""
-    url: str = ""
-    filename: str | None = None
     name: str = ""
     prompt: str = ""
     description: str = ""
@@ -537,8 +530,6 @@ def _message(stored: _Message) -> Message:
 
 def _shown(part: _PartInfo) -> list[Part]:
     """A stored part as A2A has it. What OpenCode added for itself is not shown."""
-    if part.type == "file":
-        return [_file(part)]
     if part.type == "agent":
         return [Data({"agent": part.name})]
     if part.type == "subtask":
@@ -549,17 +540,10 @@ def _shown(part: _PartInfo) -> list[Part]:
             shown.append(Text(event.text, metadata=_block(event.kind.value)))
         elif isinstance(event, ev.ToolSnapshot):
             shown.append(Data(_given(asdict(event.call)), metadata=_block("tool_call")))
+        elif isinstance(event, ev.FileSnapshot):
+            shown.append(event.part)
     return shown
 
 
 def _block(kind: str) -> dict[str, Any]:
     return {"shared": {"stream": {"block_type": kind}}}
-
-
-def _file(part: _PartInfo) -> Part:
-    if not part.url.startswith("data:"):
-        return FileUrl(part.url, part.mime, part.filename)
-    head, _, content = part.url.partition(",")
-    if not head.endswith(";base64"):
-        content = base64.b64encode(unquote_to_bytes(content)).decode()
-    return FileBytes(content, part.mime, part.filename)

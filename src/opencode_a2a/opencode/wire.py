@@ -20,11 +20,13 @@ from ..domain.values import (
     Failure,
     FileChange,
     Interrupt,
+    Part,
     PermissionAsk,
     Problem,
     Question,
     QuestionAsk,
     Usage,
+    file_at,
 )
 
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
@@ -69,6 +71,13 @@ class MessageInfo(BaseModel):
     summary: Any = None
 
 
+class FileInfo(BaseModel):
+    id: str
+    mime: str = ""
+    url: str = ""
+    filename: str | None = None
+
+
 class ToolState(BaseModel):
     status: Literal["pending", "running", "completed", "error"]
     title: str | None = None
@@ -76,12 +85,12 @@ class ToolState(BaseModel):
     output: str | None = None
     error: str | None = None
     metadata: dict[str, Any] | None = None
+    attachments: list[FileInfo] = []
 
 
-class PartInfo(BaseModel):
+class PartInfo(FileInfo):
     """Every part we read, in one model: which fields are set follows from `type`."""
 
-    id: str
     type: str
     session: str = Field(alias="sessionID")
     message: str = Field(alias="messageID")
@@ -204,7 +213,15 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             return [ev.TextSnapshot(*where, ev.BlockKind(part.type), part.text, ended)]
         case "tool" if part.state is not None:
             call = _tool_call(part, part.state)
-            return [ev.ToolSnapshot(*where, call, _child(part), _stops(call))]
+            return [
+                ev.ToolSnapshot(*where, call, _child(part), _stops(call)),
+                *(
+                    ev.FileSnapshot(part.session, part.message, info.id, _file(info))
+                    for info in part.state.attachments
+                ),
+            ]
+        case "file":
+            return [ev.FileSnapshot(*where, _file(part))]
         case "step-start":
             return [ev.StepStarted(*where)]
         case "step-finish":
@@ -217,6 +234,10 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             return [ev.Compacting(part.session, done=False, part_id=part.id)]
         case _:
             return []
+
+
+def _file(info: FileInfo) -> Part:
+    return file_at(info.url, info.mime or None, info.filename)
 
 
 def _child(part: PartInfo) -> str | None:

@@ -32,6 +32,7 @@ TEXT_TYPES = (
     "application/graphql",
 )
 INPUT_MODES = ("text/plain", "text/*", "application/json", *BINARY_TYPES)
+OUTPUT_MODES = ("text/plain", "application/json", "text/x-diff", *BINARY_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
