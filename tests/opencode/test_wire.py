@@ -11,7 +11,9 @@ from opencode_a2a.domain import events as ev
 from opencode_a2a.domain.values import (
     Choice,
     Failure,
+    FileBytes,
     FileChange,
+    FileUrl,
     PermissionAsk,
     Question,
     QuestionAsk,
@@ -127,9 +129,24 @@ def test_a_text_that_is_not_meant_for_people_means_nothing(mark: str) -> None:
 
 
 def test_parts_of_no_interest_mean_nothing() -> None:
-    assert part("file", mime="text/plain", url="data:,") == []
     assert part("snapshot", snapshot="abc") == []
     assert part("something-new") == []
+
+
+def test_a_file_is_told_whatever_hands_it_over() -> None:
+    picture = FileBytes("eA==", "image/png", "x.png")
+    file = {"mime": "image/png", "url": "data:image/png;base64,eA==", "filename": "x.png"}
+    assert part("file", **file) == [ev.FileSnapshot(SESSION, MESSAGE, PART, picture)]
+    plain = part("file", mime="text/plain", url="data:,a%20b")
+    assert plain == [ev.FileSnapshot(SESSION, MESSAGE, PART, FileBytes("YSBi", "text/plain"))]
+    away = FileUrl("https://example.com/x.png", "image/png")
+    attachments = [file, {"mime": "image/png", "url": "https://example.com/x.png"}]
+    state = {"status": "completed", "attachments": attachments}
+    _, *handed = part("tool", tool="read", callID="call_1", state=state)
+    assert handed == [
+        ev.FileSnapshot(SESSION, MESSAGE, f"{PART}-file-1", picture),
+        ev.FileSnapshot(SESSION, MESSAGE, f"{PART}-file-2", away),
+    ]
 
 
 REJECTED = "The user rejected permission to use this specific tool call."

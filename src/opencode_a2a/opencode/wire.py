@@ -72,7 +72,6 @@ class MessageInfo(BaseModel):
 
 
 class FileInfo(BaseModel):
-    id: str
     mime: str = ""
     url: str = ""
     filename: str | None = None
@@ -91,6 +90,7 @@ class ToolState(BaseModel):
 class PartInfo(FileInfo):
     """Every part we read, in one model: which fields are set follows from `type`."""
 
+    id: str
     type: str
     session: str = Field(alias="sessionID")
     message: str = Field(alias="messageID")
@@ -216,8 +216,8 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             return [
                 ev.ToolSnapshot(*where, call, _child(part), _stops(call)),
                 *(
-                    ev.FileSnapshot(part.session, part.message, info.id, _file(info))
-                    for info in part.state.attachments
+                    ev.FileSnapshot(part.session, part.message, f"{part.id}-file-{n}", _file(info))
+                    for n, info in enumerate(part.state.attachments, 1)
                 ),
             ]
         case "file":
