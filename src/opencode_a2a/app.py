@@ -118,6 +118,7 @@ async def build(
             server.shared_sessions,
             server.allow_directory_override,
             now_ms,
+            int(server.pending_session_claim_ttl_seconds * 1_000),
             rules,
         )
         checks = Checks(catalog, root)

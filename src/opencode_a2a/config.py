@@ -222,6 +222,12 @@ class Server(Group):
         description="Whether sessions that nobody owns, such as those started in OpenCode itself, "
         "can be seen and claimed by every caller.",
     )
+    pending_session_claim_ttl_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="How long a session nobody owned stays with the caller whose request to change "
+        "it failed.",
+    )
     allow_directory_override: bool = Field(
         default=True, description="Let callers choose a directory below the workspace root."
     )

@@ -170,7 +170,8 @@ def plain_service(
         yield running
 
 
-def _line(running: Service, who: str) -> Iterator[Line]:
+@contextmanager
+def line(running: Service, who: str) -> Iterator[Line]:
     headers = {"authorization": f"Bearer {who}"}
     with httpx.Client(base_url=running.url, headers=headers, timeout=60) as http:
         yield Line(http)
@@ -178,19 +179,23 @@ def _line(running: Service, who: str) -> Iterator[Line]:
 
 @pytest.fixture(scope="session")
 def alice(full_service: Service) -> Iterator[Line]:
-    yield from _line(full_service, "alice")
+    with line(full_service, "alice") as caller:
+        yield caller
 
 
 @pytest.fixture(scope="session")
 def bob(full_service: Service) -> Iterator[Line]:
-    yield from _line(full_service, "bob")
+    with line(full_service, "bob") as caller:
+        yield caller
 
 
 @pytest.fixture(scope="session")
 def reader(full_service: Service) -> Iterator[Line]:
-    yield from _line(full_service, "reader")
+    with line(full_service, "reader") as caller:
+        yield caller
 
 
 @pytest.fixture(scope="session")
 def plain(plain_service: Service) -> Iterator[Line]:
-    yield from _line(plain_service, "alice")
+    with line(plain_service, "alice") as caller:
+        yield caller

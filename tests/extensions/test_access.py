@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.extensions.conftest import METHODS, Inside, Json, Line
+from tests.extensions.conftest import METHODS, Inside, Json, Line, line, settings
+from tests.running import Upstream, service
 
 TEXT = {"parts": [{"type": "text", "text": "hello"}]}
 MODEL = {"providerID": "demo", "modelID": "demo"}
@@ -161,6 +163,28 @@ def test_what_nobody_owns_is_shared_until_somebody_takes_it(
     error = bob.refused("opencode.sessions.get", session_id=session)
     assert error["type"] == "SESSION_NOT_FOUND"
     assert alice.call("opencode.sessions.get", session_id=session)
+
+
+def test_who_tried_to_change_it_in_vain_has_it_for_a_moment_only(
+    full_opencode: Upstream, inside: Inside, tmp_path: Path
+) -> None:
+    kept, lost = inside.session("kept"), inside.session("lost")
+    brief = settings(A2A_PENDING_SESSION_CLAIM_TTL_SECONDS="0.5")
+    with (
+        service(full_opencode, tmp_path, **brief) as running,
+        line(running, "alice") as alice,
+        line(running, "bob") as bob,
+    ):
+        alice.call("opencode.sessions.unrevert", session_id=kept)
+        unknown = {"messageID": "msg_unknown"}
+        error = alice.refused("opencode.sessions.revert", session_id=lost, request=unknown)
+        assert error["type"] == "INVALID_PARAMS"
+        deadline = time.monotonic() + 30
+        while "error" in bob.ask("opencode.sessions.unrevert", {"session_id": lost}):
+            assert time.monotonic() < deadline
+        for who, others in ((alice, lost), (bob, kept)):
+            error = who.refused("opencode.sessions.get", session_id=others)
+            assert error["type"] == "SESSION_NOT_FOUND"
 
 
 def test_a_session_that_is_being_made_waits_for_its_owner(

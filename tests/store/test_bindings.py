@@ -10,6 +10,7 @@ from opencode_a2a.domain.values import SessionRef
 from opencode_a2a.errors import StoreUnavailable
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.log import now_ms
 from tests.store.saying import OWNER, soon
 
 SESSION = SessionRef("ses_1", "Title 🦄", "/home/alice/project")
@@ -81,6 +82,31 @@ async def test_a_session_is_claimed_once(database: Database) -> None:
         assert await bindings.claim("alice", SESSION) == "alice"
         assert await bindings.claim("bob", SESSION) == "alice"
         assert await bindings.owners(["ses_1", "ses_2"]) == {"ses_1": "alice"}
+
+
+async def test_a_claim_for_a_while_ends_unless_it_is_made_for_good(database: Database) -> None:
+    bindings, later = SqlBindings(database), now_ms() + 3_600_000
+    async with soon():
+        assert await bindings.claim("alice", SESSION, later) == "alice"
+        assert await bindings.claim("bob", SESSION, later) == "alice"
+        assert await bindings.claim("alice", SESSION, until=1) == "alice"  # and that is over
+        assert await bindings.owners(["ses_1"]) == {}
+        assert await bindings.claim("bob", SESSION, later) == "bob"
+        assert await bindings.claim("bob", SESSION) == "bob"
+        assert await bindings.claim("bob", SESSION, until=1) == "bob"  # what is for good, stays so
+        assert await bindings.owners(["ses_1"]) == {"ses_1": "bob"}
+
+
+async def test_to_serve_a_context_is_to_be_claimed_for_good(database: Database) -> None:
+    bindings, other = SqlBindings(database), SessionRef("ses_2")
+    async with soon():
+        await bindings.claim("bob", SESSION, until=1)
+        await bindings.claim("bob", other, now_ms() + 3_600_000)
+        await bindings.bind(OWNER, "c", SESSION)
+        await bindings.bind("bob", "c", other)
+        for session, owner in ((SESSION, OWNER), (other, "bob")):
+            await bindings.claim(owner, session, until=1)
+            assert await bindings.owners([session.id]) == {session.id: owner}
 
 
 async def test_a_session_that_serves_a_context_is_owned(database: Database) -> None:

@@ -267,6 +267,6 @@ class Owners(Protocol):
         """Of those that somebody owns."""
         ...
 
-    async def claim(self, owner: str, session: SessionRef) -> str:
-        """Make it this caller's if it is nobody's; whose it is now."""
+    async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
+        """Make it this caller's if it is nobody's, for a while or for good; whose it is now."""
         ...

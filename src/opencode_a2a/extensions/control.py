@@ -23,7 +23,7 @@ from ..domain.scopes import Scope
 from ..domain.values import Attachment, Caller, file_at
 from ..errors import ContentTypeNotSupported, UpstreamTimeout
 from .services import Services
-from .sessions import CHANGE_ERRORS, SESSIONS, OneMessage, Session
+from .sessions import OneMessage, Session, changing
 from .shapes import Done, ModelName, Name
 
 SHELL = Toggle(
@@ -31,9 +31,7 @@ SHELL = Toggle(
 )
 logger = structlog.get_logger()
 
-_control = partial(
-    SESSIONS.method, scope=Scope.SESSIONS_WRITE, errors=CHANGE_ERRORS, effect="control"
-)
+_control = partial(changing, effect="control")
 
 
 class TextPart(Params):
@@ -87,13 +85,15 @@ class Prompted(Done):
     message_id: str
 
 
-@_control("opencode.sessions.prompt_async", errors=(*CHANGE_ERRORS, ContentTypeNotSupported))
-async def prompt_async(services: Services, caller: Caller, params: PromptAsync) -> Prompted:
+@_control("opencode.sessions.prompt_async", errors=(ContentTypeNotSupported,))
+async def prompt_async(
+    services: Services, caller: Caller, params: PromptAsync, session: SessionInfo
+) -> Prompted:
     """Prompt an idle session and return at once; its messages have the answer later.
 
     What such a run asks for cannot be answered through this service: send a message for that.
     """
-    session, asked = await services.access.claimed(caller, params.session_id), params.request
+    asked = params.request
     await services.checks.idle(session)
     await services.checks.agent(session, asked.agent, "request.agent")
     model = asked.model.ref if asked.model else None
@@ -160,10 +160,12 @@ class Command(Session):
     request: Commanding
 
 
-@_control("opencode.sessions.command", errors=(*CHANGE_ERRORS, ContentTypeNotSupported))
-async def command(services: Services, caller: Caller, params: Command) -> OneMessage:
+@_control("opencode.sessions.command", errors=(ContentTypeNotSupported,))
+async def command(
+    services: Services, caller: Caller, params: Command, session: SessionInfo
+) -> OneMessage:
     """Run one of OpenCode's commands in an idle session, and wait for the answer."""
-    session, asked = await services.access.claimed(caller, params.session_id), params.request
+    asked = params.request
     await services.checks.idle(session)
     await services.checks.command(session, asked.command, asked.arguments, "request")
     await services.checks.agent(session, asked.agent, "request.agent")
@@ -199,9 +201,11 @@ class Shell(Session):
     toggle=SHELL,
     output="one snapshot when the command has ended; never interactive",
 )
-async def shell(services: Services, caller: Caller, params: Shell) -> OneMessage:
+async def shell(
+    services: Services, caller: Caller, params: Shell, session: SessionInfo
+) -> OneMessage:
     """Run a command in the session's directory, without asking anybody."""
-    session, asked = await services.access.claimed(caller, params.session_id), params.request
+    asked = params.request
     await services.checks.agent(session, asked.agent, "request.agent")
     model = asked.model.ref if asked.model else None
     await services.checks.model(session, model, "request.model")
@@ -229,9 +233,10 @@ class Summarize(Session):
 
 
 @_control("opencode.sessions.summarize")
-async def summarize(services: Services, caller: Caller, params: Summarize) -> Done:
+async def summarize(
+    services: Services, caller: Caller, params: Summarize, session: SessionInfo
+) -> Done:
     """Replace what was said so far by a summary, which this model writes."""
-    session = await services.access.claimed(caller, params.session_id)
     await services.checks.idle(session)
     await services.checks.model(session, params.request.ref, "request")
     await services.catalog.summarize(session.id, params.request.ref)

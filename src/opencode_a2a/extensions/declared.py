@@ -13,7 +13,8 @@ SESSION_BINDING = Extension(
     public={"metadata_field": "metadata.shared.session.id"},
     extended={
         "precedence": ["metadata of the request", "metadata of the message", "contextId"],
-        "ownership": "claims the session for the caller; another's does not exist",
+        "ownership": "a request that is accepted claims the session for the caller; another's does not "
+        "exist",
         "place": ["metadata.opencode.directory", "metadata.opencode.workspace.id"],
     },
 )

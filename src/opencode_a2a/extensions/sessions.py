@@ -6,8 +6,9 @@ everything else makes it the caller's first.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -35,6 +36,7 @@ from ..domain.values import (
 )
 from ..errors import (
     MethodDisabled,
+    ServiceError,
     SessionForbidden,
     SessionNotFound,
     StoreUnavailable,
@@ -54,7 +56,8 @@ SESSIONS = Extension(
         "context_semantics": f"a session is shown as a completed Task whose contextId is "
         f"{LISTED}<session_id>; it is a picture of the session, not a task of this service",
         "ownership": "a caller sees its own sessions, and those nobody owns when "
-        "A2A_SHARED_SESSIONS is true; mutation and control make a session the caller's",
+        "A2A_SHARED_SESSIONS is true; mutation and control make a session the caller's, for good "
+        "if they succeed",
         "pagination": {
             "opencode.sessions.list": {"limit": {"default": 20, "maximum": 100}},
             "opencode.sessions.messages.list": {
@@ -74,11 +77,8 @@ SESSIONS = Extension(
 )
 
 _READ = (SessionNotFound, SessionForbidden, StoreUnavailable)
-CHANGE_ERRORS = (*_READ, UpstreamBusy)
+_CHANGE = (*_READ, UpstreamBusy)
 _read = partial(SESSIONS.method, scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
-_mutation = partial(
-    SESSIONS.method, scope=Scope.SESSIONS_WRITE, errors=CHANGE_ERRORS, effect="mutation"
-)
 
 
 def _head(session_id: str, caller: Caller, created_at: int = 0) -> TaskHead:
@@ -107,6 +107,36 @@ class OneTask(BaseModel):
 
 class Tasks(BaseModel):
     items: list[SessionTask]
+
+
+S = TypeVar("S", bound=Session)
+R = TypeVar("R", bound=BaseModel)
+Change = Callable[[Services, Caller, S, SessionInfo], Awaitable[R]]
+
+
+def changing(
+    name: str,
+    effect: str,
+    scope: str = Scope.SESSIONS_WRITE,
+    errors: tuple[type[ServiceError], ...] = (),
+    **about: Any,
+) -> Callable[[Change[S, R]], Change[S, R]]:
+    """Declare a method that changes a session, which is handed to it as the caller's."""
+
+    def declare(run: Change[S, R]) -> Change[S, R]:
+        @wraps(run)
+        async def claimed(services: Services, caller: Caller, params: S) -> R:
+            async with services.access.claiming(caller, params.session_id) as session:
+                return await run(services, caller, params, session)
+
+        known = (*_CHANGE, *errors)
+        SESSIONS.method(name, scope=scope, errors=known, effect=effect, **about)(claimed)
+        return run
+
+    return declare
+
+
+_mutation = partial(changing, effect="mutation")
 
 
 class OneMessage(BaseModel):
@@ -291,20 +321,21 @@ class Fork(Session):
 
 
 @_mutation("opencode.sessions.fork")
-async def fork(services: Services, caller: Caller, params: Fork) -> Summary:
+async def fork(services: Services, caller: Caller, params: Fork, session: SessionInfo) -> Summary:
     """Copy a session, whole or up to a message, into one of the caller's own."""
-    session, before = await services.access.claimed(caller, params.session_id), params.request
+    before = params.request
     if before.messageID is not None:
         await services.checks.message(session, before.messageID, "request.messageID")
     forked = await services.catalog.fork(session.id, before.messageID)
-    await services.access.own(caller, forked)
+    await services.access.own(caller, forked.ref)
     return Summary.of(forked)
 
 
-@_mutation("opencode.sessions.share", errors=(*CHANGE_ERRORS, MethodDisabled))
-async def share(services: Services, caller: Caller, params: Session) -> Summary:
+@_mutation("opencode.sessions.share", errors=(MethodDisabled,))
+async def share(
+    services: Services, caller: Caller, params: Session, session: SessionInfo
+) -> Summary:
     """Publish a session on OpenCode's public site."""
-    session = await services.access.claimed(caller, params.session_id)
     shared = await services.catalog.share(session.id)
     if shared.share_url is None:  # OpenCode says nothing when it may not
         raise MethodDisabled(
@@ -316,9 +347,10 @@ async def share(services: Services, caller: Caller, params: Session) -> Summary:
 
 
 @_mutation("opencode.sessions.unshare")
-async def unshare(services: Services, caller: Caller, params: Session) -> Summary:
+async def unshare(
+    services: Services, caller: Caller, params: Session, session: SessionInfo
+) -> Summary:
     """Withdraw a published session."""
-    session = await services.access.claimed(caller, params.session_id)
     return Summary.of(await services.catalog.unshare(session.id))
 
 
@@ -332,16 +364,19 @@ class Revert(Session):
 
 
 @_mutation("opencode.sessions.revert")
-async def revert(services: Services, caller: Caller, params: Revert) -> Summary:
+async def revert(
+    services: Services, caller: Caller, params: Revert, session: SessionInfo
+) -> Summary:
     """Undo a message and everything after it, files included."""
-    session, target = await services.access.claimed(caller, params.session_id), params.request
+    target = params.request
     await services.checks.message(session, target.messageID, "request.messageID")
     found = await services.catalog.revert(session.id, target.messageID, target.partID)
     return Summary.of(found)
 
 
 @_mutation("opencode.sessions.unrevert")
-async def unrevert(services: Services, caller: Caller, params: Session) -> Summary:
+async def unrevert(
+    services: Services, caller: Caller, params: Session, session: SessionInfo
+) -> Summary:
     """Take back the undoing."""
-    session = await services.access.claimed(caller, params.session_id)
     return Summary.of(await services.catalog.unrevert(session.id))

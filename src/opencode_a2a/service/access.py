@@ -7,13 +7,21 @@ seen, and claimed, by everybody if the deployment shares them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..domain.catalog import Catalog, Owners, Place, SessionInfo, SessionQuery
-from ..domain.values import Caller, PermissionRule
-from ..errors import InvalidParams, SessionForbidden, SessionNotFound, UpstreamHttpError
+from ..domain.values import Caller, PermissionRule, SessionRef
+from ..errors import (
+    InvalidParams,
+    SessionForbidden,
+    SessionNotFound,
+    StoreUnavailable,
+    UpstreamHttpError,
+)
 
 BEING_MADE = 60_000  # milliseconds in which a session of ours finds its owner
 PAGE = 100
@@ -27,6 +35,7 @@ class Access:
     shared: bool
     directories: bool  # whether a caller can choose among those below the root
     clock: Callable[[], int]
+    claim_ms: int  # how long a claim holds that has not proved worth it
     rules: tuple[PermissionRule, ...] = ()  # of the deployment
 
     # -- sessions
@@ -37,18 +46,33 @@ class Access:
         await self._admitted(caller, session)
         return session
 
-    async def claimed(self, caller: Caller, session_id: str) -> SessionInfo:
-        """The session, which is this caller's from now on."""
+    @asynccontextmanager
+    async def claiming(self, caller: Caller, session_id: str) -> AsyncIterator[SessionInfo]:
+        """The session to do something with: the caller's meanwhile, and for good if that works."""
         session = await self.catalog.session(session_id)
-        await self.own(caller, await self._admitted(caller, session))
-        return session
+        root = await self._admitted(caller, session)
+        await self.own(caller, root.ref, self.clock() + self.claim_ms)
+        holding = asyncio.create_task(self._hold(caller, root.ref))
+        try:
+            yield session
+        finally:
+            holding.cancel()
+        await self.own(caller, root.ref)
 
-    async def own(self, caller: Caller, session: SessionInfo) -> None:
+    async def own(self, caller: Caller, session: SessionRef, until: int | None = None) -> None:
         known = await self.owners.owners([session.id])
-        if await self.owners.claim(caller.principal, session.ref) != caller.principal:
+        if await self.owners.claim(caller.principal, session, until) != caller.principal:
             raise SessionNotFound(session.id)
         if not known and self.rules:  # not made by us, or forked: it has no rules of ours
             await self.catalog.restrict(session.id, self.rules)
+
+    async def _hold(self, caller: Caller, session: SessionRef) -> None:
+        """Nobody else gets it while something is done with it, however long that takes."""
+        while True:
+            await asyncio.sleep(self.claim_ms / 2_000)
+            with suppress(StoreUnavailable):
+                until = self.clock() + self.claim_ms
+                await self.owners.claim(caller.principal, session, until)
 
     async def among(self, caller: Caller, sessions: Sequence[SessionInfo]) -> list[SessionInfo]:
         """Those of the sessions that the caller may see."""

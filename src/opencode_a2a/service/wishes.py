@@ -84,7 +84,7 @@ class Wishes:
         await self.checks.model(place, wish.model, "metadata.shared.model")
         # Nothing is taken before everything was found right.
         if bound is None and wanted is not None:
-            await self.access.claimed(caller, wanted.id)
+            await self.access.own(caller, wanted)
             await self.bindings.bind(caller.principal, context_id, wanted)
             bound = wanted
         if bound is None and (wish.model or wish.directory or wish.workspace):

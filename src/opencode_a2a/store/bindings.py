@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ..domain.values import ModelRef, SessionRef
@@ -30,10 +30,10 @@ class SqlBindings:
         await self._database.write(_bind, owner, context_id, session, now_ms())
 
     async def owners(self, sessions: Sequence[str]) -> Mapping[str, str]:
-        return await self._database.read(_owners, sessions)
+        return await self._database.read(_owners, sessions, now_ms())
 
-    async def claim(self, owner: str, session: SessionRef) -> str:
-        return await self._database.write(_claim, owner, session, now_ms())
+    async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
+        return await self._database.write(_claim, owner, session, now_ms(), until)
 
     async def keep_model(self, session_id: str, model: ModelRef) -> None:
         await self._database.write(_keep_model, session_id, model)
@@ -62,13 +62,11 @@ def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | Non
 
 
 def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: int) -> None:
-    known = _owners(db, [session.id])
-    if known not in ({}, {session.id: owner}) or _context_of(db, owner, session.id) is not None:
+    taken = _claim(db, owner, session, at, None) != owner
+    if taken or _context_of(db, owner, session.id) is not None:
         raise StoreUnavailable(
             "The session was given another use at the same moment. Try again.", retry_after=1
         )
-    if not known:
-        db.execute(insert(sessions), _row(owner, session, at))
     db.execute(
         insert(contexts),
         {"owner": owner, "context_id": context_id, "session_id": session.id, "created_at": at},
@@ -89,34 +87,38 @@ def _keep_model(db: Connection, session_id: str, model: ModelRef) -> None:
         db.execute(insert(home_models), row)
 
 
-def _owners(db: Connection, ids: Sequence[str]) -> dict[str, str]:
+def _owners(db: Connection, ids: Sequence[str], at: int) -> dict[str, str]:
+    holds = or_(sessions.c.claimed_until.is_(None), sessions.c.claimed_until > at)
     found: dict[str, str] = {}
     for start in range(0, len(ids), AT_ONCE):
         some = sessions.c.session_id.in_(ids[start : start + AT_ONCE])
-        rows = db.execute(select(sessions.c.session_id, sessions.c.owner).where(some))
+        rows = db.execute(select(sessions.c.session_id, sessions.c.owner).where(some, holds))
         found |= {row.session_id: row.owner for row in rows}
     return found
 
 
-def _claim(db: Connection, owner: str, session: SessionRef, at: int) -> str:
-    if (known := _owners(db, [session.id]).get(session.id)) is not None:
+def _claim(db: Connection, owner: str, session: SessionRef, at: int, until: int | None) -> str:
+    this = sessions.c.session_id == session.id
+    known = _owners(db, [session.id], at).get(session.id)
+    if known is not None:
+        prolonged = update(sessions).values(claimed_until=until)
+        db.execute(prolonged.where(this, sessions.c.owner == owner, sessions.c.claimed_until > 0))
         return known
-    try:
-        with db.begin_nested():
-            db.execute(insert(sessions), _row(owner, session, at))
-    except IntegrityError:  # another process was faster
-        return _owners(db, [session.id])[session.id]
-    return owner
-
-
-def _row(owner: str, session: SessionRef, at: int) -> dict[str, str | int]:
-    return {
+    row = {
         "session_id": session.id,
         "owner": owner,
         "title": session.title,
         "directory": session.directory,
         "created_at": at,
+        "claimed_until": until,
     }
+    try:
+        with db.begin_nested():
+            db.execute(delete(sessions).where(this, sessions.c.claimed_until <= at))
+            db.execute(insert(sessions), row)
+    except IntegrityError:  # another process was faster
+        return _owners(db, [session.id], at)[session.id]
+    return owner
 
 
 def _unbind(db: Connection, owner: str, context_id: str, session_id: str) -> None:

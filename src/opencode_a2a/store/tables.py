@@ -83,6 +83,7 @@ sessions = Table(
     Column("title", Text, nullable=False),
     Column("directory", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("claimed_until", BigInteger),  # nothing: for good
 )
 
 keys = Table(
