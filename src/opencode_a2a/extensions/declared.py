@@ -13,7 +13,7 @@ SESSION_BINDING = Extension(
     public={"metadata_field": "metadata.shared.session.id"},
     extended={
         "precedence": ["metadata of the request", "metadata of the message", "contextId"],
-        "ownership": "a request that is accepted claims the session for the caller; another's does not "
+        "ownership": "an accepted request claims the session for the caller; another's does not "
         "exist",
         "place": ["metadata.opencode.directory", "metadata.opencode.workspace.id"],
     },
