@@ -220,6 +220,17 @@ def test_a_refused_request_ends_as_canceled_and_an_unanswered_question_as_failed
     assert (known.outcome.state, known.outcome.problem) == (TaskState.FAILED, UNANSWERED)
 
 
+def test_a_question_that_nobody_answered_is_not_the_reason_of_a_later_refusal() -> None:
+    """A sub-agent's question expires, its parent goes on, asks something and is refused."""
+    known = turn(ChildStarted(CHILD, ROOT), asked(replace(WHICH, call_id="call_of_child"), CHILD))
+    [opened] = known.requests.open.values()
+    known.requests.answer(InterruptAnswered(opened.interrupt, QuestionDecision(None), EXPIRED))
+    feed(known, InterruptClosed(CHILD, "que_1", "rejected"), call(), asked(BASH))
+    feed(known, InterruptClosed(ROOT, "per_1", "reject"), *STOPS)
+    assert known.outcome is not None
+    assert (known.outcome.state, known.outcome.message) == (TaskState.CANCELED, STOPPED)
+
+
 # -- after a restart
 
 

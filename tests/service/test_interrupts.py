@@ -73,7 +73,8 @@ def ask(number: int = 1, session: str = "ses_0", **more: object) -> PermissionAs
 
 
 def question(number: int = 1, session: str = "ses_0") -> QuestionAsk:
-    return QuestionAsk(f"que_{number}", session, (Question("Colour", "Which?"),))
+    asked = (Question("Colour", "Which?"),)
+    return QuestionAsk(f"que_{number}", session, asked, call_id=f"call_{number}")
 
 
 async def resolutions(at: House, task: str) -> list[tuple[str, str]]:

@@ -546,9 +546,9 @@ class Turn:
                 return Outcome(TaskState.FAILED, CUT.message, CUT)
             case "content-filter":
                 return Outcome(TaskState.FAILED, FILTERED.message, FILTERED)
-            case "tool-calls" if self.requests.question_expired:
-                return Outcome(TaskState.FAILED, UNANSWERED.message, UNANSWERED)
-            case "tool-calls" if self._stops[newest.message_id].status == "error":
+            case "tool-calls" if (stop := self._stops[newest.message_id]).status == "error":
+                if stop.call_id in self.requests.unanswered:
+                    return Outcome(TaskState.FAILED, UNANSWERED.message, UNANSWERED)
                 return Outcome(TaskState.CANCELED, STOPPED)
             case None if newest.speaker is Speaker.AGENT:
                 return Outcome(TaskState.CANCELED, ABORTED)
