@@ -77,6 +77,9 @@ def call(status: Status = "running", session: str = ROOT, **more: object) -> Too
     return ToolSnapshot(session, ANSWER, "prt_1", known)
 
 
+REFUSED = replace(call("error"), refused=True)
+
+
 def asked(ask: Interrupt, session: str = ROOT) -> InterruptAsked:
     return InterruptAsked(session, replace(ask, session=session))
 
@@ -173,29 +176,38 @@ def test_a_stranger_asks_in_vain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "status", "how"),
+    ("ask", "then", "how"),
     [
-        (BASH, "completed", "once"),
-        (BASH, "error", "reject"),
-        (BASH, "running", "elsewhere"),
-        (WHICH, "completed", "answered"),
-        (WHICH, "error", "rejected"),
-        (WHICH, "running", "elsewhere"),
+        (BASH, call("completed"), "once"),
+        (BASH, REFUSED, "reject"),
+        (BASH, call("error"), "elsewhere"),
+        (BASH, call("running"), "elsewhere"),
+        (WHICH, call("completed"), "answered"),
+        (WHICH, REFUSED, "rejected"),
+        (WHICH, call("error"), "elsewhere"),
+        (WHICH, call("running"), "elsewhere"),
     ],
 )
 def test_the_call_that_waited_tells_how_a_request_was_settled(
-    ask: Interrupt, status: Status, how: str
+    ask: Interrupt, then: ToolSnapshot, how: str
 ) -> None:
     known = turn(call(), asked(ask), Gap(ROOT))
-    updates = feed(known, call(status), CaughtUp(ROOT))
+    updates = feed(known, then, CaughtUp(ROOT))
     assert [u.resolution for u in updates if isinstance(u, InterruptResolved)] == [how]
 
 
 def test_a_decision_that_was_overtaken_is_corrected_by_the_call() -> None:
     known = turn(call(), asked(BASH))
     known.requests.answer(InterruptAnswered(BASH, PermissionDecision("once"), "once"))
-    updates = feed(known, call("error"), CaughtUp(ROOT))
+    updates = feed(known, REFUSED, CaughtUp(ROOT))
     assert [u.resolution for u in updates if isinstance(u, InterruptResolved)] == ["reject"]
+
+
+def test_a_decision_is_not_taken_back_by_a_call_that_failed_afterwards() -> None:
+    known = turn(call(), asked(BASH))
+    known.requests.answer(InterruptAnswered(BASH, PermissionDecision("once"), "once"))
+    updates = feed(known, call("error"), CaughtUp(ROOT))
+    assert [u.resolution for u in updates if isinstance(u, InterruptResolved)] == ["once"]
 
 
 # -- how a run ends that was refused

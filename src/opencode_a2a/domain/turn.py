@@ -155,6 +155,7 @@ class Turn:
         self._early: dict[str, dict[str, TextSnapshot | ToolSnapshot]] = {}
         self._dead: set[str] = set()
         self._calls: dict[str, ToolCall] = {}  # by their own id, those of sub-agents too
+        self._refused: set[str] = set()
         self._held: dict[str, Interrupt] = {}
         self._used: set[str] = set()  # ids of blocks
         self._counted: dict[str, Usage] = {}
@@ -386,6 +387,8 @@ class Turn:
             if event.child is not None:
                 self.family.add(event.child)
             self._calls[event.call.call_id] = event.call
+            if event.refused:
+                self._refused.add(event.call.call_id)
             if self._held and event.call.status != "pending":
                 updates = self._ask_held(event.call.call_id)
         return [*self._tool_block(event), *updates]
@@ -483,12 +486,14 @@ class Turn:
     def _settled_how(self, interrupt: Interrupt) -> str:
         """Nobody heard how a request was settled: the tool call that waited may tell."""
         call = self._calls.get(interrupt.call_id or "")
+        permission = isinstance(interrupt, PermissionAsk)
         if call is None or not call.over:
             return ELSEWHERE
-        refused = call.status == "error"
-        if isinstance(interrupt, PermissionAsk):
-            return "reject" if refused else "once"
-        return "rejected" if refused else "answered"
+        if call.call_id in self._refused:
+            return "reject" if permission else "rejected"
+        if call.status == "error":
+            return ELSEWHERE  # it failed by itself, allowed or not
+        return "once" if permission else "answered"
 
     # -- the end
 

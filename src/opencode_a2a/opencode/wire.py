@@ -204,7 +204,7 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             return [ev.TextSnapshot(*where, ev.BlockKind(part.type), part.text, ended)]
         case "tool" if part.state is not None:
             call = _tool_call(part, part.state)
-            return [ev.ToolSnapshot(*where, call, _child(part), _stops(call))]
+            return [ev.ToolSnapshot(*where, call, _child(part), _stops(call), _refused(call))]
         case "step-start":
             return [ev.StepStarted(*where)]
         case "step-finish":
@@ -231,10 +231,13 @@ def _stops(call: ev.ToolCall) -> bool:
 
     A refusal with feedback is among the others: the model is to find another way.
     """
-    if call.status == "error":
-        error = call.error or ""
-        return error.startswith(REFUSALS) and "with the following feedback" not in error
+    if _refused(call):
+        return "with the following feedback" not in (call.error or "")
     return call.status == "completed" and call.tool == "StructuredOutput"
+
+
+def _refused(call: ev.ToolCall) -> bool:
+    return call.status == "error" and (call.error or "").startswith(REFUSALS)
 
 
 def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
