@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Literal
 
@@ -208,6 +209,16 @@ def test_a_decision_is_not_taken_back_by_a_call_that_failed_afterwards() -> None
     known.requests.answer(InterruptAnswered(BASH, PermissionDecision("once"), "once"))
     updates = feed(known, call("error"), CaughtUp(ROOT))
     assert [u.resolution for u in updates if isinstance(u, InterruptResolved)] == ["once"]
+
+
+def test_what_sub_agents_put_out_is_not_kept() -> None:
+    known = turn(ChildStarted(CHILD, ROOT))
+    for number in range(4):
+        before = replace(CALL, call_id=f"call_{number}", output="x" * 1_000_000)
+        after = replace(before, status="completed", input={"content": "y" * 1_000_000})
+        for each in (before, after):
+            feed(known, ToolSnapshot(CHILD, "msg_of_child", f"prt_{number}", each))
+    assert len(pickle.dumps(known.__dict__ | {"requests": None})) < 10_000
 
 
 # -- how a run ends that was refused

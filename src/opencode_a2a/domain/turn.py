@@ -154,7 +154,7 @@ class Turn:
         self._void: list[_Block] = []
         self._early: dict[str, dict[str, TextSnapshot | ToolSnapshot]] = {}
         self._dead: set[str] = set()
-        self._calls: dict[str, ToolCall] = {}  # by their own id, those of sub-agents too
+        self._calls: dict[str, ToolCall] = {}  # by their id, of sub-agents too: what requests need
         self._refused: set[str] = set()
         self._held: dict[str, Interrupt] = {}
         self._used: set[str] = set()  # ids of blocks
@@ -386,7 +386,7 @@ class Turn:
         if event.session in self.family:
             if event.child is not None:
                 self.family.add(event.child)
-            self._calls[event.call.call_id] = event.call
+            self._calls[event.call.call_id] = _asking(event.call)
             if event.refused:
                 self._refused.add(event.call.call_id)
             if self._held and event.call.status != "pending":
@@ -559,6 +559,12 @@ class Turn:
                 return Outcome(TaskState.CANCELED, ABORTED)
             case _:
                 return Outcome(TaskState.COMPLETED)
+
+
+def _asking(call: ToolCall) -> ToolCall:
+    """What matters of a call to what it asks for: its status, and until it is over its input."""
+    told = ToolCall(call.call_id, call.tool, call.status)
+    return told if call.over else replace(told, subtitle=call.subtitle, input=call.input)
 
 
 def _explained(ask: Interrupt, call: ToolCall | None) -> Interrupt:
