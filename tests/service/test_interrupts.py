@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 
 from opencode_a2a.domain.events import (
     BlockKind,
+    Busy,
     InterruptAsked,
     InterruptClosed,
     MessageSeen,
@@ -20,12 +21,14 @@ from opencode_a2a.domain.events import (
     ToolCall,
     ToolSnapshot,
 )
+from opencode_a2a.domain.ports import Key
 from opencode_a2a.domain.turn import STOPPED
 from opencode_a2a.domain.updates import (
     InterruptAnswered,
     InterruptOpened,
     InterruptResolved,
     InterruptUnclear,
+    Update,
 )
 from opencode_a2a.domain.values import (
     Data,
@@ -556,6 +559,54 @@ async def test_what_expires_while_the_agent_is_away_is_refused_when_it_is_back()
         await session.until(lambda: session.settled)
         assert session.settled == [("per_1", PermissionDecision("reject", UNDECIDED))]
         assert await finished(at, task, session) == [("per_1", "expired")]
+
+
+async def test_an_answer_that_is_being_committed_when_the_time_is_up_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0
+    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
+        task, session = await at.asking(ask())
+        write, writing, gate = at.log.write, asyncio.Event(), asyncio.Event()
+
+        async def slowly(task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()) -> None:
+            writing.set()
+            await gate.wait()
+            await write(task_id, updates, keys)
+
+        monkeypatch.setattr(at.log, "write", slowly)
+        deciding = asyncio.create_task(at.interrupts.decide(ALICE, "per_1", ONCE))
+        await writing.wait()
+        now = 60_000
+        await looked(session)
+        gate.set()
+        await deciding
+        assert await finished(at, task, session) == [("per_1", "once")]
+        assert session.settled == [("per_1", ONCE)]
+        said = [entry.update for entry in await at.entries(task)]
+        assert [u.resolution for u in said if isinstance(u, InterruptAnswered)] == ["once"]
+
+
+async def test_who_is_overtaken_by_the_deadline_is_told_so() -> None:
+    now = 0
+    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
+        task, session = await at.asking(ask())
+        async with at.turns.deciding(task):  # somebody else decides something
+            now = 60_000
+            await looked(session)
+            late = asyncio.create_task(at.interrupts.decide(ALICE, "per_1", ONCE))
+            assert [p.resolution for p in await at.interrupts.pending(ALICE)] == [None]
+        with pytest.raises(InterruptRequestExpired):
+            await late
+        assert session.settled == [("per_1", PermissionDecision("reject", UNDECIDED))]
+        assert await finished(at, task, session) == [("per_1", "expired")]
+
+
+async def looked(session: ScriptedSession) -> None:
+    """Make the turn look at the clock."""
+    session.say(Busy(session.ref.id))
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 # -- the end of a task that waits

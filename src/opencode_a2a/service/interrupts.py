@@ -10,7 +10,7 @@ OpenCode's own would hold for everybody who works in the same directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ..domain.permissions import Grant, covers
@@ -39,8 +39,8 @@ from ..errors import (
     InterruptRequestNotFound,
     InterruptTypeMismatch,
     InvalidParams,
+    ServiceError,
 )
-from .sessions import Lanes
 from .turns import Turns, in_transit
 
 
@@ -50,15 +50,12 @@ class Interrupts:
         log: TaskLog,
         turns: Turns,
         asked: Asked,
-        clock: Callable[[], int],
         always: Literal["context", "workspace"] = "context",
     ) -> None:
         self._log = log
         self._turns = turns
         self._asked = asked
-        self._clock = clock
         self._always = always
-        self._deciding: Lanes[str] = Lanes()
 
     async def pending(self, caller: Caller) -> Sequence[Pending]:
         """Everything this caller could decide now."""
@@ -67,7 +64,7 @@ class Interrupts:
     async def reply(self, task: Task, message: Message, keys: Sequence[Key]) -> bool:
         """Take a message for an answer. False when nothing is asked (any more)."""
         task_id = task.head.id
-        async with self._deciding(task_id):
+        async with self._turns.deciding(task_id):
             waiting = self._turns.waiting(task)
             if not waiting:
                 return False
@@ -87,21 +84,19 @@ class Interrupts:
     async def decide(self, caller: Caller, request_id: str, decision: Decision) -> None:
         """Decide one request, known by its id."""
         found = await self._asked.find(caller.principal, request_id)
-        if found is None:
-            raise InterruptRequestNotFound(request_id)
-        expired = found.expires_at is not None and found.expires_at <= self._clock()
-        if found.resolution == EXPIRED or (found.resolution is None and expired):
-            raise InterruptRequestExpired(request_id)
+        if found is None or found.resolution == EXPIRED:
+            raise _too_late(found, request_id)
         _check(found.interrupt, decision)
-        async with self._deciding(found.task_id):
+        async with self._turns.deciding(found.task_id):
             task = await self._log.get(caller.principal, found.task_id)
             waiting = self._turns.waiting(task)
-            if request_id not in waiting:
-                raise InterruptRequestNotFound(request_id)
-            if not self._log.holds(found.task_id):
-                raise in_transit()
-            if not await self._decide(found.task_id, waiting, {request_id: decision}, [], []):
-                raise InterruptRequestNotFound(request_id)
+            if request_id in waiting:
+                if not self._log.holds(found.task_id):
+                    raise in_transit()
+                if await self._decide(found.task_id, waiting, {request_id: decision}, [], []):
+                    return
+        await self._log.flushed(found.task_id)  # what was faster may still be on its way there
+        raise _too_late(await self._asked.find(caller.principal, request_id), request_id)
 
     async def _decide(
         self,
@@ -136,6 +131,12 @@ class Interrupts:
             told = PermissionDecision("once")
             grants = ask.always if isinstance(ask, PermissionAsk) else ()
         return InterruptAnswered(ask, told, decision.reply, still_open, grants)
+
+
+def _too_late(found: Pending | None, request_id: str) -> ServiceError:
+    if found is not None and found.resolution == EXPIRED:
+        return InterruptRequestExpired(request_id)
+    return InterruptRequestNotFound(request_id)
 
 
 def _covered(grants: Sequence[Grant], ask: Interrupt) -> bool:
