@@ -489,6 +489,17 @@ async def test_an_answer_that_comes_too_late_does_not_claim_to_have_decided() ->
         assert await finished(at, task, session) == [("per_1", "reject")]
 
 
+async def test_always_that_comes_too_late_for_one_request_holds_for_the_next() -> None:
+    async with house(SOON) as at:
+        task, session = await at.asking(ask(1))
+        session.open_requests = frozenset()  # somebody rejects it, and we have not heard yet
+        await at.interrupts.decide(ALICE, "per_1", ALWAYS)
+        session.say(InterruptClosed("ses_0", "per_1", "reject"))
+        session.ask(ask(2))
+        await session.until(lambda: session.settled == [("per_2", ONCE)])
+        assert await finished(at, task, session) == [("per_1", "reject")]
+
+
 async def test_an_answer_that_is_overtaken_on_its_way_does_not_claim_it_either() -> None:
     async with house() as at:
         task, session = await at.asking(ask())

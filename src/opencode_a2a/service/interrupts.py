@@ -106,7 +106,7 @@ class Interrupts:
         said: Sequence[Update],
         keys: Sequence[Key],
     ) -> bool:
-        """Commit, then tell the agent. Whether it still wanted to know."""
+        """Commit, then tell the agent. Whether that changed anything."""
         left = {request_id: opened.interrupt for request_id, opened in waiting.items()}
         answers: list[InterruptAnswered] = []
         for request_id, decision in decided.items():
@@ -119,7 +119,8 @@ class Interrupts:
                     del left[other.request_id]
                     answers.append(self._answered(other, decision, len(left)))
         await self._log.write(task_id, [*said, *answers], keys)
-        return await self._turns.answered(task_id, answers)
+        heard = await self._turns.answered(task_id, answers)
+        return heard or any(answer.grants for answer in answers)  # those hold from now on
 
     def _answered(self, ask: Interrupt, decision: Decision, still_open: int) -> InterruptAnswered:
         if not isinstance(decision, PermissionDecision):
