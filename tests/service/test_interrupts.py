@@ -33,6 +33,8 @@ from opencode_a2a.domain.updates import (
 from opencode_a2a.domain.values import (
     Data,
     Failure,
+    FileBytes,
+    FileUrl,
     Message,
     Part,
     PermissionAsk,
@@ -121,8 +123,22 @@ async def test_what_is_not_understood_decides_nothing_and_is_said() -> None:
         assert (session.settled, len(session.prompts)) == ([], 1)
         [unclear] = await at.until_said(task, InterruptUnclear)
         assert isinstance(unclear, InterruptUnclear)
+        assert unclear.expires_at == told.interrupts["per_1"].expires_at is not None
         assert (await at.say(task, Text("no"))).unclear is None
         assert session.settled == [("per_1", NO)]
+
+
+@pytest.mark.parametrize("file", [FileBytes("aGk="), FileUrl("https://example.com/a.png")])
+async def test_a_file_in_an_answer_is_refused_and_nothing_is_decided(file: Part) -> None:
+    async with house() as at:
+        task, session = await at.asking(ask())
+        with pytest.raises(InvalidParams) as refusal:
+            await at.say(task, YES, file)
+        assert list(refusal.value.fields) == ["message.parts[1]"]
+        assert (await at.until_open(task, ask())).unclear is None
+        assert session.settled == []
+        await at.say(task, YES)
+        assert session.settled == [("per_1", ONCE)]
 
 
 async def test_a_question_is_answered() -> None:

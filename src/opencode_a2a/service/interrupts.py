@@ -28,6 +28,8 @@ from ..domain.updates import (
 from ..domain.values import (
     Caller,
     Decision,
+    FileBytes,
+    FileUrl,
     Interrupt,
     Message,
     PermissionAsk,
@@ -70,13 +72,15 @@ class Interrupts:
                 return False
             if not self._log.holds(task_id):
                 raise in_transit()
+            _has_no_file(message)
             said = MessageAdded(message, None)
             asked = [opened.interrupt for opened in waiting.values()]
             try:
                 decided = understand(asked, message)
             except NotUnderstood as exc:
-                about = waiting[exc.request_id].interrupt
-                await self._log.write(task_id, [said, InterruptUnclear(about, exc.note)], keys)
+                about = waiting[exc.request_id]
+                unclear = InterruptUnclear(about.interrupt, exc.note, about.expires_at)
+                await self._log.write(task_id, [said, unclear], keys)
             else:
                 await self._decide(task_id, waiting, decided, [said], keys)
         return True
@@ -132,6 +136,17 @@ class Interrupts:
             told = PermissionDecision("once")
             grants = ask.always if isinstance(ask, PermissionAsk) else ()
         return InterruptAnswered(ask, told, decision.reply, still_open, grants)
+
+
+def _has_no_file(message: Message) -> None:
+    """The agent takes words for an answer: a file would be lost."""
+    for i, part in enumerate(message.parts):
+        if isinstance(part, FileBytes | FileUrl):
+            raise InvalidParams.at(
+                f"message.parts[{i}]",
+                "the agent waits for an answer, which cannot hold a file; answer first, then send "
+                "the file in a message of its own",
+            )
 
 
 def _too_late(found: Pending | None, request_id: str) -> ServiceError:
