@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from opencode_a2a.domain.events import (
 from opencode_a2a.domain.ports import Key
 from opencode_a2a.domain.turn import STOPPED
 from opencode_a2a.domain.updates import (
+    Ended,
     InterruptAnswered,
     InterruptOpened,
     InterruptResolved,
@@ -57,6 +59,7 @@ from opencode_a2a.errors import (
     UpstreamBusy,
     UpstreamUnreachable,
 )
+from opencode_a2a.extensions.interrupts import INTERACTIVE
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.turns import UNDECIDED, TurnLimits
@@ -656,6 +659,24 @@ async def test_after_a_cancel_nothing_can_be_allowed_any_more() -> None:
         assert session.settled == []
         with pytest.raises(UnsupportedOperation):
             await at.say(task, YES)
+
+
+async def test_who_decides_while_the_task_ends_is_told_that_as_is_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with house() as at:
+        _, session = await at.asking(ask())
+        write = at.log.write
+
+        async def after_the_end(task_id: str, *said: Sequence[Any]) -> None:
+            at.log.append(task_id, [Ended(FAILED)])
+            await write(task_id, *said)
+
+        monkeypatch.setattr(at.log, "write", after_the_end)
+        with pytest.raises(UnsupportedOperation, match="has ended"):
+            await at.interrupts.decide(ALICE, "per_1", ONCE)
+        assert session.settled == []
+        assert all(UnsupportedOperation in method.all_errors for method in INTERACTIVE.methods)
 
 
 # -- another process
