@@ -108,7 +108,7 @@ async def build(
             stopping,
         ) as turns,
     ):
-        interrupts = Interrupts(log, turns, asked, now_ms, server.permission_always)
+        interrupts = Interrupts(log, turns, asked, server.permission_always)
         inputs = Inputs(files, server.max_part_bytes)
         catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)
         access = Access(

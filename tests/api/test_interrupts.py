@@ -337,6 +337,11 @@ def test_the_stream_of_who_activated_it_goes_on_behind_the_question(
         if form.line == "0.3":
             assert asked["final"] is not active
         if active:
+            form.send(client, "perhaps", taskId=task_id)
+            again = next(frames).body
+            assert (
+                again["metadata"]["shared"]["interrupt"] == asked["metadata"]["shared"]["interrupt"]
+            )
             request_id = asked["metadata"]["shared"]["interrupt"]["request_id"]
             result(client, RPC_1, PERMIT, request_id=request_id, reply="once")
         rest = list(frames)

@@ -401,6 +401,7 @@ def test_a_broken_message_is_refused_with_the_field_that_is_wrong(
         refusal = form.refused(form.call(client, operation, asked), INVALID_PARAMS)
         assert refusal.fields.keys() == {field.format(form.content)}
         assert all(name in refusal.message for name in refusal.fields)
+        assert "instance of" not in refusal.message, "no name of a class of ours"
 
 
 @pytest.mark.parametrize("form", [RPC_03], ids=lambda form: form.name)
@@ -440,6 +441,49 @@ def test_a_broken_configuration_is_refused_with_the_field_that_is_wrong(
     asked = form.sending("hello") | {"configuration": {member: value}}
     refusal = form.refused(form.call(client, "send", asked), INVALID_PARAMS)
     assert refusal.fields.keys() == {field}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field"),
+    [
+        ({"shared": "all"}, "shared"),
+        ({"shared": ["alice"]}, "shared"),
+        ({"shared": {"session": "ses_1"}}, "shared.session"),
+        ({"shared": {"session": {"id": 7}}}, "shared.session.id"),
+        ({"shared": {"session": {"id": "mine"}}}, "shared.session.id"),
+        ({"shared": {"model": "demo/demo"}}, "shared.model"),
+        ({"shared": {"model": {"providerID": "demo", "modelID": None}}}, "shared.model.modelID"),
+        ({"opencode": True}, "opencode"),
+        ({"opencode": {"directory": {}}}, "opencode.directory"),
+        ({"opencode": {"workspace": "wrk_1"}}, "opencode.workspace"),
+    ],
+)
+def test_metadata_of_ours_in_a_foreign_shape_is_refused_with_its_path(
+    client: httpx.Client, form: Form, metadata: Json, field: str
+) -> None:
+    for asked, root in (
+        (form.sending("hello") | {"metadata": metadata}, "metadata"),
+        (form.sending("hello", metadata=metadata), "message.metadata"),
+    ):
+        refusal = form.refused(form.call(client, "send", asked), INVALID_PARAMS)
+        assert refusal.fields.keys() == {f"{root}.{field}"}
+        assert "instance of" not in refusal.message, "no name of a class of ours"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"shared": None, "opencode": None},
+        {"shared": {"session": None, "model": None}, "opencode": {"workspace": None}},
+        {"shared": {"session": {"id": None}}, "opencode": {"agent": None, "directory": None}},
+        {"shared": {"with": ["alice"], "usage": 7}, "opencode": {"session": "x"}, "other": "x"},
+    ],
+)
+def test_null_in_metadata_is_nothing_and_what_is_not_ours_is_ignored(
+    client: httpx.Client, form: Form, metadata: Json
+) -> None:
+    asked = form.sending("hello", metadata=metadata) | {"metadata": metadata}
+    form.result(form.call(client, "send", asked))
 
 
 def test_everything_that_is_wrong_is_named_at_once(client: httpx.Client, form: Form) -> None:

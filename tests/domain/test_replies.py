@@ -119,9 +119,22 @@ def not_understood(waiting: list[Interrupt], message: Message) -> NotUnderstood:
         ("no, use ls instead", no("use ls instead")),
         ("No: that is the\nwrong file", no("that is the\nwrong file")),
         ("reject – not in this folder", no("not in this folder")),
-        ("no yes", no("yes")),
         ("no, always ask me", no("always ask me")),
-        ("no problem, go ahead", no("problem, go ahead")),
+        ("no way", no("way")),
+        ("no not that one", no("not that one")),
+        ("No, don't touch the tests", no("don't touch the tests")),
+        ("no don’t", no("don’t")),
+        ("no, no, use ls", no("no, use ls")),
+        ("no!! stop", no("stop")),
+        ("no thanks, I will do it myself", no("thanks, I will do it myself")),
+        ("no\nread the file instead", no("read the file instead")),
+        ("no, make sure the tests pass first", no("make sure the tests pass first")),
+        ("no, why do you need that?", no("why do you need that?")),
+        ("no, continue without it", no("continue without it")),
+        ("nope use ls instead", no("use ls instead")),
+        ("deny that, the problem is elsewhere", no("that, the problem is elsewhere")),
+        ("rejected because it deletes files", no("because it deletes files")),
+        ("no, please", STOP),
     ],
 )
 def test_words_about_a_permission(said: str, decision: Decision) -> None:
@@ -181,6 +194,30 @@ def test_words_about_a_permission(said: str, decision: Decision) -> None:
         "go ahead",
         "do it",
         "yes\nno",
+        "no yes",
+        "no problem, go ahead",
+        "No problem.",
+        "no problem at all",
+        "no worries",
+        "no objections, proceed",
+        "no need to ask, just do it",
+        "no doubt about it",
+        "no, no problem",
+        "no, go ahead",
+        "no go ahead",
+        "no, do it",
+        "no, just do it",
+        "no, that's fine",
+        "no, I don't mind",
+        "no, it's ok",
+        "no, sure",
+        "no, allow it",
+        "no, this once",
+        "no?",
+        "~~no~~",
+        "no one else needs to know",
+        "no use asking me",
+        "reject? no, fine",
         "yes\nand delete the rest",
         "reply: once",
         '{"reply": "once"}',
@@ -212,6 +249,7 @@ def test_nothing_allows_that_holds_another_word_than_those_that_do(words: list[s
 @given(st.text())
 @example("9" * 5000)
 @example("reject")
+@example("no " * 5000)
 def test_any_text_is_an_answer_or_not_understood(said: str) -> None:
     asks: list[Interrupt] = [PERMISSION, ONE, MANY, THREE, QuestionAsk(QUE, "ses", ())]
     for ask in asks:

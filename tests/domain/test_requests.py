@@ -34,7 +34,7 @@ from tests.domain.logs import STEADY, folded
 
 ASKING, WORKING = TaskState.INPUT_REQUIRED, TaskState.WORKING
 ONE, TWO = (PermissionAsk(f"per_{n}", "ses", "bash", ("ls",)) for n in (1, 2))
-WHICH = QuestionAsk("que_1", "ses", (Question("Pick", "Which?"),))
+WHICH = QuestionAsk("que_1", "ses", (Question("Pick", "Which?"),), call_id="call_1")
 ONCE, NO = PermissionDecision("once"), PermissionDecision("reject")
 
 
@@ -175,17 +175,17 @@ def test_what_is_open_too_long_has_expired() -> None:
     assert requests.expired(99) == [], "it expires once"
     requests.answer(InterruptAnswered(ONE, NO, EXPIRED))
     assert requests.next_deadline() is None
-    assert not requests.question_expired
+    assert not requests.unanswered
 
 
 def test_an_expired_question_is_remembered_as_the_reason_of_what_follows() -> None:
     requests = asked(WHICH)
     requests.answer(InterruptAnswered(WHICH, QuestionDecision(None), "rejected"))
-    assert not requests.question_expired
+    assert not requests.unanswered
     requests = asked(WHICH)
     requests.answer(InterruptAnswered(WHICH, QuestionDecision(None), EXPIRED))
     requests.close("que_1", "rejected")
-    assert requests.question_expired
+    assert requests.unanswered == {"call_1"}
 
 
 # -- taken up from a log
@@ -205,7 +205,7 @@ def test_another_process_goes_on_where_the_log_ends() -> None:
     requests.resume(folded(log))
     assert requests.open == {"per_1": InterruptOpened(ONE, 100)}, "with the deadline it had"
     assert list(requests.decided()) == [(TWO, ONCE), (WHICH, QuestionDecision(None))]
-    assert requests.question_expired
+    assert requests.unanswered == {"call_1"}
     assert requests.ask(ONE) == requests.ask(TWO) == []
     assert requests.close("per_2", "once") == [InterruptResolved(TWO, "always", still_open=1)]
 

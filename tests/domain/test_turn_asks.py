@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Literal
 
@@ -75,6 +76,9 @@ def feed(turn: Turn, *events: AgentEvent) -> list[Update]:
 def call(status: Status = "running", session: str = ROOT, **more: object) -> ToolSnapshot:
     known = replace(CALL, status=status, **more)  # type: ignore[arg-type]
     return ToolSnapshot(session, ANSWER, "prt_1", known)
+
+
+REFUSED = replace(call("error"), refused=True)
 
 
 def asked(ask: Interrupt, session: str = ROOT) -> InterruptAsked:
@@ -173,29 +177,48 @@ def test_a_stranger_asks_in_vain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "status", "how"),
+    ("ask", "then", "how"),
     [
-        (BASH, "completed", "once"),
-        (BASH, "error", "reject"),
-        (BASH, "running", "elsewhere"),
-        (WHICH, "completed", "answered"),
-        (WHICH, "error", "rejected"),
-        (WHICH, "running", "elsewhere"),
+        (BASH, call("completed"), "once"),
+        (BASH, REFUSED, "reject"),
+        (BASH, call("error"), "elsewhere"),
+        (BASH, call("running"), "elsewhere"),
+        (WHICH, call("completed"), "answered"),
+        (WHICH, REFUSED, "rejected"),
+        (WHICH, call("error"), "elsewhere"),
+        (WHICH, call("running"), "elsewhere"),
     ],
 )
 def test_the_call_that_waited_tells_how_a_request_was_settled(
-    ask: Interrupt, status: Status, how: str
+    ask: Interrupt, then: ToolSnapshot, how: str
 ) -> None:
     known = turn(call(), asked(ask), Gap(ROOT))
-    updates = feed(known, call(status), CaughtUp(ROOT))
+    updates = feed(known, then, CaughtUp(ROOT))
     assert [u.resolution for u in updates if isinstance(u, InterruptResolved)] == [how]
 
 
 def test_a_decision_that_was_overtaken_is_corrected_by_the_call() -> None:
     known = turn(call(), asked(BASH))
     known.requests.answer(InterruptAnswered(BASH, PermissionDecision("once"), "once"))
-    updates = feed(known, call("error"), CaughtUp(ROOT))
+    updates = feed(known, REFUSED, CaughtUp(ROOT))
     assert [u.resolution for u in updates if isinstance(u, InterruptResolved)] == ["reject"]
+
+
+def test_a_decision_is_not_taken_back_by_a_call_that_failed_afterwards() -> None:
+    known = turn(call(), asked(BASH))
+    known.requests.answer(InterruptAnswered(BASH, PermissionDecision("once"), "once"))
+    updates = feed(known, call("error"), CaughtUp(ROOT))
+    assert [u.resolution for u in updates if isinstance(u, InterruptResolved)] == ["once"]
+
+
+def test_what_sub_agents_put_out_is_not_kept() -> None:
+    known = turn(ChildStarted(CHILD, ROOT))
+    for number in range(4):
+        before = replace(CALL, call_id=f"call_{number}", output="x" * 1_000_000)
+        after = replace(before, status="completed", input={"content": "y" * 1_000_000})
+        for each in (before, after):
+            feed(known, ToolSnapshot(CHILD, "msg_of_child", f"prt_{number}", each))
+    assert len(pickle.dumps(known.__dict__ | {"requests": None})) < 10_000
 
 
 # -- how a run ends that was refused
@@ -218,6 +241,17 @@ def test_a_refused_request_ends_as_canceled_and_an_unanswered_question_as_failed
     feed(known, InterruptClosed(ROOT, "que_1", "rejected"), *STOPS)
     assert known.outcome is not None
     assert (known.outcome.state, known.outcome.problem) == (TaskState.FAILED, UNANSWERED)
+
+
+def test_a_question_that_nobody_answered_is_not_the_reason_of_a_later_refusal() -> None:
+    """A sub-agent's question expires, its parent goes on, asks something and is refused."""
+    known = turn(ChildStarted(CHILD, ROOT), asked(replace(WHICH, call_id="call_of_child"), CHILD))
+    [opened] = known.requests.open.values()
+    known.requests.answer(InterruptAnswered(opened.interrupt, QuestionDecision(None), EXPIRED))
+    feed(known, InterruptClosed(CHILD, "que_1", "rejected"), call(), asked(BASH))
+    feed(known, InterruptClosed(ROOT, "per_1", "reject"), *STOPS)
+    assert known.outcome is not None
+    assert (known.outcome.state, known.outcome.message) == (TaskState.CANCELED, STOPPED)
 
 
 # -- after a restart

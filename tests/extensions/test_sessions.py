@@ -95,6 +95,13 @@ def test_a_directory_outside_the_workspace_is_refused(alice: Line, directory: st
     assert list(error["fields"]) == ["directory"]
 
 
+def test_null_in_metadata_is_nothing(alice: Line) -> None:
+    for nothing in (None, {"directory": None, "workspace": None}):
+        alice.call("opencode.sessions.status", metadata={"opencode": nothing, "shared": None})
+    error = alice.refused("opencode.sessions.status", metadata={"opencode": "here"})
+    assert error["fields"] == {"metadata.opencode": "must be an object"}
+
+
 def test_a_list_of_roots_leaves_out_sub_agents(alice: Line) -> None:
     task = {"description": "sub", "prompt": "hello", "subagent_type": "general"}
     session = alice.session(f"[[tool:task {json.dumps(task)}]] go", fresh())

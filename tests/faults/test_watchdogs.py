@@ -70,7 +70,7 @@ async def desk(limits: TurnLimits, silence: float = 25.0) -> AsyncIterator[Desk]
             log, Sessions(opencode, SqlBindings(database)), SqlAsked(database), limits, now_ms
         ) as turns,
     ):
-        interrupts = Interrupts(log, turns, SqlAsked(database), now_ms)
+        interrupts = Interrupts(log, turns, SqlAsked(database))
         inputs = Inputs(NoFiles(), 1 << 20)
         yield Desk(
             fake, opencode, Tasks(opencode, log, turns, interrupts, NoWishes(), inputs, now_ms)

@@ -150,6 +150,7 @@ def test_a_file_is_told_whatever_hands_it_over() -> None:
 
 
 REJECTED = "The user rejected permission to use this specific tool call."
+CORRECTED = f"{REJECTED[:-1]} with the following feedback: no"
 
 
 def tool(tool: str = "bash", **state: Any) -> ev.ToolSnapshot:
@@ -191,21 +192,22 @@ def test_a_failed_tool_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "stops"),
+    ("call", "stops", "refused"),
     [
-        (tool(status="error", error="The user dismissed this question"), True),
-        (tool(status="error", error=REJECTED), True),
-        (tool(status="error", error=f"{REJECTED[:-1]} with the following feedback: no"), False),
-        (tool(status="error", error="File not found"), False),
-        (tool(status="completed", output="done"), False),
-        (tool("StructuredOutput", status="completed"), True),
-        (tool("StructuredOutput"), False),
+        (tool(status="error", error="The user dismissed this question"), True, True),
+        (tool(status="error", error=REJECTED), True, True),
+        (tool(status="error", error=CORRECTED), False, True),
+        (tool(status="error", error="File not found"), False, False),
+        (tool(status="error", error="Tool execution aborted"), False, False),
+        (tool(status="completed", output="done"), False, False),
+        (tool("StructuredOutput", status="completed"), True, False),
+        (tool("StructuredOutput"), False, False),
     ],
 )
 def test_a_run_stops_with_a_refusal_or_with_an_answer_in_a_tool(
-    call: ev.ToolSnapshot, stops: bool
+    call: ev.ToolSnapshot, stops: bool, refused: bool
 ) -> None:
-    assert call.stops == stops
+    assert (call.stops, call.refused) == (stops, refused)
 
 
 def test_only_the_task_tool_starts_sub_agents() -> None:

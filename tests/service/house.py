@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -144,6 +144,7 @@ async def house(
     url: str = "sqlite://",
     agent: ScriptedAgent | None = None,
     always: Literal["context", "workspace"] = "context",
+    clock: Callable[[], int] = now_ms,
 ) -> AsyncIterator[House]:
     agent = agent or ScriptedAgent()
     async with (
@@ -154,10 +155,10 @@ async def house(
             Sessions(agent, SqlBindings(database)),
             SqlAsked(database),
             replace(limits, grace=0),
-            now_ms,
+            clock,
         ) as turns,
     ):
-        interrupts = Interrupts(log, turns, SqlAsked(database), now_ms, always)
+        interrupts = Interrupts(log, turns, SqlAsked(database), always)
         tasks = Tasks(agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20), now_ms)
         yield House(agent, database, log, turns, interrupts, tasks)
 

@@ -1,21 +1,22 @@
-"""Whose session it is while something is done with it."""
+"""Whose session it is while something is done with it, and which a caller finds among many."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from opencode_a2a.domain.catalog import Catalog, SessionInfo
-from opencode_a2a.domain.values import Caller, SessionRef
-from opencode_a2a.service.access import Access
+from opencode_a2a.domain.catalog import Catalog, Place, SessionInfo, SessionQuery
+from opencode_a2a.domain.values import SessionRef
+from opencode_a2a.service.access import FURTHEST, Access
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
+from tests.service.house import ALICE
 
-ALICE = Caller("alice")
 SESSION = SessionInfo("ses_1", "Title", "/", 0, 0)
 
 
@@ -57,3 +58,27 @@ async def test_what_fails_leaves_a_claim_that_ends() -> None:
             async with access(owners).claiming(ALICE, SESSION.id):
                 raise ValueError("in vain")
         assert await owners.owners([SESSION.id]) == {}
+
+
+class Crowd:
+    """Sessions of Bob, one of Alice among them, so many that no list has an end."""
+
+    def __init__(self, of_alice: int) -> None:
+        self.of_alice = f"ses_{of_alice}"
+        self.listed: list[int] = []
+
+    async def sessions(self, place: Place, query: SessionQuery) -> Sequence[SessionInfo]:
+        self.listed.append(query.limit)
+        return [SessionInfo(f"ses_{n}", "", "/home/project", 0, 0) for n in range(query.limit)]
+
+    async def owners(self, sessions: Sequence[str]) -> Mapping[str, str]:
+        return {session: "alice" if session == self.of_alice else "bob" for session in sessions}
+
+
+@pytest.mark.parametrize(("of_alice", "found"), [(3, True), (5_000, True), (50_000, False)])
+async def test_a_list_looks_further_back_but_not_for_ever(of_alice: int, found: bool) -> None:
+    crowd = cast(Any, Crowd(of_alice))
+    access = Access(crowd, crowd, Path("/home/project"), False, False, lambda: 0, claim_ms=1)
+    seen = await access.latest(ALICE, Place("/home/project"), SessionQuery(2))
+    assert [session.id for session in seen] == [crowd.of_alice] * found
+    assert max(crowd.listed) == FURTHEST

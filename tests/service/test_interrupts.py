@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from opencode_a2a.domain.events import (
     BlockKind,
+    Busy,
     InterruptAsked,
     InterruptClosed,
     MessageSeen,
@@ -20,16 +22,21 @@ from opencode_a2a.domain.events import (
     ToolCall,
     ToolSnapshot,
 )
+from opencode_a2a.domain.ports import Key
 from opencode_a2a.domain.turn import STOPPED
 from opencode_a2a.domain.updates import (
+    Ended,
     InterruptAnswered,
     InterruptOpened,
     InterruptResolved,
     InterruptUnclear,
+    Update,
 )
 from opencode_a2a.domain.values import (
     Data,
     Failure,
+    FileBytes,
+    FileUrl,
     Message,
     Part,
     PermissionAsk,
@@ -52,6 +59,7 @@ from opencode_a2a.errors import (
     UpstreamBusy,
     UpstreamUnreachable,
 )
+from opencode_a2a.extensions.interrupts import INTERACTIVE
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.turns import UNDECIDED, TurnLimits
@@ -73,7 +81,8 @@ def ask(number: int = 1, session: str = "ses_0", **more: object) -> PermissionAs
 
 
 def question(number: int = 1, session: str = "ses_0") -> QuestionAsk:
-    return QuestionAsk(f"que_{number}", session, (Question("Colour", "Which?"),))
+    asked = (Question("Colour", "Which?"),)
+    return QuestionAsk(f"que_{number}", session, asked, call_id=f"call_{number}")
 
 
 async def resolutions(at: House, task: str) -> list[tuple[str, str]]:
@@ -117,8 +126,22 @@ async def test_what_is_not_understood_decides_nothing_and_is_said() -> None:
         assert (session.settled, len(session.prompts)) == ([], 1)
         [unclear] = await at.until_said(task, InterruptUnclear)
         assert isinstance(unclear, InterruptUnclear)
+        assert unclear.expires_at == told.interrupts["per_1"].expires_at is not None
         assert (await at.say(task, Text("no"))).unclear is None
         assert session.settled == [("per_1", NO)]
+
+
+@pytest.mark.parametrize("file", [FileBytes("aGk="), FileUrl("https://example.com/a.png")])
+async def test_a_file_in_an_answer_is_refused_and_nothing_is_decided(file: Part) -> None:
+    async with house() as at:
+        task, session = await at.asking(ask())
+        with pytest.raises(InvalidParams) as refusal:
+            await at.say(task, YES, file)
+        assert list(refusal.value.fields) == ["message.parts[1]"]
+        assert (await at.until_open(task, ask())).unclear is None
+        assert session.settled == []
+        await at.say(task, YES)
+        assert session.settled == [("per_1", ONCE)]
 
 
 async def test_a_question_is_answered() -> None:
@@ -485,6 +508,17 @@ async def test_an_answer_that_comes_too_late_does_not_claim_to_have_decided() ->
         assert await finished(at, task, session) == [("per_1", "reject")]
 
 
+async def test_always_that_comes_too_late_for_one_request_holds_for_the_next() -> None:
+    async with house(SOON) as at:
+        task, session = await at.asking(ask(1))
+        session.open_requests = frozenset()  # somebody rejects it, and we have not heard yet
+        await at.interrupts.decide(ALICE, "per_1", ALWAYS)
+        session.say(InterruptClosed("ses_0", "per_1", "reject"))
+        session.ask(ask(2))
+        await session.until(lambda: session.settled == [("per_2", ONCE)])
+        assert await finished(at, task, session) == [("per_1", "reject")]
+
+
 async def test_an_answer_that_is_overtaken_on_its_way_does_not_claim_it_either() -> None:
     async with house() as at:
         task, session = await at.asking(ask())
@@ -557,6 +591,54 @@ async def test_what_expires_while_the_agent_is_away_is_refused_when_it_is_back()
         assert await finished(at, task, session) == [("per_1", "expired")]
 
 
+async def test_an_answer_that_is_being_committed_when_the_time_is_up_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0
+    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
+        task, session = await at.asking(ask())
+        write, writing, gate = at.log.write, asyncio.Event(), asyncio.Event()
+
+        async def slowly(task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()) -> None:
+            writing.set()
+            await gate.wait()
+            await write(task_id, updates, keys)
+
+        monkeypatch.setattr(at.log, "write", slowly)
+        deciding = asyncio.create_task(at.interrupts.decide(ALICE, "per_1", ONCE))
+        await writing.wait()
+        now = 60_000
+        await looked(session)
+        gate.set()
+        await deciding
+        assert await finished(at, task, session) == [("per_1", "once")]
+        assert session.settled == [("per_1", ONCE)]
+        said = [entry.update for entry in await at.entries(task)]
+        assert [u.resolution for u in said if isinstance(u, InterruptAnswered)] == ["once"]
+
+
+async def test_who_is_overtaken_by_the_deadline_is_told_so() -> None:
+    now = 0
+    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
+        task, session = await at.asking(ask())
+        async with at.turns.deciding(task):  # somebody else decides something
+            now = 60_000
+            await looked(session)
+            late = asyncio.create_task(at.interrupts.decide(ALICE, "per_1", ONCE))
+            assert [p.resolution for p in await at.interrupts.pending(ALICE)] == [None]
+        with pytest.raises(InterruptRequestExpired):
+            await late
+        assert session.settled == [("per_1", PermissionDecision("reject", UNDECIDED))]
+        assert await finished(at, task, session) == [("per_1", "expired")]
+
+
+async def looked(session: ScriptedSession) -> None:
+    """Make the turn look at the clock."""
+    session.say(Busy(session.ref.id))
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 # -- the end of a task that waits
 
 
@@ -577,6 +659,24 @@ async def test_after_a_cancel_nothing_can_be_allowed_any_more() -> None:
         assert session.settled == []
         with pytest.raises(UnsupportedOperation):
             await at.say(task, YES)
+
+
+async def test_who_decides_while_the_task_ends_is_told_that_as_is_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with house() as at:
+        _, session = await at.asking(ask())
+        write = at.log.write
+
+        async def after_the_end(task_id: str, *said: Sequence[Any]) -> None:
+            at.log.append(task_id, [Ended(FAILED)])
+            await write(task_id, *said)
+
+        monkeypatch.setattr(at.log, "write", after_the_end)
+        with pytest.raises(UnsupportedOperation, match="has ended"):
+            await at.interrupts.decide(ALICE, "per_1", ONCE)
+        assert session.settled == []
+        assert all(UnsupportedOperation in method.all_errors for method in INTERACTIVE.methods)
 
 
 # -- another process

@@ -446,7 +446,7 @@ async def test_what_may_finish_while_the_service_stops_is_held_until_then() -> N
         limits = TurnLimits(grace=PATIENCE, beat=0.01)
         opening = Turns.open(log, sessions, asked, limits, clock)
         turns = await stack.enter_async_context(opening)
-        interrupts = Interrupts(log, turns, asked, clock)
+        interrupts = Interrupts(log, turns, asked)
         tasks = Tasks(agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20), clock)
         request = Request(Message("m-1", Role.USER, (Text("hello"),)), "c")
         task = await tasks.send(ALICE, request)

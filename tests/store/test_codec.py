@@ -155,7 +155,7 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     BlockFile: st.builds(BlockFile, texts.map("file {}".format), texts, parts),
     Progress: progress,
     InterruptOpened: st.builds(InterruptOpened, interrupts, st.none() | counts),
-    InterruptUnclear: st.builds(InterruptUnclear, interrupts, texts),
+    InterruptUnclear: st.builds(InterruptUnclear, interrupts, texts, st.none() | counts),
     InterruptAnswered: st.builds(InterruptAnswered, interrupts, decisions, texts, counts, words),
     InterruptResolved: st.builds(InterruptResolved, interrupts, texts, counts),
     ChangesMade: changes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from ..errors import InvalidParams
 
@@ -21,7 +22,7 @@ def validated(model: type[M], raw: Any) -> M:
     try:
         return model.model_validate(raw if raw is not None else {})
     except ValidationError as exc:
-        fields = {_path(error["loc"]): _words(error["msg"]) for error in exc.errors()}
+        fields = {_path(error["loc"]): _words(error) for error in exc.errors()}
         named = "; ".join(f"{field}: {problem}" for field, problem in fields.items())
         raise InvalidParams(f"Invalid parameters: {named}", fields=fields) from None
 
@@ -33,7 +34,9 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return path or "params"
 
 
-def _words(message: str) -> str:
-    if message == "Extra inputs are not permitted":
+def _words(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
         return "there is no such parameter"
-    return message.removeprefix("Value error, ")
+    if error["type"] in ("model_type", "dict_type"):  # the library would name our class
+        return "must be an object"
+    return error["msg"].removeprefix("Value error, ")

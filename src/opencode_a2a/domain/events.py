@@ -84,6 +84,7 @@ class ToolSnapshot:
     call: ToolCall
     child: str | None = None
     stops: bool = False  # the run ends with this call: it was refused, or it is the answer
+    refused: bool = False  # by a person, with or without a reason; not one that failed by itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from .values import (
@@ -50,11 +51,17 @@ YES = frozenset(
 ALWAYS = frozenset({"always"})
 NO = frozenset(["no", "n", "nope", "reject", "rejected", "deny", "denied", "refuse", "refused"])
 POLITE = frozenset(["please", "thanks", "it", "this", "that", "go", "ahead", "do", "just"])
+_GO = frozenset(["go", "ahead", "do"])
+# A refusal that holds one of these may be none: no, that's fine.
+_CONSENT = frozenset(["yes", "yep", "yeah", "ok", "okay", "fine", "ahead", "proceed", "mind"])
+# "no" and then one of these refuses; with another word it may be anything: no problem.
+_GO_ON = frozenset(["not", "never", "don't", "don", "dont", "way", "thanks", "please", "stop"])
 DISMISS = frozenset({"reject", "dismiss"})
 _BOTH = frozenset({"once", "always"})
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _PLAIN = re.compile(r"""[\w\s.,!;:'"“”‘’*`–—-]*""")  # a question mark, a thumb or a strike is not
+_PAUSE = re.compile(r"\s*[^\w\s]|[^\S\n]*\n")
 _THANKS = re.compile(r"\bthank you\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*((?:per|que)_\w+)\s*[:=,]?\s*(.*)", re.DOTALL)
 _ID = re.compile(r"(?:per|que)_[A-Za-z0-9]{20,}")  # nobody writes that for anything else
@@ -163,8 +170,8 @@ def _from_text(ask: Interrupt, text: str) -> Decision:
 
 
 def _permission_from_text(ask: PermissionAsk, text: str) -> Decision:
-    words = [word.lower() for word in _WORD.findall(_THANKS.sub("thanks", text))]
-    if words and words[0] in NO:
+    words = _words(text)
+    if _refuses(text, words):
         first = _WORD.search(text)
         rest = text[first.end() :].lstrip(" \t\n,;:.!-–—") if first else ""
         return PermissionDecision("reject", rest if set(words[1:]) - POLITE else None)
@@ -176,6 +183,27 @@ def _permission_from_text(ask: PermissionAsk, text: str) -> Decision:
         ask.request_id,
         f"“{_short(text)}” is neither yes, always nor no. Nothing was allowed or refused.",
     )
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(_THANKS.sub("thanks", text))]
+
+
+def _refuses(text: str, words: Sequence[str]) -> bool:
+    """Whether a text is plainly a no. "No problem", "no, go ahead" and "no?" are not."""
+    noes = next((number for number, word in enumerate(words) if word not in NO), len(words))
+    if not noes:
+        return False
+    reason = words[noes:]
+    said = set(reason)
+    if said <= YES | ALWAYS | POLITE:
+        return not said & (YES | ALWAYS | _GO) and _PLAIN.fullmatch(text) is not None
+    if said & _CONSENT:
+        return False
+    if words[noes - 1] != "no" or reason[0] in _GO_ON:
+        return True
+    last = next(islice(_WORD.finditer(text), noes - 1, None))
+    return _PAUSE.match(text, last.end()) is not None
 
 
 def _answer_from_text(question: Question, text: str) -> list[str]:

@@ -35,12 +35,12 @@ class Requests:
         self._allowed: dict[str, Interrupt] = {}
         self._over: set[str] = set()  # the agent said so: a look that began earlier may not know
         self._deadline = deadline
-        self.question_expired = False
+        self.unanswered: set[str | None] = set()  # calls that asked what nobody answered in time
 
     def resume(self, task: Task) -> None:
         self.open = dict(task.interrupts)
         self._answered = dict(task.answered)
-        self.question_expired = any(_is_expired_question(each) for each in task.answered.values())
+        self.unanswered = set().union(*map(_unanswered, task.answered.values()))
 
     @property
     def unsettled(self) -> bool:
@@ -78,7 +78,7 @@ class Requests:
         request_id = answered.interrupt.request_id
         if self.open.pop(request_id, None) is not None:
             self._answered[request_id] = answered
-            self.question_expired |= _is_expired_question(answered)
+            self.unanswered |= _unanswered(answered)
 
     def close(self, request_id: str, how: str) -> list[Update]:
         """The agent says that a request is settled."""
@@ -133,5 +133,7 @@ def _agreed(ours: str, theirs: str) -> str:
     return ours if same else theirs
 
 
-def _is_expired_question(answered: InterruptAnswered) -> bool:
-    return answered.resolution == EXPIRED and isinstance(answered.interrupt, QuestionAsk)
+def _unanswered(answered: InterruptAnswered) -> set[str | None]:
+    ask = answered.interrupt
+    expired = answered.resolution == EXPIRED and isinstance(ask, QuestionAsk)
+    return {ask.call_id} if expired else set()

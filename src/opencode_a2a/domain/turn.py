@@ -153,7 +153,8 @@ class Turn:
         self._void: list[_Block] = []
         self._early: dict[str, dict[str, _Shown]] = {}
         self._dead: set[str] = set()
-        self._calls: dict[str, ToolCall] = {}  # by their own id, those of sub-agents too
+        self._calls: dict[str, ToolCall] = {}  # by their id, of sub-agents too: what requests need
+        self._refused: set[str] = set()
         self._held: dict[str, Interrupt] = {}
         self._used: set[str] = set()  # ids of blocks
         self._counted: dict[str, Usage] = {}
@@ -386,7 +387,9 @@ class Turn:
         if event.session in self.family:
             if event.child is not None:
                 self.family.add(event.child)
-            self._calls[event.call.call_id] = event.call
+            self._calls[event.call.call_id] = _asking(event.call)
+            if event.refused:
+                self._refused.add(event.call.call_id)
             if self._held and event.call.status != "pending":
                 updates = self._ask_held(event.call.call_id)
         return [*self._tool_block(event), *updates]
@@ -491,12 +494,14 @@ class Turn:
     def _settled_how(self, interrupt: Interrupt) -> str:
         """Nobody heard how a request was settled: the tool call that waited may tell."""
         call = self._calls.get(interrupt.call_id or "")
+        permission = isinstance(interrupt, PermissionAsk)
         if call is None or not call.over:
             return ELSEWHERE
-        refused = call.status == "error"
-        if isinstance(interrupt, PermissionAsk):
-            return "reject" if refused else "once"
-        return "rejected" if refused else "answered"
+        if call.call_id in self._refused:
+            return "reject" if permission else "rejected"
+        if call.status == "error":
+            return ELSEWHERE  # it failed by itself, allowed or not
+        return "once" if permission else "answered"
 
     # -- the end
 
@@ -554,14 +559,20 @@ class Turn:
                 return Outcome(TaskState.FAILED, CUT.message, CUT)
             case "content-filter":
                 return Outcome(TaskState.FAILED, FILTERED.message, FILTERED)
-            case "tool-calls" if self.requests.question_expired:
-                return Outcome(TaskState.FAILED, UNANSWERED.message, UNANSWERED)
-            case "tool-calls" if self._stops[newest.message_id].status == "error":
+            case "tool-calls" if (stop := self._stops[newest.message_id]).status == "error":
+                if stop.call_id in self.requests.unanswered:
+                    return Outcome(TaskState.FAILED, UNANSWERED.message, UNANSWERED)
                 return Outcome(TaskState.CANCELED, STOPPED)
             case None if newest.speaker is Speaker.AGENT:
                 return Outcome(TaskState.CANCELED, ABORTED)
             case _:
                 return Outcome(TaskState.COMPLETED)
+
+
+def _asking(call: ToolCall) -> ToolCall:
+    """What matters of a call to what it asks for: its status, and until it is over its input."""
+    told = ToolCall(call.call_id, call.tool, call.status)
+    return told if call.over else replace(told, subtitle=call.subtitle, input=call.input)
 
 
 def _explained(ask: Interrupt, call: ToolCall | None) -> Interrupt:

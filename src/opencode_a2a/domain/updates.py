@@ -102,6 +102,7 @@ class InterruptUnclear:
 
     interrupt: Interrupt
     note: str
+    expires_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

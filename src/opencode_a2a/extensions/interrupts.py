@@ -25,6 +25,7 @@ from ..errors import (
     InterruptRequestNotFound,
     InterruptTypeMismatch,
     StoreUnavailable,
+    UnsupportedOperation,
     UpstreamBusy,
 )
 from .services import Services
@@ -70,6 +71,7 @@ _ERRORS = (
     InterruptRequestNotFound,
     InterruptRequestExpired,
     InterruptTypeMismatch,
+    UnsupportedOperation,  # the task ends at this very moment
     UpstreamBusy,
     StoreUnavailable,
 )

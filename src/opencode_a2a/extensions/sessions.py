@@ -207,7 +207,10 @@ class Listing(InDirectory):
 
 @_read("opencode.sessions.list", errors=_READ[2:])
 async def list_sessions(services: Services, caller: Caller, params: Listing) -> Tasks:
-    """The sessions of the project, or of one directory, latest change first."""
+    """The sessions of the project, or of one directory, latest change first.
+
+    Among the latest 6400 of all callers; older ones are found by `search` or `directory`.
+    """
     place = await params.place(services, params.directory)
     everywhere = place == await services.access.place(None, None) and params.directory is None
     query = SessionQuery(params.limit, everywhere, params.roots, params.start, params.search)

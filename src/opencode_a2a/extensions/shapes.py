@@ -52,7 +52,7 @@ class Routing(Params):
             default=None, description="Look in this workspace; counts more than a directory"
         )
 
-    opencode: OpenCode = OpenCode()
+    opencode: OpenCode | None = None
 
 
 class Placed(Params):
@@ -61,7 +61,7 @@ class Placed(Params):
     metadata: Routing = Routing()
 
     async def place(self, services: Services, directory: str | None = None) -> Place:
-        asked = self.metadata.opencode
+        asked = self.metadata.opencode or Routing.OpenCode()
         workspace = asked.workspace.id if asked.workspace else None
         if directory is not None:
             return await services.access.place(directory, workspace)

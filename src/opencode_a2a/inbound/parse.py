@@ -223,32 +223,32 @@ class SendParams(Wire):
     metadata: dict[str, Any] | None = None
 
 
-class _SessionWish(BaseModel):
+class _SessionWish(Wire):
     id: Annotated[str, Field(pattern=r"^ses_[A-Za-z0-9]+$", max_length=64)] | None = None
 
 
-class _ModelWish(BaseModel):
+class _ModelWish(Wire):
     providerID: Id
     modelID: Id
 
 
-class _WorkspaceWish(BaseModel):
+class _WorkspaceWish(Wire):
     id: Annotated[str, Field(pattern=r"^wrk_[A-Za-z0-9]+$", max_length=64)] | None = None
 
 
-class _SharedWishes(BaseModel):
+class _SharedWishes(Wire):
     session: _SessionWish = _SessionWish()
     model: _ModelWish | None = None
 
 
-class _OpenCodeWishes(BaseModel):
+class _OpenCodeWishes(Wire):
     directory: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     workspace: _WorkspaceWish = _WorkspaceWish()
     agent: Id | None = None
     variant: Id | None = None
 
 
-class _Metadata(BaseModel):
+class _Metadata(Wire):
     """What we read of metadata; the rest is somebody else's."""
 
     shared: _SharedWishes = _SharedWishes()

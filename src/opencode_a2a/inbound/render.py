@@ -235,7 +235,7 @@ class Renderer:
                 return self._status_event(head, entry, state, last, note, shared)
             case InterruptUnclear(interrupt=interrupt, note=unclear):
                 note = self._ask(head, waiting([interrupt], unclear), entry.seq, [interrupt])
-                shared = {"interrupt": _interrupt(interrupt, "asked")}
+                shared = {"interrupt": _interrupt(interrupt, "asked", update.expires_at)}
                 return self._status_event(head, entry, state, last, note, shared)
             case InterruptResolved(interrupt=interrupt, resolution=resolution):
                 shared = {"interrupt": _interrupt(interrupt, "resolved", resolution=resolution)}

@@ -214,7 +214,7 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
         case "tool" if part.state is not None:
             call = _tool_call(part, part.state)
             return [
-                ev.ToolSnapshot(*where, call, _child(part), _stops(call)),
+                ev.ToolSnapshot(*where, call, _child(part), _stops(call), _refused(call)),
                 *(
                     ev.FileSnapshot(part.session, part.message, f"{part.id}-file-{n}", _file(info))
                     for n, info in enumerate(part.state.attachments, 1)
@@ -252,10 +252,13 @@ def _stops(call: ev.ToolCall) -> bool:
 
     A refusal with feedback is among the others: the model is to find another way.
     """
-    if call.status == "error":
-        error = call.error or ""
-        return error.startswith(REFUSALS) and "with the following feedback" not in error
+    if _refused(call):
+        return "with the following feedback" not in (call.error or "")
     return call.status == "completed" and call.tool == "StructuredOutput"
+
+
+def _refused(call: ev.ToolCall) -> bool:
+    return call.status == "error" and (call.error or "").startswith(REFUSALS)
 
 
 def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:

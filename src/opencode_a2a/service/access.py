@@ -25,6 +25,7 @@ from ..errors import (
 
 BEING_MADE = 60_000  # milliseconds in which a session of ours finds its owner
 PAGE = 100
+FURTHEST = 6_400  # sessions of everybody that are looked through for those of one caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,15 @@ class Access:
     async def latest(
         self, caller: Caller, place: Place, query: SessionQuery
     ) -> Sequence[SessionInfo]:
-        """The sessions a caller may see, looking further back until there are enough."""
+        """The sessions a caller may see, looking further back until there are enough.
+
+        Not for ever: the agent lists the whole of what is looked through, each time.
+        """
         reach = PAGE
         while True:
             found = await self.catalog.sessions(place, replace(query, limit=reach))
             seen = await self.among(caller, found)
-            if len(seen) >= query.limit or len(found) < reach:
+            if len(seen) >= query.limit or len(found) < reach or reach >= FURTHEST:
                 return seen[: query.limit]
             reach *= 4
 

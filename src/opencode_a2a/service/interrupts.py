@@ -10,7 +10,7 @@ OpenCode's own would hold for everybody who works in the same directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ..domain.permissions import Grant, covers
@@ -28,6 +28,8 @@ from ..domain.updates import (
 from ..domain.values import (
     Caller,
     Decision,
+    FileBytes,
+    FileUrl,
     Interrupt,
     Message,
     PermissionAsk,
@@ -39,8 +41,8 @@ from ..errors import (
     InterruptRequestNotFound,
     InterruptTypeMismatch,
     InvalidParams,
+    ServiceError,
 )
-from .sessions import Lanes
 from .turns import Turns, in_transit
 
 
@@ -50,15 +52,12 @@ class Interrupts:
         log: TaskLog,
         turns: Turns,
         asked: Asked,
-        clock: Callable[[], int],
         always: Literal["context", "workspace"] = "context",
     ) -> None:
         self._log = log
         self._turns = turns
         self._asked = asked
-        self._clock = clock
         self._always = always
-        self._deciding: Lanes[str] = Lanes()
 
     async def pending(self, caller: Caller) -> Sequence[Pending]:
         """Everything this caller could decide now."""
@@ -67,19 +66,21 @@ class Interrupts:
     async def reply(self, task: Task, message: Message, keys: Sequence[Key]) -> bool:
         """Take a message for an answer. False when nothing is asked (any more)."""
         task_id = task.head.id
-        async with self._deciding(task_id):
+        async with self._turns.deciding(task_id):
             waiting = self._turns.waiting(task)
             if not waiting:
                 return False
             if not self._log.holds(task_id):
                 raise in_transit()
+            _has_no_file(message)
             said = MessageAdded(message, None)
             asked = [opened.interrupt for opened in waiting.values()]
             try:
                 decided = understand(asked, message)
             except NotUnderstood as exc:
-                about = waiting[exc.request_id].interrupt
-                await self._log.write(task_id, [said, InterruptUnclear(about, exc.note)], keys)
+                about = waiting[exc.request_id]
+                unclear = InterruptUnclear(about.interrupt, exc.note, about.expires_at)
+                await self._log.write(task_id, [said, unclear], keys)
             else:
                 await self._decide(task_id, waiting, decided, [said], keys)
         return True
@@ -87,21 +88,19 @@ class Interrupts:
     async def decide(self, caller: Caller, request_id: str, decision: Decision) -> None:
         """Decide one request, known by its id."""
         found = await self._asked.find(caller.principal, request_id)
-        if found is None:
-            raise InterruptRequestNotFound(request_id)
-        expired = found.expires_at is not None and found.expires_at <= self._clock()
-        if found.resolution == EXPIRED or (found.resolution is None and expired):
-            raise InterruptRequestExpired(request_id)
+        if found is None or found.resolution == EXPIRED:
+            raise _too_late(found, request_id)
         _check(found.interrupt, decision)
-        async with self._deciding(found.task_id):
+        async with self._turns.deciding(found.task_id):
             task = await self._log.get(caller.principal, found.task_id)
             waiting = self._turns.waiting(task)
-            if request_id not in waiting:
-                raise InterruptRequestNotFound(request_id)
-            if not self._log.holds(found.task_id):
-                raise in_transit()
-            if not await self._decide(found.task_id, waiting, {request_id: decision}, [], []):
-                raise InterruptRequestNotFound(request_id)
+            if request_id in waiting:
+                if not self._log.holds(found.task_id):
+                    raise in_transit()
+                if await self._decide(found.task_id, waiting, {request_id: decision}, [], []):
+                    return
+        await self._log.flushed(found.task_id)  # what was faster may still be on its way there
+        raise _too_late(await self._asked.find(caller.principal, request_id), request_id)
 
     async def _decide(
         self,
@@ -111,7 +110,7 @@ class Interrupts:
         said: Sequence[Update],
         keys: Sequence[Key],
     ) -> bool:
-        """Commit, then tell the agent. Whether it still wanted to know."""
+        """Commit, then tell the agent. Whether that changed anything."""
         left = {request_id: opened.interrupt for request_id, opened in waiting.items()}
         answers: list[InterruptAnswered] = []
         for request_id, decision in decided.items():
@@ -124,7 +123,8 @@ class Interrupts:
                     del left[other.request_id]
                     answers.append(self._answered(other, decision, len(left)))
         await self._log.write(task_id, [*said, *answers], keys)
-        return await self._turns.answered(task_id, answers)
+        heard = await self._turns.answered(task_id, answers)
+        return heard or any(answer.grants for answer in answers)  # those hold from now on
 
     def _answered(self, ask: Interrupt, decision: Decision, still_open: int) -> InterruptAnswered:
         if not isinstance(decision, PermissionDecision):
@@ -136,6 +136,23 @@ class Interrupts:
             told = PermissionDecision("once")
             grants = ask.always if isinstance(ask, PermissionAsk) else ()
         return InterruptAnswered(ask, told, decision.reply, still_open, grants)
+
+
+def _has_no_file(message: Message) -> None:
+    """The agent takes words for an answer: a file would be lost."""
+    for i, part in enumerate(message.parts):
+        if isinstance(part, FileBytes | FileUrl):
+            raise InvalidParams.at(
+                f"message.parts[{i}]",
+                "the agent waits for an answer, which cannot hold a file; answer first, then send "
+                "the file in a message of its own",
+            )
+
+
+def _too_late(found: Pending | None, request_id: str) -> ServiceError:
+    if found is not None and found.resolution == EXPIRED:
+        return InterruptRequestExpired(request_id)
+    return InterruptRequestNotFound(request_id)
 
 
 def _covered(grants: Sequence[Grant], ask: Interrupt) -> bool:

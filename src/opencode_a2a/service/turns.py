@@ -61,7 +61,7 @@ from ..errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from .sessions import Sessions
+from .sessions import Lanes, Sessions
 
 logger = structlog.get_logger()
 T = TypeVar("T")
@@ -159,6 +159,7 @@ class Turns:
         self._asked = asked
         self._limits = limits
         self._clock = clock
+        self.deciding: Lanes[str] = Lanes()  # by task: what is decided first counts
         self._jobs: dict[str, _Job] = {}
         self._arriving = 0
         self._contexts: dict[tuple[str, str], list[_Job]] = {}
@@ -595,17 +596,22 @@ class Turns:
 
     async def _expire(self, run: _Run) -> None:
         """Nobody has decided in time: refuse, so that the run goes on or ends."""
-        for opened in run.turn.requests.expired(self._clock()):
-            ask = opened.interrupt
-            refusal: Decision = QuestionDecision(None)
-            if isinstance(ask, PermissionAsk):
-                refusal = PermissionDecision("reject", UNDECIDED)
-            still_open = len(run.turn.requests.open) - 1
-            answered = InterruptAnswered(ask, refusal, EXPIRED, still_open)
-            self._log.append(run.job.head.id, [answered])
-            run.turn.requests.answer(answered)
-            await self._log.flushed(run.job.head.id)
-            await self._deliver(run, ask, refusal)
+        task_id, requests = run.job.head.id, run.turn.requests
+        if not requests.expired(self._clock()):
+            return
+        refused = list[InterruptAnswered]()
+        async with self.deciding(task_id):  # an answer that is being committed was in time
+            for opened in requests.expired(self._clock()):
+                ask = opened.interrupt
+                refusal: Decision = QuestionDecision(None)
+                if isinstance(ask, PermissionAsk):
+                    refusal = PermissionDecision("reject", UNDECIDED)
+                refused.append(InterruptAnswered(ask, refusal, EXPIRED, len(requests.open) - 1))
+                requests.answer(refused[-1])
+            self._log.append(task_id, refused)
+        await self._log.flushed(task_id)
+        for each in refused:
+            await self._deliver(run, each.interrupt, each.decision)
 
     def _deadline(self) -> int:
         return self._clock() + int(self._limits.answer * 1000)
