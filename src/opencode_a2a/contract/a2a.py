@@ -39,6 +39,63 @@ class Message(Shape):
     metadata: dict[str, Any] = Field(default={})
 
 
+class EventMark(Shape):
+    event_id: str = ""
+    sequence: int = Field(description="Per task, strictly increasing")
+    block_type: str = Field(default="", description="text, reasoning, tool_call or file")
+    message_id: str = ""
+
+
+class SessionMark(Shape):
+    id: str
+    title: str = ""
+
+
+class UsageMark(Shape):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class ProgressMark(Shape):
+    type: str = Field(description="step-start, step-finish, retry, todo, compaction or run")
+    status: str
+
+
+class InterruptMark(Shape):
+    request_id: str
+    type: str = Field(description="permission or question")
+    phase: str = Field(description="asked or resolved")
+    resolution: str = ""
+    expires_at: str = ""
+    details: dict[str, Any]
+
+
+class SharedMarks(Shape):
+    stream: EventMark | None = None
+    session: SessionMark | None = None
+    usage: UsageMark | None = None
+    progress: ProgressMark | None = None
+    interrupt: InterruptMark | None = None
+    interrupts: list[InterruptMark] = Field(default=[], description="Where more than one waits")
+
+
+class ErrorMark(Shape):
+    type: str
+    upstream_status: int = 0
+
+
+class OpenCodeMarks(Shape):
+    error: ErrorMark | None = None
+
+
+class Metadata(Shape):
+    """What this service says of tasks, artifacts and events beyond A2A."""
+
+    shared: SharedMarks | None = None
+    opencode: OpenCodeMarks | None = None
+
+
 class Status(Shape):
     state: str = Field(description="such as `TASK_STATE_COMPLETED` in 1.0, `completed` in 0.3")
     timestamp: str
@@ -49,7 +106,7 @@ class Artifact(Shape):
     artifactId: str
     name: str = ""
     parts: list[Part]
-    metadata: dict[str, Any] = Field(default={})
+    metadata: Metadata | None = None
 
 
 class Task(Shape):
@@ -58,7 +115,7 @@ class Task(Shape):
     status: Status
     artifacts: list[Artifact] = Field(default=[])
     history: list[Message] = Field(default=[])
-    metadata: dict[str, Any] = Field(default={})
+    metadata: Metadata | None = None
 
 
 class Sent(Shape):
@@ -72,12 +129,27 @@ class TaskList(Shape):
     totalSize: int
 
 
+class StatusUpdate(Shape):
+    taskId: str
+    contextId: str
+    status: Status
+    metadata: Metadata | None = None
+
+
+class ArtifactUpdate(Shape):
+    taskId: str
+    contextId: str
+    artifact: Artifact
+    append: bool = False
+    lastChunk: bool = False
+
+
 class StreamEvent(Shape):
     """One event of a stream: in 1.0 one of these members, in 0.3 one of them as `kind` says."""
 
     task: Task | None = None
-    statusUpdate: dict[str, Any] | None = None
-    artifactUpdate: dict[str, Any] | None = None
+    statusUpdate: StatusUpdate | None = None
+    artifactUpdate: ArtifactUpdate | None = None
 
 
 class AgentCard(Shape):

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import InvalidParams
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def _id(prefix: str, about: str) -> Any:
+    return Field(pattern=rf"^{prefix}_[A-Za-z0-9]+$", max_length=64, description=about)
+
+
+SessionId = Annotated[str, _id("ses", "An OpenCode session")]
+MessageId = Annotated[str, _id("msg", "A message of the session")]
+PartId = Annotated[str, _id("prt", "A part of the message")]
+WorkspaceId = Annotated[str, _id("wrk", "An OpenCode workspace")]
+Directory = Annotated[
+    str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$", description="A directory")
+]
 
 
 class Params(BaseModel):

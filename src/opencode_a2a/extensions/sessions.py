@@ -16,7 +16,7 @@ from ..contract.a2a import Message as MessageShape
 from ..contract.a2a import Rendered
 from ..contract.a2a import Task as TaskShape
 from ..contract.declare import Extension
-from ..contract.params import Params
+from ..contract.params import Directory, MessageId, Params, PartId, SessionId
 from ..domain.catalog import (
     SessionInfo,
     SessionMessage,
@@ -44,7 +44,7 @@ from ..errors import (
 )
 from ..service.wishes import LISTED
 from .services import Services
-from .shapes import Directory, MessageId, Moment, PartId, Placed, SessionId
+from .shapes import Moment, Placed
 
 SESSIONS = Extension(
     "opencode-session-management-v1",

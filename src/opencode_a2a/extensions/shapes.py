@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from ..contract.params import Params
+from ..contract.params import Directory, Params, WorkspaceId
 from ..domain.catalog import Place
-from ..domain.values import ModelRef
+from ..domain.values import ModelRef, timestamp
 from .services import Services
 
-
-def _id(prefix: str, about: str) -> Any:
-    return Field(pattern=rf"^{prefix}_[A-Za-z0-9]+$", max_length=64, description=about)
-
-
-SessionId = Annotated[str, _id("ses", "An OpenCode session")]
-MessageId = Annotated[str, _id("msg", "A message of the session")]
-PartId = Annotated[str, _id("prt", "A part of the message")]
-WorkspaceId = Annotated[str, _id("wrk", "An OpenCode workspace")]
-Directory = Annotated[
-    str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$", description="A directory")
-]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
-def _iso(moment: int) -> str:
-    return datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec="milliseconds")
-
-
 Moment = Annotated[
-    int, PlainSerializer(_iso, return_type=str), Field(json_schema_extra={"format": "date-time"})
+    int,
+    PlainSerializer(timestamp, return_type=str),
+    Field(json_schema_extra={"format": "date-time"}),
 ]
 
 

@@ -14,13 +14,13 @@ import structlog
 from pydantic import BaseModel, Field
 
 from ..contract.declare import Extension, Toggle
-from ..contract.params import Params
+from ..contract.params import Directory, Params, WorkspaceId
 from ..domain.catalog import Place, Project, Workspace, Worktree
 from ..domain.scopes import Scope
 from ..domain.values import Caller
 from ..errors import InvalidParams
 from .services import Services
-from .shapes import Directory, Done, Name, Placed, WorkspaceId
+from .shapes import Done, Name, Placed
 
 MUTATIONS = Toggle(
     "A2A_ENABLE_WORKSPACE_MUTATIONS", "it creates and deletes directories on the OpenCode host."

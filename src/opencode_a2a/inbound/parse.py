@@ -19,14 +19,15 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import SkipJsonSchema
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
-from ..contract.params import validated
+from ..contract.params import Directory, SessionId, WorkspaceId, validated
 from ..domain.values import (
     Data,
     FileBytes,
@@ -181,13 +182,61 @@ class PartIn(Wire):
         return Data(value, *about)
 
 
+class SessionWish(Wire):
+    id: SessionId | None = None
+
+
+class ModelWish(Wire):
+    providerID: Id
+    modelID: Id
+
+
+class WorkspaceWish(Wire):
+    id: WorkspaceId | None = None
+
+
+class SharedWishes(Wire):
+    session: SessionWish = Field(default_factory=SessionWish)
+    model: ModelWish | None = None
+
+
+class OpenCodeWishes(Wire):
+    directory: Directory | None = None
+    workspace: WorkspaceWish = Field(default_factory=WorkspaceWish)
+    agent: Id | None = None
+    variant: Id | None = None
+
+
+class RequestMetadata(Wire):
+    """What is read of metadata; the rest is somebody else's."""
+
+    shared: SharedWishes = Field(default_factory=SharedWishes)
+    opencode: OpenCodeWishes = Field(default_factory=OpenCodeWishes)
+
+
+class _ReadAs:
+    """Marks what is kept as it came, and says in the published schema what is read of it."""
+
+    def __init__(self, shape: type[Wire]) -> None:
+        self._shape = shape
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        published = handler.generate_schema(self._shape)
+        return core_schema.json_or_python_schema(published, handler(source))
+
+
+Metadata = Annotated[dict[str, Any], _ReadAs(RequestMetadata)] | None
+
+
 class MessageIn(Wire):
     message_id: Id
     role: Literal["user", "ROLE_USER"]
     parts: list[PartIn] = Field(min_length=1)
     context_id: MaybeId = None
     task_id: MaybeId = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata = None
     extensions: list[str] = []
     reference_task_ids: list[str] = []
 
@@ -220,47 +269,15 @@ class SendParams(Wire):
     # `request` is what the 0.3 protobuf calls it, and a client in use writes it so.
     message: MessageIn = Field(validation_alias=AliasChoices("message", "request"))
     configuration: Configuration = Field(default_factory=Configuration)
-    metadata: dict[str, Any] | None = None
-
-
-class _SessionWish(Wire):
-    id: Annotated[str, Field(pattern=r"^ses_[A-Za-z0-9]+$", max_length=64)] | None = None
-
-
-class _ModelWish(Wire):
-    providerID: Id
-    modelID: Id
-
-
-class _WorkspaceWish(Wire):
-    id: Annotated[str, Field(pattern=r"^wrk_[A-Za-z0-9]+$", max_length=64)] | None = None
-
-
-class _SharedWishes(Wire):
-    session: _SessionWish = _SessionWish()
-    model: _ModelWish | None = None
-
-
-class _OpenCodeWishes(Wire):
-    directory: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    workspace: _WorkspaceWish = _WorkspaceWish()
-    agent: Id | None = None
-    variant: Id | None = None
-
-
-class _Metadata(Wire):
-    """What we read of metadata; the rest is somebody else's."""
-
-    shared: _SharedWishes = _SharedWishes()
-    opencode: _OpenCodeWishes = _OpenCodeWishes()
+    metadata: Metadata = None
 
 
 class _Wishes(BaseModel):
     class Message(BaseModel):
-        metadata: _Metadata = _Metadata()
+        metadata: RequestMetadata
 
-    metadata: _Metadata = _Metadata()
-    message: Message = Message()
+    metadata: RequestMetadata
+    message: Message
 
 
 def _wish(request: Any, message: Any) -> Wish:
