@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import httpx
+from jsonschema import Draft202012Validator
 
-from tests.running import Service
+from tests.running import ROOT, Service
 
 Json = dict[str, Any]
 
@@ -99,6 +100,20 @@ class Frame(NamedTuple):
     id: int
     kind: Literal["task", "status", "artifact"]
     body: Json
+
+
+def _published(shape: str) -> Draft202012Validator:
+    document = json.loads((ROOT / "tests" / "published" / "openapi.json").read_bytes())
+    components = {"components": document["components"]}
+    return Draft202012Validator({"$ref": f"#/components/schemas/{shape}", **components})
+
+
+# What an event must look like, on any line.
+SHAPES = {
+    "task": _published("Task"),
+    "status": _published("StatusUpdate"),
+    "artifact": _published("ArtifactUpdate"),
+}
 
 
 class Route(NamedTuple):
@@ -322,6 +337,7 @@ class Form:
             assert found, f"not an event: {block!r}"
             frame = Frame(int(found[1]), *self.event(json.loads(found[2]), rpc_id))
             assert frame.id > last, "event numbers must rise"
+            SHAPES[frame.kind].validate(frame.body)
             last = frame.id
             yield frame
 
