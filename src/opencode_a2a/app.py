@@ -109,7 +109,7 @@ async def build(
         ) as turns,
     ):
         interrupts = Interrupts(log, turns, asked, server.permission_always)
-        inputs = Inputs(files, server.max_part_bytes)
+        inputs = Inputs(files, server.max_part_bytes, server.max_message_bytes)
         catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)
         access = Access(
             catalog,

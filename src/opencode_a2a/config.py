@@ -205,6 +205,9 @@ class Server(Group):
     max_part_bytes: int = Field(
         default=8_388_608, ge=1, description="Larger message parts, or files by URL, are refused."
     )
+    max_message_bytes: int = Field(
+        default=33_554_432, ge=1, description="What the parts of a message may have together."
+    )
     max_queued_tasks: int = Field(
         default=256, ge=0, description="Tasks that may wait for OpenCode; more get 429."
     )

@@ -71,7 +71,7 @@ async def desk(limits: TurnLimits, silence: float = 25.0) -> AsyncIterator[Desk]
         ) as turns,
     ):
         interrupts = Interrupts(log, turns, SqlAsked(database))
-        inputs = Inputs(NoFiles(), 1 << 20)
+        inputs = Inputs(NoFiles(), 1 << 20, 1 << 20)
         yield Desk(
             fake, opencode, Tasks(opencode, log, turns, interrupts, NoWishes(), inputs, now_ms)
         )

@@ -159,7 +159,9 @@ async def house(
         ) as turns,
     ):
         interrupts = Interrupts(log, turns, SqlAsked(database), always)
-        tasks = Tasks(agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20), now_ms)
+        tasks = Tasks(
+            agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20, 1 << 20), now_ms
+        )
         yield House(agent, database, log, turns, interrupts, tasks)
 
 

@@ -89,7 +89,7 @@ async def test_what_may_have_been_done_there_is_not_done_again(tmp_path: Path) -
     session.deleted = True
     async with (
         house(QUICK, agent=agent, url=url) as at,
-        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20)),
+        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)),
     ):
         assert interrupted(await at.ended(task))
         assert len(agent.sessions) == 1

@@ -686,7 +686,7 @@ async def test_who_decides_while_the_task_ends_is_told_that_as_is_published(
 async def recovered(url: str, agent: ScriptedAgent, limits: TurnLimits) -> AsyncIterator[House]:
     async with (
         house(limits, url, agent) as at,
-        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20)),
+        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)),
     ):
         yield at
 

@@ -32,7 +32,13 @@ class Meanwhile:
 
 def tasks_of(at: House, files: Files) -> Tasks:
     return Tasks(
-        at.agent, at.log, at.turns, at.interrupts, NoWishes(), Inputs(files, 1 << 20), now_ms
+        at.agent,
+        at.log,
+        at.turns,
+        at.interrupts,
+        NoWishes(),
+        Inputs(files, 1 << 20, 1 << 20),
+        now_ms,
     )
 
 
@@ -49,7 +55,9 @@ async def test_a_message_that_another_process_has_taken_is_not_added_again(tmp_p
             async def handed_over() -> None:
                 await tasks_of(first, Meanwhile(lambda: asyncio.sleep(0))).send(ALICE, request)
                 await stack.aclose()
-                await Recovery(second.log, second.turns, Inputs(NoFiles(), 1 << 20)).take_up()
+                await Recovery(
+                    second.log, second.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)
+                ).take_up()
                 assert second.log.holds(task)
 
             sent = await tasks_of(second, Meanwhile(handed_over)).send(ALICE, request)

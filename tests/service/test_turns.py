@@ -42,7 +42,7 @@ from opencode_a2a.service.interrupts import Interrupts
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
-from opencode_a2a.service.turns import TurnLimits, Turns
+from opencode_a2a.service.turns import MOST_STEERING, TurnLimits, Turns
 from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
@@ -124,6 +124,36 @@ async def test_without_a_queue_a_free_slot_is_enough() -> None:
         session.answer("done")
         await at.ended(first)
         await at.working("d")
+
+
+async def test_a_task_that_waits_for_a_person_is_in_nobodys_way_until_it_goes_on() -> None:
+    async with house(TurnLimits(running=1, queued=0)) as at:
+        asking, asked = await at.working("a")
+        ask = PermissionAsk("per_1", asked.ref.id, "bash")
+        asked.ask(ask)
+        await at.until_open(asking, ask)
+        second, session = await at.working("b")  # there is room for another, and only one
+        with pytest.raises(UpstreamBusy):
+            await at.send("too much", "c")
+        asked.say(InterruptClosed(asked.ref.id, ask.request_id, "once"))
+        await at.until(asking, WORKING)
+        session.answer("done")
+        await at.ended(second)
+        with pytest.raises(UpstreamBusy):  # who came back has the slot now
+            await at.send("too much", "c")
+        asked.answer("done")
+        await at.ended(asking)
+        await at.working("c")
+
+
+async def test_a_task_takes_so_many_more_messages_and_then_no_more() -> None:
+    async with house() as at:
+        task, _ = await at.working("a")
+        for _ in range(MOST_STEERING):
+            await at.send("and this", "a", task=task)
+        with pytest.raises(UpstreamBusy) as refused:
+            await at.send("and this", "a", task=task)
+        assert refused.value.retry_after
 
 
 async def test_a_refused_send_gives_its_place_back() -> None:
@@ -380,7 +410,7 @@ async def test_a_stop_of_the_service_is_no_end_and_the_next_start_goes_on(tmp_pa
     async with house(url=url, agent=agent) as at:
         assert await at.state(working) is WORKING
         session.remember("ONE")
-        async with Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20)):
+        async with Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)):
             assert answers(await at.ended(working)) == ["ONE"]
             await session.until_asked("two")
             assert [prompt.parts for prompt in session.prompts] == [("one",), ("two",)]
@@ -401,13 +431,19 @@ async def test_a_file_that_is_gone_when_its_message_is_sent_at_last_fails_the_ta
     async with house(url=url, agent=agent) as at:
         working, session = await at.working("c", "one")
         tasks = Tasks(
-            agent, at.log, at.turns, at.interrupts, NoWishes(), Inputs(OneFile(), 1 << 20), now_ms
+            agent,
+            at.log,
+            at.turns,
+            at.interrupts,
+            NoWishes(),
+            Inputs(OneFile(), 1 << 20, 1 << 20),
+            now_ms,
         )
         message = Message("m-2", Role.USER, (FileUrl("https://example.com/a.txt"),))
         waiting = (await tasks.send(ALICE, Request(message, "c"))).head.id
     async with (
         house(url=url, agent=agent) as at,
-        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20)),
+        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)),
     ):
         session.remember("ONE")
         await at.ended(working)
@@ -447,7 +483,9 @@ async def test_what_may_finish_while_the_service_stops_is_held_until_then() -> N
         opening = Turns.open(log, sessions, asked, limits, clock)
         turns = await stack.enter_async_context(opening)
         interrupts = Interrupts(log, turns, asked)
-        tasks = Tasks(agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20), clock)
+        tasks = Tasks(
+            agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20, 1 << 20), clock
+        )
         request = Request(Message("m-1", Role.USER, (Text("hello"),)), "c")
         task = await tasks.send(ALICE, request)
         await agent.until(lambda: agent.sessions)

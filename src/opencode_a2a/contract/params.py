@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 from ..errors import InvalidParams
 
 M = TypeVar("M", bound=BaseModel)
+MOST_PARTS = 256  # of one message
 
 
 def _id(prefix: str, about: str) -> Any:

@@ -10,7 +10,7 @@ import structlog
 from pydantic import Field
 
 from ..contract.declare import Toggle
-from ..contract.params import Params
+from ..contract.params import MOST_PARTS, Params
 from ..domain.catalog import (
     Mention,
     PromptPart,
@@ -22,6 +22,7 @@ from ..domain.catalog import (
 from ..domain.scopes import Scope
 from ..domain.values import Attachment, Caller, file_at
 from ..errors import ContentTypeNotSupported, UpstreamTimeout
+from ..service.inputs import Room
 from .services import Services
 from .sessions import OneMessage, Session, changing
 from .shapes import Done, ModelName, Name
@@ -65,7 +66,7 @@ class Prompting(Params):
 
     parts: list[
         Annotated[TextPart | FilePart | AgentPart | SubtaskPart, Field(discriminator="type")]
-    ] = Field(min_length=1)
+    ] = Field(min_length=1, max_length=MOST_PARTS)
     model: ModelName | None = Field(default=None, description="From now on, for this session")
     agent: Name | None = None
     variant: Name | None = None
@@ -98,8 +99,9 @@ async def prompt_async(
     await services.checks.agent(session, asked.agent, "request.agent")
     model = asked.model.ref if asked.model else None
     await services.checks.model(session, model, "request.model")
+    room = services.inputs.room()
     parts = [
-        await _part(services, session, part, f"request.parts[{i}]")
+        await _part(services, session, part, f"request.parts[{i}]", room)
         for i, part in enumerate(asked.parts)
     ]
     message_id = await services.catalog.prompt(
@@ -122,12 +124,13 @@ async def _part(
     session: SessionInfo,
     part: TextPart | FilePart | AgentPart | SubtaskPart,
     where: str,
+    room: Room,
 ) -> PromptPart:
     match part:
         case TextPart():
             return part.text
         case FilePart():
-            return await _file(services, part, where)
+            return await _file(services, part, where, room)
         case AgentPart():
             await services.checks.agent(session, part.name, f"{where}.name")
             return Mention(part.name)
@@ -139,10 +142,10 @@ async def _part(
             return Subtask(part.prompt, part.description, part.agent, model, part.command)
 
 
-async def _file(services: Services, part: FilePart, where: str) -> Attachment:
+async def _file(services: Services, part: FilePart, where: str, room: Room) -> Attachment:
     """A file in the only form that is handed on; OpenCode would read any path."""
     given = file_at(part.url, part.mime, part.filename)
-    attached = await services.inputs.prepare_at(where, given)
+    attached = await services.inputs.prepare_at(where, given, room)
     assert isinstance(attached, Attachment)
     return attached
 
@@ -153,7 +156,7 @@ class Commanding(Params):
     agent: Name | None = None
     model: ModelName | None = None
     variant: Name | None = None
-    parts: list[FilePart] = Field(default=[])
+    parts: list[FilePart] = Field(default=[], max_length=MOST_PARTS)
 
 
 class Command(Session):
@@ -171,8 +174,10 @@ async def command(
     await services.checks.agent(session, asked.agent, "request.agent")
     model = asked.model.ref if asked.model else None
     await services.checks.model(session, model, "request.model")
+    room = services.inputs.room()
     files = [
-        await _file(services, part, f"request.parts[{i}]") for i, part in enumerate(asked.parts)
+        await _file(services, part, f"request.parts[{i}]", room)
+        for i, part in enumerate(asked.parts)
     ]
     wanted = SessionCommand(
         asked.command, asked.arguments, tuple(files), model, asked.agent, asked.variant

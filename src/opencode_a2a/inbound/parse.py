@@ -27,7 +27,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
-from ..contract.params import Directory, SessionId, WorkspaceId, validated
+from ..contract.params import MOST_PARTS, Directory, SessionId, WorkspaceId, validated
 from ..domain.values import (
     Data,
     FileBytes,
@@ -233,7 +233,7 @@ Metadata = Annotated[dict[str, Any], _ReadAs(RequestMetadata)] | None
 class MessageIn(Wire):
     message_id: Id
     role: Literal["user", "ROLE_USER"]
-    parts: list[PartIn] = Field(min_length=1)
+    parts: list[PartIn] = Field(min_length=1, max_length=MOST_PARTS)
     context_id: MaybeId = None
     task_id: MaybeId = None
     metadata: Metadata = None

@@ -35,49 +35,59 @@ INPUT_MODES = ("text/plain", "text/*", "application/json", *BINARY_TYPES)
 OUTPUT_MODES = ("text/plain", "application/json", "text/x-diff", *BINARY_TYPES)
 
 
+@dataclass(slots=True)
+class Room:
+    """What the parts of one message may still take together."""
+
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     files: Files
     part_bytes: int
+    message_bytes: int
+
+    def room(self) -> Room:
+        return Room(self.message_bytes)
 
     async def prepare(self, parts: tuple[Part, ...]) -> tuple[str | Attachment, ...]:
         """The agent's side of a message; refuses what the agent could not read."""
-        return tuple(
-            [await self.prepare_at(f"message.parts[{i}]", part) for i, part in enumerate(parts)]
-        )
+        room = self.room()
+        named = [(f"message.parts[{i}]", part) for i, part in enumerate(parts)]
+        return tuple([await self.prepare_at(where, part, room) for where, part in named])
 
-    async def prepare_at(self, where: str, part: Part) -> str | Attachment:
+    async def prepare_at(self, where: str, part: Part, room: Room) -> str | Attachment:
         """One part, known to its sender as `where`."""
         match part:
             case Text(text=text):
-                self._bounded(where, len(text.encode()))
+                self._bounded(where, len(text.encode()), room)
                 return text
             case Data(value=value):
                 text = json.dumps(value, ensure_ascii=False, indent=2)
-                self._bounded(where, len(text.encode()))
+                self._bounded(where, len(text.encode()), room)
                 return f"Data (application/json):\n```json\n{text}\n```"
             case FileBytes(content=content, media_type=media_type, filename=name):
                 try:
                     raw = _decoded(content)
                 except (binascii.Error, ValueError):
                     raise InvalidParams.at(where, "file bytes must be base64") from None
-                return self._attached(where, raw, media_type, name)
+                return self._attached(where, raw, media_type, name, room)
             case FileUrl(url=url, media_type=media_type, filename=name):
                 try:
                     fetched = await self.files.fetch(url, self.part_bytes)
                 except Refused as exc:
                     raise InvalidParams.at(where, str(exc)) from exc
                 name = name or url.rsplit("/", 1)[-1].partition("?")[0] or None
-                return self._attached(
-                    where, fetched.content, media_type or fetched.media_type, name
-                )
+                media_type = media_type or fetched.media_type
+                return self._attached(where, fetched.content, media_type, name, room)
             case _:
                 assert_never(part)
 
     def _attached(
-        self, where: str, raw: bytes, media_type: str | None, name: str | None
+        self, where: str, raw: bytes, media_type: str | None, name: str | None, room: Room
     ) -> Attachment:
-        self._bounded(where, len(raw))
+        self._bounded(where, len(raw), room)
         given = (media_type or "text/plain").partition(";")[0].strip().lower()
         if given in BINARY_TYPES:
             sent_as = given
@@ -92,12 +102,19 @@ class Inputs:
             )
         return Attachment(base64.b64encode(raw).decode(), sent_as, name)
 
-    def _bounded(self, where: str, size: int) -> None:
+    def _bounded(self, where: str, size: int, room: Room) -> None:
         if size > self.part_bytes:
             raise InvalidParams.at(
                 where,
                 f"{size} bytes are more than the {self.part_bytes} allowed in one part "
                 "(A2A_MAX_PART_BYTES)",
+            )
+        room.bytes -= size
+        if room.bytes < 0:
+            raise InvalidParams.at(
+                where,
+                f"with it the parts have more than the {self.message_bytes} bytes allowed in one "
+                "message (A2A_MAX_MESSAGE_BYTES)",
             )
 
 

@@ -62,11 +62,13 @@ from ..errors import (
     UpstreamUnreachable,
 )
 from .sessions import Lanes, Sessions
+from .slots import Slots
 
 logger = structlog.get_logger()
 T = TypeVar("T")
 
 ABORT_AGAIN = 0.2  # seconds
+MOST_STEERING = 32  # messages that wait until a task has answered those before
 UNDECIDED = "Nobody was there to decide in time. Go on without it, or say what you need."
 Prepare = Callable[[str], Awaitable[Prompt]]
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
@@ -113,6 +115,7 @@ class _Job:
     resumed: Task | None = None  # what the log of an earlier process shows
     prepare: Prepare | None = None  # makes the parts of a prompt of an earlier process
     has_slot: bool = False
+    resting: bool = False  # while a person thinks
     inbox: deque[asyncio.Future[Prompt | None]] = field(default_factory=deque)
     cancel: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -163,7 +166,8 @@ class Turns:
         self._jobs: dict[str, _Job] = {}
         self._arriving = 0
         self._contexts: dict[tuple[str, str], list[_Job]] = {}
-        self._slots = asyncio.Semaphore(limits.running) if limits.running else None
+        self._slots = Slots(limits.running) if limits.running else None
+        self._resting = 0
 
     @classmethod
     @asynccontextmanager
@@ -207,10 +211,11 @@ class Turns:
     def admit(self) -> Iterator[None]:
         """Keep a place for a task in the making, or refuse it: too much is waiting already."""
         limits = self._limits
-        if limits.running and (len(self._jobs) + self._arriving >= limits.running + limits.queued):
+        busy = len(self._jobs) - self._resting + self._arriving
+        if limits.running and busy >= limits.running + limits.queued:
             raise UpstreamBusy(
                 "Too many tasks are waiting for OpenCode. Try again later, or raise "
-                "OPENCODE_MAX_CONCURRENT_STREAMS.",
+                "OPENCODE_MAX_CONCURRENT_STREAMS or A2A_MAX_QUEUED_TASKS.",
                 retry_after=10,
             )
         self._arriving += 1
@@ -254,6 +259,12 @@ class Turns:
         job = self._jobs.get(task_id)
         if job is None or job.closed:
             return None
+        if len(job.inbox) >= MOST_STEERING:
+            raise UpstreamBusy(
+                "Too many messages to this task are waiting for OpenCode. Try again later.",
+                retry_after=10,
+                task_id=task_id,
+            )
         place: asyncio.Future[Prompt | None] = asyncio.get_running_loop().create_future()
         job.inbox.append(place)
         return place
@@ -321,6 +332,8 @@ class Turns:
         self._contexts[lane].remove(job)
         if not self._contexts[lane]:
             del self._contexts[lane]
+        if job.resting:
+            self._resting -= 1
         if self._jobs.get(job.head.id) is job:
             del self._jobs[job.head.id]
         job.over.set()
@@ -354,7 +367,7 @@ class Turns:
         if self._slots is not None:
             await self._slots.acquire()
             job.has_slot = True
-            held.callback(self._free, job)
+        held.callback(self._free, job)
         job.session, job.session_title = session, session.ref.title
         if not fresh:
             with suppress(StoreUnavailable):  # asking once too often does no harm
@@ -366,6 +379,18 @@ class Turns:
         if job.has_slot and self._slots is not None:
             job.has_slot = False
             self._slots.release()
+
+    def _rest(self, job: _Job, resting: bool) -> None:
+        """A task that waits for a person keeps nobody from working, nor from waiting."""
+        if resting is job.resting:
+            return
+        job.resting = resting
+        self._resting += 1 if resting else -1
+        if resting:
+            self._free(job)
+        elif self._slots is not None:
+            self._slots.take_back()
+            job.has_slot = True
 
     async def _wait_for_older(self, job: _Job) -> None:
         """One at a time per context, oldest first, also where another process has the older one."""
@@ -513,8 +538,8 @@ class Turns:
             if not self._log.holds(run.job.head.id):
                 raise TakenOver
             waiting = bool(turn.requests.open)
+            self._rest(run.job, waiting)
             if waiting:
-                self._free(run.job)
                 await self._expire(run)
             before = time.monotonic()
             patience = limits.soon if turn.doubtful else limits.quiet
