@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 from opencode_a2a import errors
 from opencode_a2a.app import publication
@@ -21,7 +22,7 @@ from opencode_a2a.domain.values import Failure
 from opencode_a2a.extensions import ALL
 from opencode_a2a.inbound.openapi import document
 from opencode_a2a.inbound.operations import RPC_METHODS, SUPPORTED_METHODS
-from opencode_a2a.inbound.published import Published
+from opencode_a2a.inbound.published import PUBLIC_ENDPOINTS, Published
 from opencode_a2a.inbound.routes import REST_ROUTES
 
 ROOT = Path(__file__).parent.parent
@@ -72,7 +73,18 @@ def _setting(group: type[Group], name: str) -> str:
     field = group.model_fields[name]
     variable = f"{group.model_config['env_prefix']}{name.upper()}"
     default = "the current directory" if field.default_factory else _default(field.default)
-    return f"| `{variable}` | {default} | {field.description} |"
+    allowed = " ".join(f"`{word}`" for word in _words(field.annotation))
+    meaning = f"{field.description} One of {allowed}." if allowed else field.description
+    return f"| `{variable}` | {default} | {meaning} |"
+
+
+def _words(annotation: object) -> Iterator[str]:
+    """What a setting may say, where that is one of a few words."""
+    for inner in get_args(annotation):
+        if get_origin(annotation) is Literal:
+            yield str(inner)
+        else:
+            yield from _words(inner)
 
 
 def _default(value: object) -> str:
@@ -117,7 +129,8 @@ def methods_page() -> str:
     lines = [
         "# Methods and routes",
         "",
-        "JSON-RPC on `POST /`:",
+        "JSON-RPC on `POST /`. Methods beyond A2A, such as `opencode.sessions.list`, are in",
+        "[extensions.md](extensions.md).",
         "",
         "| method | line |",
         "|---|---|",
@@ -129,6 +142,14 @@ def methods_page() -> str:
     for route in REST_ROUTES:
         where = [f"{dialect.version} `{route.path_in(dialect)}`" for dialect in route.lines]
         lines.append(f"| {'/'.join(route.methods)} {route.summary} | {', '.join(where)} |")
+    public = ", ".join(f"`{endpoint}`" for endpoint in PUBLIC_ENDPOINTS)
+    lines += [
+        "",
+        "Every 1.0 route has a twin below `/{tenant}`. How the line of a request is found, and",
+        "what differs between the lines, is in [compatibility.md](../compatibility.md).",
+        "",
+        f"Without a credential: {public}. With one, also `GET /openapi.json` and `GET /docs`.",
+    ]
     return NOTE + "\n".join(lines) + "\n"
 
 

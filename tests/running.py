@@ -144,7 +144,8 @@ def real_opencode(
     for words in (("init", "-q"), ("add", "-A"), (*author, "commit", "-qm", "first")):
         subprocess.run(["git", *words], cwd=workspace, check=True, env=isolated(directory / "home"))
     command = [sys.executable, "-m", "tests.opencode_for_tests", str(workspace), json.dumps(config)]
-    with running(command, isolated(directory / "home", **(env or {})), ROOT) as program:
+    more = {"OPENCODE_COMMAND": opencode_command(), **(env or {})}
+    with running(command, isolated(directory / "home", **more), ROOT) as program:
         found = program.wait_for(r"ready (\{.*\})")
         told = json.loads(found[1])
         password, model, pid = told["password"], told["model_url"], told["pid"]
