@@ -135,7 +135,7 @@ async def build(
         async def opencode_works() -> bool:
             return opencode.connected
 
-        services = Services(catalog, access, checks, inputs, interrupts)
+        services = Services(agent or opencode, catalog, access, checks, inputs, interrupts)
         published = publication(settings, url, services)
         app = FastAPI(title=server.title, version=__version__, redoc_url=None)
         app.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ service is read with the official types of its protocol line, strictly.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -60,6 +61,7 @@ class Exchange:
     request: httpx.Request
     response: httpx.Response
     body: bytearray = field(default_factory=bytearray)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
     whole: bool = False
 
     @property
@@ -147,6 +149,7 @@ class _Heard(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._stream:
             self._exchange.body += chunk
+            self._exchange.news.set()
             yield chunk
         self._exchange.whole = True
 

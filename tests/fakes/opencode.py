@@ -185,6 +185,7 @@ class FakeOpenCode:
         self.login, self.sync = b"Basic " + login if password else None, sync
         self.mode, self.delay, self.stalled = "ok", 30.0, False
         self.swallowed: asyncio.Queue[str] = asyncio.Queue()
+        self.delayed: list[str] = []
         self.sessions: dict[str, Session] = {}
         self.runs: dict[str, Run] = {}
         self.asks: dict[str, Ask] = {}
@@ -212,7 +213,7 @@ class FakeOpenCode:
         if name in ("drop", "lose") or mode == "down":
             for stream in self.streams:
                 stream.cut()
-        return self.counts | {"consumers": len(self.streams)}
+        return self.counts | {"consumers": len(self.streams), "delayed": self.delayed}
 
     def emit(self, session: Session, kind: str, **properties: Any) -> None:
         event_id, data = new_id("evt"), {"sessionID": session.id, **properties}
@@ -521,6 +522,7 @@ class FakeOpenCode:
                 value = self.control(path[3:], **body)
             else:
                 if self.mode == "slow":
+                    self.delayed.append(f"{method} {path}")
                     await asyncio.sleep(self.delay)
                 if self.mode == "starting":  # as the real one: accepted, and never answered
                     self.swallowed.put_nowait(f"{method} {path}")

@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import sys
 import time
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, suppress
 from pathlib import Path
 
 import aiohttp
@@ -18,7 +18,7 @@ from tests.chaos.disk import SmallDisk
 from tests.fakes.opencode import expected_text
 from tests.faults.steering import control
 from tests.load.client import FORMS, PATIENCE, REST, Client, Refused, Telling, connected, last
-from tests.running import Program, Upstream, service
+from tests.running import Program, Service, Upstream, service
 
 
 async def states_of(client: Client, tasks: list[Telling]) -> list[str]:
@@ -83,6 +83,26 @@ async def exit_of(program: Program, number: signal.Signals) -> tuple[int, float]
     return code, time.monotonic() - started
 
 
+async def until_deaf(running: Service) -> None:
+    """Wait until it takes no connections any more: it has heard that it should stop."""
+    anew = aiohttp.TCPConnector(force_close=True)
+    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession(connector=anew) as http:
+        with suppress(aiohttp.ClientConnectionError):
+            while True:
+                async with http.get(f"{running.url}/health"):
+                    await asyncio.sleep(0.02)
+
+
+async def until_delayed(upstream: Upstream, end: str) -> None:
+    """Wait until a slow OpenCode was asked for a path with this end."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            delayed = (await control(upstream, "stats"))["delayed"]
+            if any(path.endswith(end) for path in delayed):
+                return
+            await asyncio.sleep(0.02)
+
+
 async def test_told_to_stop_it_leaves_in_order_although_streams_are_open(
     breakable: Upstream, tmp_path: Path
 ) -> None:
@@ -101,7 +121,7 @@ async def test_told_to_stop_it_leaves_in_order_although_streams_are_open(
                 for stream in await open_streams(clients[REST], 5):
                     stack.callback(stream.close)
             hurried.program.process.send_signal(signal.SIGINT)
-            await asyncio.sleep(0.3)  # two signals at the same time are one
+            await until_deaf(hurried)  # two signals at the same time are one
             (*patient, (code, took)) = await asyncio.gather(
                 exit_of(terminated.program, signal.SIGTERM),
                 exit_of(interrupted.program, signal.SIGINT),
@@ -194,7 +214,7 @@ async def test_who_is_still_waiting_when_the_service_must_stop_is_told_so(
             await client.until(task.id, "working")
             await control(breakable, "fault", mode="slow")
             canceling = asyncio.create_task(client.cancel(task.id))
-            await asyncio.sleep(0.3)  # it is asked, and waits: nothing tells that from outside
+            await until_delayed(breakable, "/abort")
             code, _ = await exit_of(running.program, signal.SIGTERM)
             with pytest.raises(Refused) as refusal:
                 await canceling

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
@@ -13,6 +15,7 @@ from ..contract.declare import Toggle
 from ..contract.params import MOST_PARTS, Params
 from ..domain.catalog import (
     Mention,
+    Place,
     PromptPart,
     SessionCommand,
     SessionInfo,
@@ -21,8 +24,9 @@ from ..domain.catalog import (
 )
 from ..domain.scopes import Scope
 from ..domain.values import Attachment, Caller, file_at
-from ..errors import ContentTypeNotSupported, UpstreamTimeout
+from ..errors import ContentTypeNotSupported, UpstreamError, UpstreamTimeout
 from ..service.inputs import Room
+from ..service.turns import ABORT_AGAIN
 from .services import Services
 from .sessions import OneMessage, Session, changing
 from .shapes import Done, ModelName, Name
@@ -30,6 +34,7 @@ from .shapes import Done, ModelName, Name
 SHELL = Toggle(
     "A2A_ENABLE_SESSION_SHELL", "it runs any command on the OpenCode host without asking."
 )
+GOODBYE = 10.0  # seconds to end a run
 logger = structlog.get_logger()
 
 _control = partial(changing, effect="control")
@@ -92,7 +97,8 @@ async def prompt_async(
 ) -> Prompted:
     """Prompt an idle session and return at once; its messages have the answer later.
 
-    What such a run asks for cannot be answered through this service: send a message for that.
+    What such a run asks for waits until a message is sent to this session: its task shows the
+    request, and takes the answer.
     """
     asked = params.request
     await services.checks.idle(session)
@@ -167,7 +173,11 @@ class Command(Session):
 async def command(
     services: Services, caller: Caller, params: Command, session: SessionInfo
 ) -> OneMessage:
-    """Run one of OpenCode's commands in an idle session, and wait for the answer."""
+    """Run one of OpenCode's commands in an idle session, and wait for the answer.
+
+    What it asks for cannot be answered: after OPENCODE_TIMEOUT_STREAM it is refused, and the run
+    aborted. A command that may ask belongs into a message.
+    """
     asked = params.request
     await services.checks.idle(session)
     await services.checks.command(session, asked.command, asked.arguments, "request")
@@ -185,9 +195,33 @@ async def command(
     try:
         message = await services.catalog.command(session.id, wanted)
     except UpstreamTimeout:
-        await services.catalog.abort(session.id)
+        await _stop(services, session)
         raise
     return OneMessage.of(message, session.id, caller)
+
+
+async def _stop(services: Services, session: SessionInfo) -> None:
+    """End a run that nobody waits for any more, and refuse what it asks: nobody can allow it.
+
+    More than once, because OpenCode may end only a sub-agent, and go on itself.
+    """
+    at = services.agent.session(session.ref)
+    with suppress(UpstreamError, TimeoutError):
+        async with asyncio.timeout(GOODBYE):
+            while True:
+                await at.abort()
+                await at.reject_pending(await _sub_agents(services, session.id))
+                if session.id not in await services.catalog.statuses(Place(session.directory)):
+                    return
+                await asyncio.sleep(ABORT_AGAIN)
+
+
+async def _sub_agents(services: Services, session_id: str) -> list[str]:
+    """The sessions that work for this one, at any depth."""
+    found = [session_id]
+    for each in found:
+        found += [child.id for child in await services.catalog.children(each)]
+    return found[1:]
 
 
 class Shelling(Params):
@@ -227,7 +261,7 @@ async def shell(
         message = await services.catalog.shell(session.id, asked.agent, asked.command, model)
     except UpstreamTimeout:
         audit.warning("audit.session_shell", outcome="timed out")
-        await services.catalog.abort(session.id)
+        await _stop(services, session)
         raise
     audit.warning("audit.session_shell", outcome="ended")
     return OneMessage.of(message, session.id, caller)

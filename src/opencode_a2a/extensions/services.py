@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..domain.catalog import Catalog
+from ..domain.ports import Agent
 from ..service.access import Access
 from ..service.checks import Checks
 from ..service.inputs import Inputs
@@ -13,6 +14,7 @@ from ..service.interrupts import Interrupts
 
 @dataclass(frozen=True, slots=True)
 class Services:
+    agent: Agent
     catalog: Catalog
     access: Access
     checks: Checks

@@ -299,9 +299,6 @@ class OpenCodeCatalog:
         body = _model(model)
         await self._of(session, "POST", "summarize", body=body, timeout=self._patience)
 
-    async def abort(self, session: str) -> None:
-        await self._of(session, "POST", "abort")
-
     async def fork(self, session: str, before: str | None) -> c.SessionInfo:
         body = {"messageID": before} if before else {}
         return _info(await self._of(session, "POST", "fork", body=body))
