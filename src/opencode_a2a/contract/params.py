@@ -29,7 +29,8 @@ Directory = Annotated[
 class Params(BaseModel):
     """Parameters of a method of ours: strict, and nothing beyond what is declared."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    # Built when first used: a service that starts needs none of them to answer.
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 
 def validated(model: type[M], raw: Any) -> M:

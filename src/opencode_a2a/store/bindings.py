@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ..domain.values import ModelRef, SessionRef
 from ..errors import StoreUnavailable
 from .database import Database
 from .log import now_ms
+from .prepared import Prepared
 from .tables import contexts, home_models, sessions
 
 AT_ONCE = 500  # names in one question; databases have a limit
@@ -67,17 +68,26 @@ def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: 
         raise StoreUnavailable(
             "The session was given another use at the same moment. Try again.", retry_after=1
         )
-    db.execute(
-        insert(contexts),
-        {"owner": owner, "context_id": context_id, "session_id": session.id, "created_at": at},
+    bound = {"owner": owner, "context_id": context_id, "session_id": session.id}
+    _NEW_CONTEXT.run(db, {**bound, "created_at": at})
+
+
+_NEW_SESSION = Prepared(insert(sessions), [column.name for column in sessions.c])
+_NEW_CONTEXT = Prepared(insert(contexts), [column.name for column in contexts.c])
+_CONTEXT = Prepared(
+    select(contexts.c.context_id).where(
+        contexts.c.owner == bindparam("owner"), contexts.c.session_id == bindparam("session")
     )
+)
+_CLAIMED = Prepared(
+    select(sessions.c.owner, sessions.c.claimed_until).where(
+        sessions.c.session_id == bindparam("session")
+    )
+)
 
 
 def _context_of(db: Connection, owner: str, session_id: str) -> str | None:
-    served = select(contexts.c.context_id).where(
-        contexts.c.owner == owner, contexts.c.session_id == session_id
-    )
-    return db.execute(served).scalar()
+    return _CONTEXT.run(db, {"owner": owner, "session": session_id}).scalar()
 
 
 def _keep_model(db: Connection, session_id: str, model: ModelRef) -> None:
@@ -99,11 +109,11 @@ def _owners(db: Connection, ids: Sequence[str], at: int) -> dict[str, str]:
 
 def _claim(db: Connection, owner: str, session: SessionRef, at: int, until: int | None) -> str:
     this = sessions.c.session_id == session.id
-    known = _owners(db, [session.id], at).get(session.id)
-    if known is not None:
-        prolonged = update(sessions).values(claimed_until=until)
-        db.execute(prolonged.where(this, sessions.c.owner == owner, sessions.c.claimed_until > 0))
-        return known
+    known = _CLAIMED.run(db, {"session": session.id}).first()
+    if known is not None and (known.claimed_until is None or known.claimed_until > at):
+        if known.owner == owner and known.claimed_until is not None:
+            db.execute(update(sessions).where(this).values(claimed_until=until))
+        return str(known.owner)
     row = {
         "session_id": session.id,
         "owner": owner,
@@ -114,10 +124,11 @@ def _claim(db: Connection, owner: str, session: SessionRef, at: int, until: int 
     }
     try:
         with db.begin_nested():
-            db.execute(delete(sessions).where(this, sessions.c.claimed_until <= at))
-            db.execute(insert(sessions), row)
+            if known is not None:
+                db.execute(delete(sessions).where(this, sessions.c.claimed_until <= at))
+            _NEW_SESSION.run(db, row)
     except IntegrityError:  # another process was faster
-        return _owners(db, [session.id], at)[session.id]
+        return str(_CLAIMED.run(db, {"session": session.id}).one().owner)
     return owner
 
 
