@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,7 @@ async def test_deltas_of_a_block_that_wait_together_become_one_entry(
         await log.create(head("t"), [HELLO])
         cursor = log.follow("t", 1)
         async with writer_busy(database):
-            log.append("t", [delta("first ")])
+            log.append("t", [replace(delta("first "), append=False)])
             await settle()
             for n in range(100):
                 log.append("t", [delta(f"{n} ")])
