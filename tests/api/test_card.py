@@ -79,6 +79,8 @@ def test_the_usual_card_serves_both_lines(client: httpx.Client, fake_service: Se
 @pytest.mark.parametrize("version", ["1.0", "1.0.1"])
 def test_who_asks_for_1_0_gets_1_0_only(client: httpx.Client, version: str) -> None:
     found = card(client, a2a_version=version)
+    asked_so = client.get("/.well-known/agent-card.json", params={"A2A-Version": version})
+    assert asked_so.json() == found
     assert found.keys() == {
         "name",
         "description",

@@ -253,4 +253,5 @@ def test_every_extension_has_its_section() -> None:
         assert extension.anchor in headings
         assert extension.uri in page
         for method in extension.methods:
-            assert f"`{method.name}`" in page or f"`{method.name.rpartition('.')[2]}`" in page
+            prefix, _, last = method.name.rpartition(".")
+            assert f"`{method.name}`" in page or (f"`{prefix}." in page and f"`{last}`" in page)

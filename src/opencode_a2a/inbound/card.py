@@ -17,7 +17,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .failures import JSON
+from .failures import JSON, version_of
 from .render import Json
 
 
@@ -56,7 +56,7 @@ class Card:
         self.extended_pure = extended_pure
 
     async def serve(self, request: Request) -> Response:
-        wants_pure = request.headers.get("a2a-version", "").startswith("1.")
+        wants_pure = (version_of(request) or "").startswith("1.")
         document = self.pure if wants_pure else self.hybrid
         headers = {
             "etag": document.etag,

@@ -64,11 +64,13 @@ class Operations:
         version = ".".join((asked or "").split(".")[:2])
         if dialect.version == "1.0":
             fine = version == "1.0" or (not version and not self.strict_version)
+            advice = "This is a method of 1.0: send A2A-Version: 1.0."
         else:
             fine = version in ("", "0.3", "1.0")
+            advice = "Use 1.0 or 0.3."
         if not fine:
             raise VersionNotSupported(
-                f"A2A-Version {asked or '(none)'} is not supported here. Use 1.0 or 0.3.",
+                f"A2A-Version {asked or '(none)'} is not supported here. {advice}",
                 requested=asked or "",
                 supported=["1.0", "0.3"],
             )
