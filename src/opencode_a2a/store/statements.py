@@ -59,7 +59,7 @@ UNREADABLE = Problem(
 PAGE = 256  # entries a cursor takes at once
 SWEEP = 20  # tasks at once: commits wait while entries are deleted
 HELD = 256  # tasks asked for at once
-SHRINK = 256  # pages at once, for the same reason
+SHRINK = 16  # pages at once, for the same reason
 
 
 @dataclass(frozen=True, slots=True)
