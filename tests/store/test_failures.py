@@ -13,11 +13,10 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy.pool import Pool
+from sqlalchemy import Connection, Engine, event
 
 from opencode_a2a.domain.updates import MessageAdded
 from opencode_a2a.domain.values import Message, Role, SessionRef, TaskQuery, TaskState, Text
@@ -91,8 +90,8 @@ class PageLimit:
     def free(self) -> None:
         self._pages = 2**30
 
-    def limit(self, connection: Any, *_: object) -> None:
-        connection.execute(f"PRAGMA max_page_count={self._pages}")
+    def limit(self, connection: Connection) -> None:
+        connection.connection.cursor().execute(f"PRAGMA max_page_count={self._pages}")
 
 
 def _mount(folder: Path) -> None:
@@ -120,9 +119,9 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         subprocess.run(["umount", tmp_path], check=True)
     else:
         limited = PageLimit(tmp_path)
-        event.listen(Pool, "checkout", limited.limit)
+        event.listen(Engine, "begin", limited.limit)
         yield limited
-        event.remove(Pool, "checkout", limited.limit)
+        event.remove(Engine, "begin", limited.limit)
 
 
 @asynccontextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from ..domain.values import ModelRef, SessionRef
 from ..errors import StoreUnavailable
 from .database import Database
 from .log import now_ms
+from .prepared import Prepared
 from .tables import contexts, home_models, sessions
 
 AT_ONCE = 500  # names in one question; databases have a limit
@@ -62,24 +63,28 @@ def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | Non
 
 
 def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: int) -> None:
-    known = _owners(db, [session.id])
-    if known not in ({}, {session.id: owner}) or _context_of(db, owner, session.id) is not None:
+    known = _owner(db, session.id)
+    if known not in (None, owner) or _context_of(db, owner, session.id) is not None:
         raise StoreUnavailable(
             "The session was given another use at the same moment. Try again.", retry_after=1
         )
-    if not known:
-        db.execute(insert(sessions), _row(owner, session, at))
-    db.execute(
-        insert(contexts),
-        {"owner": owner, "context_id": context_id, "session_id": session.id, "created_at": at},
+    if known is None:
+        _NEW_SESSION.run(db, _row(owner, session, at))
+    bound = {"owner": owner, "context_id": context_id, "session_id": session.id}
+    _NEW_CONTEXT.run(db, {**bound, "created_at": at})
+
+
+_NEW_SESSION = Prepared(insert(sessions), [column.name for column in sessions.c])
+_NEW_CONTEXT = Prepared(insert(contexts), [column.name for column in contexts.c])
+_CONTEXT = Prepared(
+    select(contexts.c.context_id).where(
+        contexts.c.owner == bindparam("owner"), contexts.c.session_id == bindparam("session")
     )
+)
 
 
 def _context_of(db: Connection, owner: str, session_id: str) -> str | None:
-    served = select(contexts.c.context_id).where(
-        contexts.c.owner == owner, contexts.c.session_id == session_id
-    )
-    return db.execute(served).scalar()
+    return _CONTEXT.run(db, {"owner": owner, "session": session_id}).scalar()
 
 
 def _keep_model(db: Connection, session_id: str, model: ModelRef) -> None:
@@ -98,12 +103,19 @@ def _owners(db: Connection, ids: Sequence[str]) -> dict[str, str]:
     return found
 
 
+_OWNER = Prepared(select(sessions.c.owner).where(sessions.c.session_id == bindparam("session")))
+
+
+def _owner(db: Connection, session_id: str) -> str | None:
+    return _OWNER.run(db, {"session": session_id}).scalar()
+
+
 def _claim(db: Connection, owner: str, session: SessionRef, at: int) -> str:
-    if (known := _owners(db, [session.id]).get(session.id)) is not None:
+    if (known := _owner(db, session.id)) is not None:
         return known
     try:
         with db.begin_nested():
-            db.execute(insert(sessions), _row(owner, session, at))
+            _NEW_SESSION.run(db, _row(owner, session, at))
     except IntegrityError:  # another process was faster
         return _owners(db, [session.id])[session.id]
     return owner

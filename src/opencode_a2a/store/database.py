@@ -8,10 +8,12 @@ Nothing outside this package sees a library's exception.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -35,10 +37,11 @@ CHECK_BYTES = 256 << 20
 class Database:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._writing = engine.execution_options(writes=True)
         self._writer = ThreadPoolExecutor(1, "store-writer")
         alone = _in_memory(engine.url)
         self._readers = self._writer if alone else ThreadPoolExecutor(4, "store-reader")
+        self._writing = _Connections(engine.execution_options(writes=True))
+        self._reading = _Connections(engine)
 
     @classmethod
     @asynccontextmanager
@@ -55,24 +58,76 @@ class Database:
         finally:
             self._readers.shutdown()
             self._writer.shutdown()
+            self._reading.close()
+            self._writing.close()
             self._engine.dispose()
 
     async def write(self, work: Callable[..., T], *args: Any) -> T:
         """Run `work(connection, *args)` as one transaction, after every write before it."""
-        return await self._run(self._writer, self._writing, work, args)
+        return await _run(self._writer, self._writing, work, args)
 
     async def read(self, work: Callable[..., T], *args: Any) -> T:
-        return await self._run(self._readers, self._engine, work, args)
-
-    async def _run(
-        self, threads: ThreadPoolExecutor, engine: Engine, work: Callable[..., T], args: Any
-    ) -> T:
-        return await asyncio.get_running_loop().run_in_executor(threads, _work, engine, work, args)
+        return await _run(self._readers, self._reading, work, args)
 
 
-def _work(engine: Engine, work: Callable[..., T], args: Any) -> T:
+class _Connections:
+    """A connection for each thread, kept from one transaction to the next where that is safe.
+
+    To take one out of the pool and to put it back is more work than most transactions are.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._keeps = engine.dialect.name == "sqlite"  # others may break, and the pool asks them
+        self._mine = threading.local()
+        self._kept: set[Connection] = set()
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A transaction."""
+        connection = self._take()
+        try:
+            with connection.begin():
+                yield connection
+        except SQLAlchemyError:
+            self._drop(connection)
+            raise
+        finally:
+            if not self._keeps:
+                connection.close()
+
+    def close(self) -> None:
+        while self._kept:
+            self._kept.pop().close()
+
+    def _take(self) -> Connection:
+        kept: Connection | None = getattr(self._mine, "connection", None)
+        if kept is not None:
+            if _still_there(kept.info, kept.connection.driver_connection):
+                return kept
+            self._drop(kept)
+        connection = self._engine.connect()
+        if self._keeps:
+            self._mine.connection = connection
+            self._kept.add(connection)
+        return connection
+
+    def _drop(self, connection: Connection) -> None:
+        """Back to the pool, which looks whether it is still of use."""
+        self._mine.connection = None
+        self._kept.discard(connection)
+        connection.close()
+
+
+async def _run(
+    threads: ThreadPoolExecutor, connections: _Connections, work: Callable[..., T], args: Any
+) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, _work, connections, work, args)
+
+
+def _work(connections: _Connections, work: Callable[..., T], args: Any) -> T:
     try:
-        with engine.begin() as connection:
+        with connections.begin() as connection:
             return work(connection, *args)
     except SQLAlchemyError as exc:
         logger.error("store.failed", error=type(exc).__name__, reason=str(exc.__cause__))
@@ -124,12 +179,9 @@ def _engine(url: str) -> Engine:
         entry.info["unused"] = True
 
     @event.listens_for(engine, "checkout")
-    def _still_there(connection: object, entry: ConnectionPoolEntry, _: object) -> None:
-        # SQLite would go on writing to a file that has been deleted, and tell nobody.
-        if (file := entry.info["file"]) and _identity(file[0]) != file[1]:
+    def _look(connection: object, entry: ConnectionPoolEntry, _: object) -> None:
+        if not _still_there(entry.info, connection):
             raise DisconnectionError
-        if not entry.info.pop("unused", False) and isinstance(connection, _AsItIs):
-            raise DisconnectionError  # it would see nothing of what happens from now on
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -138,6 +190,15 @@ def _engine(url: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _still_there(info: dict[str, Any], connection: object) -> bool:
+    """Whether a connection is as good as a new one."""
+    # SQLite would go on writing to a file that has been deleted, and tell nobody.
+    if (file := info["file"]) and _identity(file[0]) != file[1]:
+        return False
+    # Used, this one would see nothing of what happens from now on.
+    return bool(info.pop("unused", False)) or not isinstance(connection, _AsItIs)
 
 
 class _AsItIs(sqlite3.Connection):
@@ -178,7 +239,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 def _identity(path: str) -> tuple[int, int] | None:
     try:
-        found = Path(path).stat()
+        found = os.stat(path)  # noqa: PTH116 (looked at for every transaction)
     except OSError:
         return None
     return found.st_dev, found.st_ino

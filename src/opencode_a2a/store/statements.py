@@ -1,7 +1,7 @@
 """Every statement of the log, each run in a thread of the database, in one transaction.
 
-What is run for every delta, task or request is built once: to build a statement
-is more work for SQLAlchemy than it is for SQLite to run it.
+What is run for every delta, task or request is `Prepared`: to build a statement and
+to pass it on is more work for SQLAlchemy than it is for SQLite to run it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import orjson
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Select,
@@ -43,6 +45,7 @@ from ..domain.updates import (
 from ..domain.values import Failure, OutputModes, Problem, SessionRef, TaskQuery, TaskState
 from . import asked, codec
 from .holder import Holder
+from .prepared import Prepared
 from .tables import IS_OPEN, OPEN_STATES, entries, keys, tasks, totals
 
 _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
@@ -55,6 +58,7 @@ UNREADABLE = Problem(
 )
 PAGE = 256  # entries a cursor takes at once
 SWEEP = 20  # tasks at once: commits wait while entries are deleted
+HELD = 256  # tasks asked for at once
 SHRINK = 256  # pages at once, for the same reason
 
 
@@ -122,7 +126,7 @@ def _commit_together(
         if batch.is_new and batch.task.head.id not in refused
     ]
     if fresh:
-        db.execute(_NEW_TASKS, fresh)
+        _NEW_TASKS.run_each(db, fresh)
     rows: list[dict[str, Any]] = []
     for batch in batches:
         task_id = batch.task.head.id
@@ -137,24 +141,34 @@ def _commit_together(
             row = {"seq": entry.seq, "at": entry.at, "kind": kind, "body": body}
             rows.append({"task_id": task_id, **row})
     if rows:
-        db.execute(_NEW_ENTRIES, rows)
+        _NEW_ENTRIES.run_each(db, rows)
     return refused
 
 
-_NEW_TASKS, _NEW_ENTRIES, _NEW_KEY = insert(tasks), insert(entries), insert(keys)
-_HELD = (
-    select(tasks.c.id)
-    .where(tasks.c.id.in_(bindparam("ids", expanding=True)))
-    .where(tasks.c.holder == bindparam("holder"), IS_OPEN)
-    .with_for_update()
-)
+_NEW_TASK = ("id", "owner", "context_id", "state", "status_at", "created_at", "modes")
+_NEW_TASKS = Prepared(insert(tasks), (*_NEW_TASK, "holder", "held_until"))
+_NEW_ENTRIES = Prepared(insert(entries), ("task_id", "seq", "at", "kind", "body"))
+_NEW_KEY = Prepared(insert(keys), ("owner", "name", "digest", "at", "task_id"))
 
 
-def _held(db: Connection, task_ids: Collection[str], holder: str) -> set[str]:
+@cache
+def _holding(size: int) -> Prepared:
+    """The question which of so many tasks are open and held by somebody."""
+    ids: list[BindParameter[str]] = [bindparam(f"id{i}") for i in range(size)]
+    ours = (tasks.c.id.in_(ids), tasks.c.holder == bindparam("holder"), IS_OPEN)
+    return Prepared(select(tasks.c.id).where(*ours).with_for_update())
+
+
+def _held(db: Connection, task_ids: Sequence[str], holder: str) -> set[str]:
     """Which of these are open and ours to write, and stay so for this transaction."""
-    if not task_ids:
-        return set()
-    return set(db.execute(_HELD, {"ids": task_ids, "holder": holder}).scalars())
+    found: set[str] = set()
+    for start in range(0, len(task_ids), HELD):
+        some = task_ids[start : start + HELD]
+        # Asked in few sizes, each prepared once; the last id fills it up.
+        size = 1 << (len(some) - 1).bit_length()
+        asked = {f"id{i}": some[min(i, len(some) - 1)] for i in range(size)}
+        found.update(_holding(size).run(db, {**asked, "holder": holder}).scalars())
+    return found
 
 
 def _claim(db: Connection, batch: Batch) -> frozenset[str]:
@@ -163,22 +177,26 @@ def _claim(db: Connection, batch: Batch) -> frozenset[str]:
     taken = frozenset(k.name for k in batch.keys if find_key(db, owner, k.name) is not None)
     for key in batch.keys if not taken else ():
         row = {"owner": owner, "name": key.name, "digest": key.digest, "at": key.at}
-        db.execute(_NEW_KEY, {**row, "task_id": task_id})
+        _NEW_KEY.run(db, {**row, "task_id": task_id})
     return taken
 
 
-_KEY = select(keys.c.task_id, keys.c.digest).where(
-    keys.c.owner == bindparam("owner"), keys.c.name == bindparam("name")
+_KEY = Prepared(
+    select(keys.c.task_id, keys.c.digest).where(
+        keys.c.owner == bindparam("owner"), keys.c.name == bindparam("name")
+    )
 )
 
 
 def find_key(db: Connection, owner: str, name: str) -> tuple[str, str] | None:
     """The task and the content a key stands for."""
-    row = db.execute(_KEY, {"owner": owner, "name": name}).first()
+    row = _KEY.run(db, {"owner": owner, "name": name}).first()
     return (row.task_id, row.digest) if row else None
 
 
-_MOVE = update(tasks).where(tasks.c.id == bindparam("moved"), IS_OPEN)
+@cache
+def _moving(columns: tuple[str, ...]) -> Prepared:
+    return Prepared(update(tasks).where(tasks.c.id == bindparam("moved"), IS_OPEN), columns)
 
 
 def _move(db: Connection, batch: Batch) -> bool:
@@ -204,7 +222,8 @@ def _move(db: Connection, batch: Batch) -> bool:
     for column in ("message", "title"):
         if text := values.get(column):
             values[column] = text.replace("\0", "")  # PostgreSQL has no place for it
-    return db.execute(_MOVE, {**values, "moved": batch.task.head.id}).rowcount == 1
+    moved = _moving(tuple(values)).run(db, {**values, "moved": batch.task.head.id})
+    return moved.rowcount == 1
 
 
 def _waiting(batch: Batch) -> str | None:
@@ -250,11 +269,11 @@ def _head(row: Any) -> TaskHead:
     return TaskHead(row.id, row.context_id, row.owner, row.created_at, modes)
 
 
-_TASK = select(tasks).where(tasks.c.id == bindparam("id"))
+_TASK = Prepared(select(tasks).where(tasks.c.id == bindparam("id")))
 
 
 def load(db: Connection, task_id: str) -> Task | None:
-    row = db.execute(_TASK, {"id": task_id}).first()
+    row = _TASK.run(db, {"id": task_id}).first()
     if row is None:
         return None
     if row.folded is not None:
@@ -437,7 +456,7 @@ def ask_to_stop(db: Connection, task_id: str) -> None:
 
 def as_of(db: Connection, task_id: str, seq: int) -> Task | None:
     """The task as it was after an entry; None when its single entries are gone."""
-    row = db.execute(_TASK, {"id": task_id}).first()
+    row = _TASK.run(db, {"id": task_id}).first()
     if row is None or row.cleared:
         return None
     return Task.of(_head(row), entries_after(db, task_id, 0, None, until=seq))
