@@ -29,7 +29,6 @@ from pydantic import SecretStr
 from . import __version__
 from .app import build, endpoint_of, public_url, publication
 from .config import ConfigError, Settings, load
-from .demo import model as demo
 from .errors import StoreUnavailable
 from .inbound import openapi
 from .opencode.http import Endpoint
@@ -77,6 +76,7 @@ TOML file, in this order; docs/reference/settings.md has them all. The most usef
 STORE_TROUBLE = """\
 the task store cannot be used, for the reason above. A2A_TASK_STORE_DATABASE_URL says where it is;
 a SQLite file needs a directory that exists and is writable."""
+GARBAGE = 10_000  # new objects before a search: a thousand readers wait with some each
 BACKLOG = 1024  # connections that may wait to be accepted
 
 
@@ -141,8 +141,6 @@ def _run(arguments: argparse.Namespace) -> None:
         if arguments.command in ("card", "openapi"):
             return _print(settings, arguments)
         _configure_log(settings.server.log_level)
-        gc.freeze()  # what is loaded stays for good, and need not be looked through again
-        gc.enable()
         work = _up(settings) if arguments.command == "up" else _serve(settings)
         uvloop.run(_until_stopped(work))
     except ConfigError as exc:
@@ -274,6 +272,8 @@ async def _managed(settings: Settings) -> AsyncIterator[tuple[ManagedOpenCode, b
         managed = await attempt.enter_async_context(ManagedOpenCode.start(launch))
         is_demo = not await has_provider(managed.endpoint, upstream.workspace_root)
         if is_demo:
+            from .demo import model as demo  # loaded by those only who need it
+
             await attempt.aclose()
             base_url = await stack.enter_async_context(demo.serve())
             launch = Launch(
@@ -324,6 +324,9 @@ async def _listen(
             timeout_graceful_shutdown=math.ceil(grace) + 3,
         )
         server = _Server(config)
+        gc.freeze()  # what is there by now stays for good, and need not be looked through again
+        gc.set_threshold(GARBAGE)
+        gc.enable()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         structlog.get_logger().info("serving", url=url)
         if welcome:

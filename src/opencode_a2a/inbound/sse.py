@@ -96,7 +96,7 @@ class EventStream(Response):
         self._cursor = cursor
         self._stopping = stopping
         self._request_id = request_id
-        self._wrote_at = asyncio.get_running_loop().time()
+        self.wrote_at = asyncio.get_running_loop().time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if LATER in scope:
@@ -106,43 +106,32 @@ class EventStream(Response):
 
     async def run(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        ended = asyncio.get_running_loop().create_future()
+
+        def over(_: object) -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        pulse = _Pulse(self, send)
         writing = asyncio.create_task(self._write(send))
         leaving = asyncio.create_task(_gone(receive))
+        ends: tuple[asyncio.Future[None], ...] = (writing, leaving, self._stopping)
         try:
-            await self._watch({writing, leaving, self._stopping}, send)
+            for end in ends:
+                end.add_done_callback(over)
+            await ended
             handed_over = not writing.done() and not leaving.done()
         finally:
-            for task in (writing, leaving):
+            self._stopping.remove_done_callback(over)
+            tasks = (writing, leaving, *pulse.stop())
+            for task in tasks:
                 task.cancel()
-            results = await asyncio.gather(writing, leaving, return_exceptions=True)
-        for result in results:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results[:2]:
             if isinstance(result, Exception):
                 raise result
         if handed_over:
             await send({"type": "http.response.body", "body": GOODBYE, "more_body": False})
-
-    async def _watch(self, ends: set[asyncio.Future[None]], send: Send) -> None:
-        """Until one of them comes; with a sign of life whenever all was silent for a while.
-
-        Here, because a time limit on every single read would cost more than the read.
-        """
-        clock, alive = asyncio.get_running_loop().time, list[asyncio.Task[None]]()
-        try:
-            while True:
-                patience = max(0.0, self._wrote_at + KEEP_ALIVE - clock())
-                done, _ = await asyncio.wait(
-                    ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED
-                )
-                if done:
-                    return
-                if clock() >= self._wrote_at + KEEP_ALIVE:
-                    self._wrote_at = clock()
-                    if not alive or alive[-1].done():  # else its reader takes nothing
-                        alive[:] = [asyncio.create_task(_send(send, b": keep-alive\n\n"))]
-        finally:
-            for task in alive:
-                task.cancel()
-            await asyncio.gather(*alive, return_exceptions=True)
 
     async def _write(self, send: Send) -> None:
         clock, renderer, envelope = asyncio.get_running_loop().time, self._renderer, self._envelope
@@ -157,8 +146,10 @@ class EventStream(Response):
                 break
             if not entries:
                 break
-            last = self._last(entries, self._cursor.caught_up)
-            over = last is not None
+            last = None
+            if len(entries) > 1 or entries[0].state or self._state is not TaskState.WORKING:
+                last = self._last(entries, self._cursor.caught_up)
+                over = last is not None
             frames, size = [], 0
             for index, entry in enumerate(entries if last is None else entries[: last + 1]):
                 if entry.state is not None:
@@ -172,7 +163,7 @@ class EventStream(Response):
                     frames, size = [], 0
             if frames:
                 await _send(send, b"".join(frames))
-                self._wrote_at = clock()
+                self.wrote_at = clock()
         await _send(send, b"", more=False)
 
     def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
@@ -198,6 +189,33 @@ class EventStream(Response):
         if not self._envelope.before:
             return rest_error(exc, dialect)
         return {"jsonrpc": "2.0", "id": self._request_id, "error": rpc_error(exc, dialect)}
+
+
+class _Pulse:
+    """A sign of life whenever a stream was silent for a while.
+
+    One timer beside it, because a time limit on every single read would cost more than the read.
+    """
+
+    def __init__(self, stream: EventStream, send: Send) -> None:
+        self._stream = stream
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._said: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(KEEP_ALIVE, self._beat)
+
+    def _beat(self) -> None:
+        stream, now = self._stream, self._loop.time()
+        if now >= stream.wrote_at + KEEP_ALIVE:
+            stream.wrote_at = now
+            if self._said is None or self._said.done():  # else its reader takes nothing
+                self._said = asyncio.create_task(_send(self._send, b": keep-alive\n\n"))
+        self._timer = self._loop.call_at(stream.wrote_at + KEEP_ALIVE, self._beat)
+
+    def stop(self) -> Sequence[asyncio.Task[None]]:
+        """No more signs; what is left to wait for."""
+        self._timer.cancel()
+        return () if self._said is None else (self._said,)
 
 
 async def _send(send: Send, body: bytes, more: bool = True) -> None:

@@ -89,7 +89,8 @@ class _Live:
     being_written: list[_Saying] = field(default_factory=list)
     tail: list[LogEntry] = field(default_factory=list)
     tail_start: int = 0  # the number before the first entry of the tail
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    waiters: dict[asyncio.Future[None], None] = field(default_factory=dict)  # for a change
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     @property
     def over(self) -> bool:
@@ -108,9 +109,21 @@ class _Live:
             del self.tail[:-TAIL]
         self.is_new = False
 
+    async def changed(self) -> None:
+        """Wait for the next change. A thousand may do so: this is run once for each and entry."""
+        waiter = self.loop.create_future()  # to ask for the loop every time would be a system call
+        self.waiters[waiter] = None
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.waiters.pop(waiter, None)
+            raise
+
     def wake(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
+        waiters, self.waiters = self.waiters, {}
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class SqlTaskLog:
@@ -190,7 +203,7 @@ class SqlTaskLog:
     async def flushed(self, task_id: str) -> None:
         live = self._live.get(task_id)
         while live is not None and (live.waiting or live.being_written):
-            await live.changed.wait()
+            await live.changed()
 
     def _say(
         self,
@@ -423,7 +436,8 @@ class SqlCursor:
                 )
             else:
                 first = self._after - live.tail_start
-                found, more = live.tail[first : first + sql.PAGE], not live.over
+                found = live.tail[first : first + sql.PAGE]
+                more = bool(found) or not live.over
             if found:
                 self._after = found[-1].seq
                 self.caught_up = len(found) < sql.PAGE
@@ -431,7 +445,7 @@ class SqlCursor:
             if not more:
                 return ()
             if live is not None and ours:
-                await live.changed.wait()
+                await live.changed()
             else:
                 await asyncio.sleep(POLL_SECONDS)  # another process writes it
 
