@@ -14,7 +14,8 @@ M = TypeVar("M", bound=BaseModel)
 class Params(BaseModel):
     """Parameters of a method of ours: strict, and nothing beyond what is declared."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    # Built when first used: a service that starts needs none of them to answer.
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 
 def validated(model: type[M], raw: Any) -> M:

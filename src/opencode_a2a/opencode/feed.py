@@ -105,6 +105,8 @@ class Feed:
 
     async def ready(self, within: float = 5.0) -> None:
         """Return once events arrive; raise what keeps them from arriving."""
+        if self._connected:
+            return  # nothing to wait for, and no timer needed
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while not self.connected and not isinstance(self._trouble, HOPELESS):
