@@ -1,7 +1,7 @@
-"""python -m bench [--only NAME …] [--quick] [--write FOLDER]
+"""What the service costs, against OpenCode called directly, a bare SSE server and the SDK's server.
 
-Without --only everything, in some minutes. --quick repeats less. --smoke asks only whether a cost
-grows with what it must not grow with; its exit code says so.
+Without --only everything, in about a quarter of an hour. --quick takes half of that and repeats
+less, so its figures are rough.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ MEASURES: dict[str, Callable[[Lab], Awaitable[Result]]] = {
 
 async def main() -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--write", type=Path, metavar="FOLDER")
+    only = f"these measures only: {', '.join(MEASURES)}"
+    parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME", help=only)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, smaller counts")
+    smoke_help = "only whether a cost grows with what it must not grow with; the exit code says so"
+    parser.add_argument("--smoke", action="store_true", help=smoke_help)
+    write_help = "write performance.md and its plots there"
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help=write_help)
     arguments = parser.parse_args()
     began, results = perf_counter(), []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -51,9 +54,12 @@ async def main() -> int:
             problems = await smoke.run(lab)
             print("\n".join(problems) or "no cost grows with what it must not grow with")
             return 1 if problems else 0
-        for name in arguments.only or MEASURES:
-            print(f"{name} …", file=sys.stderr, flush=True)
+        names = arguments.only or list(MEASURES)
+        for number, name in enumerate(names, 1):
+            print(f"{number}/{len(names)} {name} …", end=" ", file=sys.stderr, flush=True)
+            since = perf_counter()
             results.append(await MEASURES[name](lab))
+            print(f"{perf_counter() - since:.0f} s", file=sys.stderr, flush=True)
     print(table(results))
     if arguments.write is not None:
         packages = json.loads((ROOT / "package.json").read_text())["dependencies"]

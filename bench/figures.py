@@ -15,6 +15,7 @@ class Figure:
     limit: float | None = None  # the target: at most this, or
     at_least: bool = False  # at least this
     seen: Sequence[float] = ()  # the single runs behind a median
+    note: str = ""  # what bounds it, or how to read it
 
     @property
     def met(self) -> bool | None:
@@ -53,10 +54,11 @@ class Result:
         limit: float | None = None,
         *,
         at_least: bool = False,
+        note: str = "",
     ) -> float:
         """A figure, or the median of several runs; the value it shows."""
         seen = [value] if isinstance(value, int | float) else list(value)
-        self.figures.append(Figure(what, median(seen), unit, limit, at_least, tuple(seen)))
+        self.figures.append(Figure(what, median(seen), unit, limit, at_least, tuple(seen), note))
         return self.figures[-1].value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import wrap
 
 from .clock import machine, versions
 from .figures import Figure, Result, shown
@@ -17,6 +18,8 @@ what it is compared with, so the ratios carry to other machines and the times do
 CPU time is that of the service's process with all its threads, read from `/proc` around the work.
 Figures are medians of repeated runs; the range of the runs stands behind them. The client runs on
 the same machine and only counts what it gets. `bench/` has the code.
+
+Where a target is missed, a note below the table says what the figure is made of.
 """
 
 
@@ -28,6 +31,7 @@ def table(results: Sequence[Result]) -> str:
             mark = {True: "ok", False: "MISSED", None: ""}[figure.met]
             value = shown(figure.value, figure.unit)
             lines.append(f"  {figure.what:<68} {value:>12}  {figure.target:<10} {mark}")
+            lines += [f"      {line}" for line in wrap(figure.note, 90)]
     return "\n".join(lines)
 
 
@@ -47,6 +51,7 @@ def write(results: Sequence[Result], folder: Path, upstream: str, minutes: float
         page += ["", f"## {result.title}", "", result.method, ""]
         page += ["| | median | range | target | met |", "|---|--:|---|---|---|"]
         page += [_row(figure) for figure in result.figures]
+        page += [f"\n*{figure.what}:* {figure.note}" for figure in result.figures if figure.note]
         for plot in result.plots:
             (plots / f"{plot.name}.svg").write_text(svg(plot))
             page += ["", f"![{plot.title}](performance/{plot.name}.svg)"]
