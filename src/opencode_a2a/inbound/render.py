@@ -184,7 +184,9 @@ class Renderer:
         encoded = entry.encoded.get(form)
         if encoded is None:
             event = self._event(head, entry, state, last)
-            encoded = entry.encoded[form] = b"" if event is None else orjson.dumps(event)
+            # A copy, because it is kept: what orjson returns holds on to kilobytes of buffer.
+            told = b"" if event is None else bytes(memoryview(orjson.dumps(event)))
+            encoded = entry.encoded[form] = told
         return encoded or None
 
     def first(self, task: Task, history_length: int | None = None, gap: str | None = None) -> bytes:

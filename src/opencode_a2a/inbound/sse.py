@@ -135,7 +135,9 @@ class EventStream(Response):
 
     async def _write(self, send: Send) -> None:
         clock, renderer, envelope = asyncio.get_running_loop().time, self._renderer, self._envelope
-        await _send(send, envelope.frame(*self._first))
+        first, self._first = envelope.frame(*self._first), (0, b"")  # not kept for the long rest
+        await _send(send, first)
+        del first
         over = self._cursor is None
         while not over and self._cursor is not None:
             try:
