@@ -81,8 +81,8 @@ async def first_token(lab: Lab) -> Result:
             two - one,
             "ms",
             5 if real else None,
-            note="the service's own part is what it adds on the fake upstream, which answers at "
-            "once; the rest is OpenCode, whose own time varies by more than that."
+            note="means little where the ranges of the two rows above are wide beside it, as on a "
+            "busy machine. On an upstream that answers at once the service adds what stands below."
             if real
             else "",
         )
