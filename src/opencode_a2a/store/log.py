@@ -22,7 +22,7 @@ import structlog
 
 from ..domain.ports import Key, KeyTaken, TaskPage
 from ..domain.task import Task, TaskHead
-from ..domain.updates import BlockText, Ended, LogEntry, Progress, Update, coalesce
+from ..domain.updates import BlockText, Ended, LogEntry, Update, coalesce
 from ..domain.values import TaskQuery, TaskState
 from ..errors import ServiceError, StoreUnavailable, TaskNotFound, UnsupportedOperation
 from . import asked, codec
@@ -98,6 +98,12 @@ class _Live:
     @property
     def over(self) -> bool:
         return self.task.ended is not None or self.superseded
+
+    def can_wait(self, update: Update) -> bool:
+        """Whether it only continues a text that can be seen already."""
+        return (
+            isinstance(update, BlockText) and update.append and update.block_id in self.task.blocks
+        )
 
     def claimed(self) -> set[str]:
         """The keys of what waits."""
@@ -230,7 +236,7 @@ class SqlTaskLog:
                 break
         live.waiting.append(_Saying(said, done, keys))
         self._dirty[live.task.head.id] = live
-        if done is None and all(map(_can_wait, said)):
+        if done is None and all(map(live.can_wait, said)):
             self._gather()
         else:
             self._wake.set()
@@ -470,11 +476,6 @@ class SqlCursor:
                 await live.changed()
             else:
                 await asyncio.sleep(POLL_SECONDS)  # another process writes it
-
-
-def _can_wait(update: Update) -> bool:
-    """Whether nobody minds if it comes a moment later."""
-    return (isinstance(update, BlockText) and update.append) or isinstance(update, Progress)
 
 
 def _has_ended(task_id: str) -> UnsupportedOperation:
