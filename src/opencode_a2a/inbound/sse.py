@@ -148,10 +148,16 @@ class EventStream(Response):
                 break
             if not entries:
                 break
-            last = None
-            if len(entries) > 1 or entries[0].state or self._state is not TaskState.WORKING:
-                last = self._last(entries, self._cursor.caught_up)
-                over = last is not None
+            if len(entries) == 1 and self._state is TaskState.WORKING and not entries[0].state:
+                # One more piece of a running text: nearly all there is, for each of its readers.
+                payload = renderer.event(self._head, entries[0], self._state)
+                if payload is not None:
+                    body = envelope.frame(entries[0].seq, payload)
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    self.wrote_at = clock()
+                continue
+            last = self._last(entries, self._cursor.caught_up)
+            over = last is not None
             frames, size = [], 0
             for index, entry in enumerate(entries if last is None else entries[: last + 1]):
                 if entry.state is not None:
