@@ -28,7 +28,7 @@ from pydantic import SecretStr
 
 from . import __version__
 from .app import build, endpoint_of, public_url, publication
-from .config import ConfigError, Settings, load
+from .config import ConfigError, Settings, load, strangers
 from .demo import model as demo
 from .errors import StoreUnavailable
 from .inbound import openapi
@@ -141,6 +141,8 @@ def _run(arguments: argparse.Namespace) -> None:
         if arguments.command in ("card", "openapi"):
             return _print(settings, arguments)
         _configure_log(settings.server.log_level)
+        if unknown := strangers(os.environ):
+            structlog.get_logger().warning("settings.unknown", names=" ".join(unknown))
         gc.freeze()  # what is loaded stays for good, and need not be looked through again
         gc.enable()
         work = _up(settings) if arguments.command == "up" else _serve(settings)
