@@ -142,6 +142,9 @@ def test_our_settings_stay_with_us_and_the_users_environment_goes_along() -> Non
         "OPENCODE_SERVER_USERNAME": "me",
         "OPENCODE_SERVER_PASSWORD": "the user's",
         "OPENCODE_DISABLE_AUTOUPDATE": "0",
+        "a2a_bearer_token": "secret",
+        "opencode_Auth_Password": "secret",
+        "CREDENTIALS_DIRECTORY": "/run/credentials/opencode-a2a.service",
     }
     assert child_environment({**users, **ours}, "generated", None) == {
         **users,

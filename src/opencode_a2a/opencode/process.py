@@ -24,8 +24,10 @@ from .http import Endpoint
 HOST, USERNAME, PORT_ATTEMPTS = "127.0.0.1", "opencode", 5
 MAX_RESTARTS, RESTART_WINDOW, FIRST_DELAY = 5, 60.0, 0.1  # doubled with every recent restart
 TERM_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 1.0, 20, 2_000
-OURS = re.compile(
+OURS = re.compile(  # settings have their names in any case; systemd's directory holds our secrets
     "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME)"
+    "|CREDENTIALS_DIRECTORY",
+    re.IGNORECASE,
 )
 # When we are killed, the kernel ends OpenCode: PR_SET_PDEATHSIG (1) survives exec. A preexec_fn
 # that asks for it could meet a lock that another thread held at the fork; a fresh interpreter asks,
