@@ -411,6 +411,30 @@ async def test_it_is_given_up_after_too_many_deaths(
     assert str(failure).endswith("out of memory\n5 restarts did not help.")
 
 
+async def test_it_is_given_up_when_restarts_take_long_and_never_get_ready(
+    launch: Launch, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in {"FIRST_DELAY": 0.01, "WELL": 0.2}.items():
+        monkeypatch.setattr(process, name, seconds)
+    once = launch.directory / "once"
+    command = program(f"[ -e {once} ] && exec sleep 300; touch {once}\n{READY}exit 3")
+    launch = replace(launch, command=command, ready_timeout=0.5)
+    async with asyncio.timeout(30), ManagedOpenCode.start(launch) as managed:
+        failure = await managed.failed()
+    assert managed.restarts == 5
+    assert "not ready within 0.5 s" in str(failure)
+
+
+async def test_restarts_are_forgotten_once_it_was_well_for_a_while(
+    launch: Launch, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in {"FIRST_DELAY": 0.01, "WELL": 0.2}.items():
+        monkeypatch.setattr(process, name, seconds)
+    command = program(f"{READY}sleep 0.3; exit 3")
+    async with ManagedOpenCode.start(replace(launch, command=command)) as managed:
+        await eventually(lambda: managed.restarts > process.MAX_RESTARTS)
+
+
 async def test_a_death_is_noticed_while_a_grandchild_still_holds_its_output(
     launch: Launch, program: Callable[[str], str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import re
 import secrets
@@ -22,7 +23,7 @@ import structlog
 from .http import Endpoint
 
 HOST, USERNAME, PORT_ATTEMPTS = "127.0.0.1", "opencode", 5
-MAX_RESTARTS, RESTART_WINDOW, FIRST_DELAY = 5, 60.0, 0.1  # doubled with every recent restart
+MAX_RESTARTS, WELL, FIRST_DELAY = 5, 20.0, 0.1  # doubled until it was ready for WELL seconds
 TERM_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 1.0, 20, 2_000
 OURS = re.compile(  # settings have their names in any case; systemd's directory holds our secrets
     "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME)"
@@ -85,6 +86,7 @@ class ManagedOpenCode:
     def __init__(self, launch: Launch, sink: BinaryIO) -> None:
         self.restarts = 0
         self.pid: int | None = None  # while it is ready
+        self._ready_since = math.inf
         self._launch, self._sink, self._executable = launch, sink, find_executable(launch)
         self._port, self._password = free_port(), secrets.token_urlsafe(32)
         self._environment = child_environment(launch.environment, self._password, launch.config)
@@ -116,22 +118,24 @@ class ManagedOpenCode:
 
     async def _supervise(self) -> ManagedProcessFailed:
         clock = asyncio.get_running_loop().time
-        restarted: list[float] = []
+        in_vain = 0
         spare_ports = [free_port() for _ in range(PORT_ATTEMPTS - 1)]
         while True:
+            self._ready_since = math.inf
             death = await self._run()
             if not self._settled.is_set():
                 if not spare_ports or "ServeError" not in str(death):  # its word for a taken port
                     return death
                 self._port = spare_ports.pop()
                 continue
-            restarted = [then for then in restarted if clock() - then < RESTART_WINDOW]
-            if len(restarted) == MAX_RESTARTS:
+            if clock() - self._ready_since >= WELL:
+                in_vain = 0
+            if in_vain == MAX_RESTARTS:
                 return ManagedProcessFailed(f"{death}\n{MAX_RESTARTS} restarts did not help.")
-            delay = FIRST_DELAY * 2 ** len(restarted)
+            delay = FIRST_DELAY * 2**in_vain
             log.warning("opencode.died", reason=str(death).splitlines()[0], restart_in=delay)
             await asyncio.sleep(delay)
-            restarted.append(clock())
+            in_vain += 1
             self.restarts += 1
 
     async def _run(self) -> ManagedProcessFailed:
@@ -164,7 +168,7 @@ class ManagedOpenCode:
         if not child.ready.done():
             return f"was not ready within {self._launch.ready_timeout:g} s"
         if child.ready.result():
-            self.pid = child.pid
+            self.pid, self._ready_since = child.pid, asyncio.get_running_loop().time()
             log.info("opencode.started", pid=child.pid, port=self._port)
             self._settled.set()
         return f"exited with code {await asyncio.shield(child.exited)}"
