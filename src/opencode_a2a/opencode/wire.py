@@ -367,8 +367,38 @@ def problem(error: ErrorInfo) -> Problem:
     return Problem(kind, f"{sentence} It said: {said}" if said else sentence, status)
 
 
-_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+|(?<!\w)/(?:[\w.-]+/)+[\w.-]*", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"""
+    \b[a-z][a-z0-9+.-]*://\S+                              # a URL
+    | (?<!\w)/(?:[\w.-]+/)+[\w.-]*                         # a path,
+    | (?:\b[a-z]:[\\/]|\\\\)\S*(?:[ ]\S*\\\S*)*           # also on Windows, with spaces
+    | (?<=ENOTFOUND[ ])\S+ | (?<=EAI_AGAIN[ ])\S+          # a host, says Node
+    | \[?(?<![\w:])(?=[0-9a-f:]*::|(?:[0-9a-f]+:){7})[0-9a-f:.]+\]?(?::\d+)?  # IPv6
+    | \b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b               # IPv4
+    | (?:[\w.+-]+@)?\b(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?\b  # dotted names; a file's goes with them
+    | \b[a-z][\w-]*:\d{2,5}\b                            # host:port
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_KEYED = (
+    re.compile(  # a value after a word for secrets: any after a colon, else if it looks like one
+        r"""
+    ((?<![\w-]) (?:[\w-]*(?:key|token|passw(?:or)?d|secret|credential|authorization)|bearer|basic)
+    ["']? (?:\s+(?:is|was|provided|given|used))* )
+    (?: (\s*[:=]\s*)(?:(?:bearer|basic)\s+)?\S+ | (\s+)(?:["'`]|(?=\S*\d))\S+ )
+    """,
+        re.IGNORECASE | re.VERBOSE,
+    )
+)
 _SECRET = re.compile(r"\b(?:sk|pk|key|ghp|xox\w)[-_]\S+|[A-Za-z0-9_\-+/=*]{24,}", re.IGNORECASE)
+_SQL = re.compile(  # capitals, or what no sentence has: people, too, select something from a list
+    r"""
+    Failed[ ]query | \bSELECT\s.+\sFROM\s | \bUPDATE\s.+\sSET\s
+    | (?i: \binsert\s+into\s | \bdelete\s+from\s | \bupdate\s+\S+\s+set\s
+         | \bselect\s.+\sfrom\s+(?: ["'`] | \S+\s+(?:where|order|limit|join)\b ))
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 
 
 def scrub(message: str) -> str:
@@ -376,10 +406,11 @@ def scrub(message: str) -> str:
 
     A database error is nobody's business but the log's: nothing of it is kept.
     """
-    line = message.strip().partition("\n")[0]
-    if line.startswith("Failed query"):
+    message = message.strip()[:1_000]
+    if _SQL.search(message):
         return ""
-    return _SECRET.sub("[…]", _ADDRESS.sub("[…]", line))[:300]
+    line = _ADDRESS.sub("[…]", message.partition("\n")[0])
+    return _SECRET.sub("[…]", _KEYED.sub(r"\1\2\3[…]", line))[:300]
 
 
 def _delta(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
