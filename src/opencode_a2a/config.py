@@ -119,7 +119,8 @@ class Upstream(Group):
     model_config = SettingsConfigDict(env_prefix="OPENCODE_")
 
     base_url: WebAddress | None = Field(
-        default=None, description="The OpenCode server. `serve` needs it, `up` starts its own."
+        default=None,
+        description="The OpenCode server. `serve` needs it; `up` starts its own and refuses it.",
     )
     command: str = Field(default="opencode", description="The executable that `up` starts.")
     workspace_root: Directory = Field(

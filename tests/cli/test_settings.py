@@ -182,6 +182,14 @@ def test_serving_needs_an_opencode_and_a_credential(capsys: Capture) -> None:
     assert "A2A_STATIC_AUTH_CREDENTIALS" in anyone.problems[0]
 
 
+def test_up_does_not_pretend_to_use_an_opencode_that_runs(capsys: Capture) -> None:
+    ran = called(main, ["up"], FINE, capsys)
+    assert ran.code == 2
+    (problem,) = ran.problems
+    assert "OPENCODE_BASE_URL" in problem
+    assert "opencode-a2a serve" in problem
+
+
 def test_a_port_in_use_is_said_with_what_to_do(capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
