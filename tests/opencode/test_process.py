@@ -342,6 +342,23 @@ async def test_a_broken_config_is_named_but_not_quoted(launch: Launch) -> None:
     assert "hush" not in str(failure.value)
 
 
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"{}", b'{"providers": [{}]}', b"null"])
+async def test_an_answer_about_providers_that_makes_no_sense_is_told(
+    body: bytes, tmp_path: Path
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}"
+        writer.write(f"HTTP/1.1 200 OK\r\nconnection: close\r\n{head}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        endpoint = Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(ManagedProcessFailed, match="which providers"):
+            await has_provider(endpoint, tmp_path)
+
+
 # What goes wrong
 
 

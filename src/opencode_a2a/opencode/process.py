@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-import aiohttp
 import structlog
 
-from .http import Endpoint
+from ..errors import UpstreamError, UpstreamHttpError
+from .http import Endpoint, Http
 
 HOST, USERNAME, PORT_ATTEMPTS = "127.0.0.1", "opencode", 5
 MAX_RESTARTS, WELL, FIRST_DELAY = 5, 20.0, 0.1  # doubled until it was ready for WELL seconds
@@ -244,19 +244,18 @@ async def has_provider(endpoint: Endpoint, directory: Path) -> bool:
     # OpenCode always lists its own gateway, even offline: key "public", a few free models. Nobody
     # chose that, so it counts only with a key of the user's or if the configured model names it.
     # Others have a key or a config entry, and a model. (`/provider` adds a catalogue of 6 MB.)
-    timeout = aiohttp.ClientTimeout(total=15)  # the first request loads the directory: 2 to 5 s
     answer: dict[str, Any] = {}
     try:
-        async with aiohttp.ClientSession(
-            endpoint.base_url, headers=endpoint.authorization, timeout=timeout
-        ) as http:
-            for path in ("/config", "/config/providers"):
-                async with http.get(path, params={"directory": str(directory)}) as response:
-                    answer |= await response.json()  # refuses every other content type
-    except (aiohttp.ClientError, TimeoutError) as exc:
-        raise ManagedProcessFailed("OpenCode did not answer about its configuration.") from exc
-    if "providers" not in answer:  # the message may quote a config file, keys and all: not repeated
-        where = answer.get("data", {}).get("path", "its log")
-        raise ManagedProcessFailed(f"OpenCode answered {answer.get('name')}: look at {where}.")
-    found = {(p["id"], p.get("options", {}).get("apiKey")) for p in answer["providers"]}
-    return bool(found - {("opencode", "public")}) or answer.get("model", "").startswith("opencode/")
+        async with Http.open(endpoint, timeout=15) as http:  # the first one loads the directory
+            for path in (["config"], ["config", "providers"]):
+                answer |= await http.call("GET", *path, query={"directory": str(directory)})
+        found = {(p["id"], p.get("options", {}).get("apiKey")) for p in answer["providers"]}
+    except UpstreamHttpError as exc:  # the message may quote a config file, keys and all
+        data = exc.body.get("data", {}) if isinstance(exc.body, dict) else {}
+        where = data.get("path", "its log") if isinstance(data, dict) else "its log"
+        name = exc.facts["name"] or exc.facts["upstream_status"]
+        raise ManagedProcessFailed(f"OpenCode answered {name}: look at {where}.") from None
+    except (UpstreamError, LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise ManagedProcessFailed("OpenCode did not say which providers it has.") from exc
+    gateway_chosen = str(answer.get("model")).startswith("opencode/")
+    return gateway_chosen or bool(found - {("opencode", "public")})
