@@ -144,6 +144,11 @@ class Http:
                 yield response.content.iter_any()
 
     def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> URL:
+        if not all(segment.strip(".") for segment in segments):
+            # Encoded or not, dots are resolved on the way: this would be another route.
+            raise UpstreamHttpError(
+                "OpenCode has nothing of that name.", upstream_status=404, name="NotFoundError"
+            )
         path = "/".join(quote(segment, safe="") for segment in segments)
         search = f"?{urlencode(query, quote_via=quote)}" if query else ""
         return URL(f"{self._base}/{path}{search}", encoded=True)
