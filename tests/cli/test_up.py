@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pytest
 from opencode_a2a.cli import welcome
 from opencode_a2a.config import load
 from tests.cli.commands import command
+from tests.curl import curl
 from tests.running import Program, isolated, opencode_command, running
 
 
@@ -44,20 +44,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-def typed(said: str, **env: str) -> dict[str, object]:
+def typed(said: str) -> dict[str, object]:
     """What the printed command answers, typed as it stands."""
     found = re.search(r"Try it:\n\n(  curl .*?)\n\n", said, re.DOTALL)
     assert found, said
-    done = subprocess.run(
-        ["sh", "-c", found[1]],
-        env={"PATH": os.environ["PATH"], **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done
-    body: dict[str, dict[str, object]] = json.loads(done.stdout)
+    body: dict[str, dict[str, object]] = curl(found[1]).raise_for_status().json()
     return body["task"]
 
 
