@@ -53,7 +53,8 @@ def settings_page() -> str:
         "(`--config`) each group is a table. The environment wins over secret files, and those",
         "win over the TOML file.",
         "",
-        "A wrong setting stops the start with one line per problem and exit code 2.",
+        "A wrong setting stops the start with one line per problem and exit code 2; so does an",
+        "`A2A_…` variable that is a known one misspelt. Other unknown ones are named in the log.",
     ]
     tables = (
         ("opencode", Upstream),

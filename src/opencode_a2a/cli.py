@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -28,7 +29,7 @@ from pydantic import SecretStr
 
 from . import __version__
 from .app import build, endpoint_of, public_url, publication
-from .config import ConfigError, Settings, load
+from .config import ConfigError, Server, Settings, load, strangers
 from .errors import StoreUnavailable
 from .inbound import openapi
 from .opencode.http import Endpoint
@@ -141,6 +142,8 @@ def _run(arguments: argparse.Namespace) -> None:
         if arguments.command in ("card", "openapi"):
             return _print(settings, arguments)
         _configure_log(settings.server.log_level)
+        if unknown := strangers(os.environ):
+            structlog.get_logger().warning("settings.unknown", names=" ".join(unknown))
         work = _up(settings) if arguments.command == "up" else _serve(settings)
         uvloop.run(_until_stopped(work))
     except ConfigError as exc:
@@ -240,6 +243,12 @@ async def _serve(settings: Settings) -> None:
 
 
 async def _up(settings: Settings) -> None:
+    if settings.upstream.base_url is not None:
+        raise Failed(
+            "OPENCODE_BASE_URL is set, and `up` starts an OpenCode of its own. Use `opencode-a2a "
+            "serve` for that one, or take the setting away.",
+            2,
+        )
     generated = None
     if settings.server.bearer_token is None and not settings.server.static_auth_credentials:
         generated = secrets.token_urlsafe(24)
@@ -248,8 +257,8 @@ async def _up(settings: Settings) -> None:
         print("Starting OpenCode …", file=sys.stderr)
         async with _managed(settings) as (managed, is_demo):
             url = public_url(settings.server, listener.getsockname()[1])
-            welcome = _welcome(settings, url, generated, is_demo)
-            serving = asyncio.create_task(_listen(settings, managed.endpoint, listener, welcome))
+            said = welcome(settings, url, generated, is_demo)
+            serving = asyncio.create_task(_listen(settings, managed.endpoint, listener, said))
             failing = asyncio.create_task(managed.failed())
             try:
                 await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
@@ -352,8 +361,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _welcome(settings: Settings, url: str, generated: str | None, is_demo: bool) -> str:
-    token = generated or "$A2A_BEARER_TOKEN"
+def welcome(settings: Settings, url: str, generated: str | None, is_demo: bool) -> str:
+    login, put_in = _login(settings.server, generated)
     lines = [
         "",
         f"OpenCode answers A2A at {url}",
@@ -370,10 +379,10 @@ def _welcome(settings: Settings, url: str, generated: str | None, is_demo: bool)
         lines += ["", f"Token (made for this run; set A2A_BEARER_TOKEN to keep one): {generated}"]
     lines += [
         "",
-        "Try it:",
+        f"Try it{put_in}:",
         "",
         f"  curl -s {url}/message:send \\",
-        f'    -H "Authorization: Bearer {token}" \\',
+        f"    {login} \\",
         "    -H 'Content-Type: application/json' -H 'A2A-Version: 1.0' \\",
         '    -d \'{"message": {"messageId": "m1", "role": "ROLE_USER",'
         ' "parts": [{"text": "Hello!"}]}}\'',
@@ -382,3 +391,20 @@ def _welcome(settings: Settings, url: str, generated: str | None, is_demo: bool)
         "",
     ]
     return "\n".join(lines)
+
+
+def _login(server: Server, generated: str | None) -> tuple[str, str]:
+    """How curl logs in, and what the reader must put in: a secret of theirs is never shown."""
+    bearer = '-H "Authorization: Bearer {}"'
+    if generated is not None:
+        return bearer.format(generated), ""
+    if server.bearer_token is not None:
+        for name, value in os.environ.items():  # which wins over other places
+            if name.upper() == "A2A_BEARER_TOKEN" and value:
+                return bearer.format(f"${name}"), ""
+        return bearer.format("TOKEN"), ", with your A2A_BEARER_TOKEN for TOKEN"
+    credential = server.static_auth_credentials[0]
+    if credential.scheme == "bearer":
+        return bearer.format("TOKEN"), f", with the token of {credential.principal} for TOKEN"
+    user = f"{credential.username}:PASSWORD"
+    return f"-u {shlex.quote(user)}", f", with the password of {credential.principal} for PASSWORD"

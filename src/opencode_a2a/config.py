@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -50,6 +51,10 @@ def _web_address(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an http or https URL")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError("must have a port from 0 to 65535, or none") from None
     return value.rstrip("/")
 
 
@@ -114,7 +119,8 @@ class Upstream(Group):
     model_config = SettingsConfigDict(env_prefix="OPENCODE_")
 
     base_url: WebAddress | None = Field(
-        default=None, description="The OpenCode server. `serve` needs it, `up` starts its own."
+        default=None,
+        description="The OpenCode server. `serve` needs it; `up` starts its own and refuses it.",
     )
     command: str = Field(default="opencode", description="The executable that `up` starts.")
     workspace_root: Directory = Field(
@@ -312,9 +318,14 @@ class State(Group):
             return "sqlite://"
         if self.database_url is not None:
             return self.database_url
-        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        directory = Path(base) / "opencode-a2a"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+            directory = Path(base) / "opencode-a2a"
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (OSError, RuntimeError) as exc:  # RuntimeError: nobody knows where home is
+            why = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) else str(exc)
+            problem = f"is not set, and the usual place cannot be had: {why}"
+            raise ConfigError([f"A2A_TASK_STORE_DATABASE_URL: {problem}"]) from None
         return f"sqlite:///{directory / 'tasks.db'}"
 
 
@@ -421,12 +432,37 @@ _TABLES: dict[type[Group], str] = {
 }
 
 
+_NAMES = frozenset(
+    f"{kind.model_config['env_prefix']}{name}".upper()
+    for kind in _TABLES
+    for name in kind.model_fields
+)
+
+
+def strangers(names: Iterable[str]) -> dict[str, str | None]:
+    """The names that look like settings of ours and are none, each with the one it resembles.
+
+    Names in OPENCODE_… are no business of ours: OpenCode has many of its own.
+    """
+    ours = {name.removeprefix("A2A_"): name for name in _NAMES if name.startswith("A2A_")}
+    found: dict[str, str | None] = {}
+    for name in sorted(names):
+        if name.upper().startswith("A2A_") and name.upper() not in _NAMES:
+            meant = get_close_matches(name.upper().removeprefix("A2A_"), ours, 1, cutoff=0.75)
+            found[name] = ours[meant[0]] if meant else None
+    return found
+
+
 def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     """All settings, or `ConfigError` with everything that is wrong with them."""
-    problems: list[str] = []
+    problems = [
+        f"{name}: there is no such setting; did you mean {meant}?"
+        for name, meant in strangers(os.environ).items()
+        if meant is not None
+    ]
     tables = _toml(config, problems)
-    if secrets is not None and not secrets.is_dir():
-        problems.append(f"secrets directory {secrets}: does not exist")
+    if wrong := _unreadable(secrets):
+        problems += wrong
         secrets = None
     known = set(_TABLES.values())
     problems += [
@@ -466,6 +502,27 @@ def _toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, Any]]:
         problems += [f"{path}: {name} stands outside any table" for name in loose]
         return {name: table for name, table in tables.items() if isinstance(table, dict)}
     return {}
+
+
+def _unreadable(secrets: Path | None) -> list[str]:
+    """What stands in the way of reading the secret files that are settings of ours."""
+    if secrets is None:
+        return []
+    if not secrets.is_dir():
+        return [f"secrets directory {secrets}: does not exist"]
+    problems = []
+    try:
+        files = sorted(file for file in secrets.iterdir() if file.name.upper() in _NAMES)
+    except OSError as exc:
+        return [f"secrets directory {secrets}: cannot be read ({exc.strerror})"]
+    for file in files:
+        try:
+            file.read_text(encoding="utf-8")
+        except OSError as exc:
+            problems.append(f"{file}: cannot be read ({exc.strerror})")
+        except UnicodeDecodeError:
+            problems.append(f"{file}: must be UTF-8 text")
+    return problems
 
 
 def _lines(kind: type[Group], exc: ValidationError) -> list[str]:

@@ -145,6 +145,7 @@ class UpstreamTimeout(UpstreamError):
 
 class UpstreamHttpError(UpstreamError):
     type, rpc_code, http_status = "UPSTREAM_HTTP_ERROR", -32062, 502
+    body: Any = None  # what it answered, where that is JSON: never for a client
 
 
 class UpstreamPayloadError(UpstreamError):

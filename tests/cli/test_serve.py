@@ -89,3 +89,17 @@ def test_nothing_in_the_workspace_changes_a_setting(fake: Upstream, tmp_path: Pa
         assert accepts(client, "from systemd")
         assert not accepts(client, "mine")
     assert list((tmp_path / "home/.local/state").rglob("tasks.db")), "the usual place"
+
+
+def test_with_the_memory_backend_a_task_can_be_sent_and_read_back(
+    fake: Upstream, tmp_path: Path
+) -> None:
+    settings = {"A2A_TASK_STORE_BACKEND": "memory", "A2A_BEARER_TOKEN": "t", "A2A_PORT": "0"}
+    with served(fake, tmp_path, "opencode-a2a", "serve", **settings) as client:
+        client.headers.update({"authorization": "Bearer t", "a2a-version": "1.0"})
+        message = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "Hello!"}]}
+        sent = client.post("/message:send", json={"message": message}).json()["task"]
+        assert sent["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert client.get(f"/tasks/{sent['id']}").json() == sent
+        assert [task["id"] for task in client.get("/tasks").json()["tasks"]] == [sent["id"]]
+    assert not list((tmp_path / "home").rglob("*.db"))

@@ -121,6 +121,56 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: Capture) ->
     assert "line 1" in problem
 
 
+def test_secret_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "a2a_bearer_token").write_bytes(b"\xff\xfe")
+    (tmp_path / "OPENCODE_AUTH_PASSWORD").mkdir()
+    (tmp_path / "another_services").write_bytes(b"\xff\xfe")
+    ran = called(main, ["serve", "--secrets", str(tmp_path)], FINE, capsys)
+    assert ran.code == 2
+    assert ran.problems == [
+        f"{tmp_path}/OPENCODE_AUTH_PASSWORD: cannot be read (Is a directory)",
+        f"{tmp_path}/a2a_bearer_token: must be UTF-8 text",
+    ]
+
+
+@pytest.mark.parametrize("port", ["99999", "abc", "-1"])
+def test_a_port_that_cannot_be_is_refused_in_a_url(port: str, capsys: Capture) -> None:
+    url = f"http://127.0.0.1:{port}"
+    ran = called(main, ["serve"], FINE | {"OPENCODE_BASE_URL": url}, capsys)
+    assert ran.code == 2
+    assert ran.problems == [
+        f"OPENCODE_BASE_URL: is '{url}', must have a port from 0 to 65535, or none"
+    ]
+
+
+def test_a_state_directory_that_cannot_be_had_is_a_problem_in_a_line(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "file").touch()
+    settings = FINE | {"XDG_STATE_HOME": str(tmp_path / "file"), "A2A_LOG_LEVEL": "error"}
+    ran = called(main, ["serve"], settings, capsys)
+    assert ran.code == 2
+    assert ran.problems == [
+        "A2A_TASK_STORE_DATABASE_URL: is not set, and the usual place cannot be had: "
+        f"{tmp_path}/file/opencode-a2a: Not a directory"
+    ]
+
+
+def test_a_misspelt_name_stops_the_start_and_an_unheard_one_is_logged(capsys: Capture) -> None:
+    unknown = {"A2A_FROBNICATE": SECRET, "OPENCODE_BASE_ULR": "OpenCode's own, for all we know"}
+    ran = called(main, ["serve"], FINE | unknown | {"A2A_PROT": "1", "a2a_titel": SECRET}, capsys)
+    assert ran.code == 2
+    assert ran.problems == [
+        "A2A_PROT: there is no such setting; did you mean A2A_PORT?",
+        "a2a_titel: there is no such setting; did you mean A2A_TITLE?",
+    ]
+    ran = called(main, ["serve"], FINE | unknown | {"A2A_BEARER_TOKEN": ""}, capsys)
+    warning, problem = ran.err.splitlines()
+    assert "level=warning event=settings.unknown names=A2A_FROBNICATE" in warning
+    assert "no credential is configured" in problem
+    assert SECRET not in ran.err
+
+
 def test_serving_needs_an_opencode_and_a_credential(capsys: Capture) -> None:
     nothing = called(main, ["serve"], {}, capsys)
     assert nothing.code == 2
@@ -130,6 +180,14 @@ def test_serving_needs_an_opencode_and_a_credential(capsys: Capture) -> None:
     assert anyone.code == 2
     assert "A2A_BEARER_TOKEN" in anyone.problems[0]
     assert "A2A_STATIC_AUTH_CREDENTIALS" in anyone.problems[0]
+
+
+def test_up_does_not_pretend_to_use_an_opencode_that_runs(capsys: Capture) -> None:
+    ran = called(main, ["up"], FINE, capsys)
+    assert ran.code == 2
+    (problem,) = ran.problems
+    assert "OPENCODE_BASE_URL" in problem
+    assert "opencode-a2a serve" in problem
 
 
 def test_a_port_in_use_is_said_with_what_to_do(capsys: Capture) -> None:

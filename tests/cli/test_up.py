@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from opencode_a2a.cli import welcome
+from opencode_a2a.config import load
 from tests.cli.commands import command
+from tests.curl import curl
 from tests.running import Program, isolated, opencode_command, running
 
 
@@ -42,26 +44,66 @@ def alive(pid: int) -> bool:
         return False
 
 
-def typed(said: str, **env: str) -> dict[str, object]:
+def typed(said: str) -> dict[str, object]:
     """What the printed command answers, typed as it stands."""
     found = re.search(r"Try it:\n\n(  curl .*?)\n\n", said, re.DOTALL)
     assert found, said
-    done = subprocess.run(
-        ["sh", "-c", found[1]],
-        env={"PATH": os.environ["PATH"], **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done
-    body: dict[str, dict[str, object]] = json.loads(done.stdout)
+    body: dict[str, dict[str, object]] = curl(found[1]).raise_for_status().json()
     return body["task"]
 
 
 def answered(task: dict[str, object]) -> bool:
     said = json.dumps(task)
     return "TASK_STATE_COMPLETED" in said and "ECHO: Hello!" in said
+
+
+def said_with(monkeypatch: pytest.MonkeyPatch, toml: Path, text: str, **env: str) -> str:
+    for name in [name for name in os.environ if name.upper().startswith("A2A_")]:
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    toml.write_text(f"[a2a]\n{text}\n")
+    return welcome(load(toml), "http://127.0.0.1:8000", None, is_demo=False)
+
+
+@pytest.mark.parametrize(
+    ("toml", "env", "login", "put_in"),
+    [
+        ("", {"A2A_BEARER_TOKEN": "hush"}, '-H "Authorization: Bearer $A2A_BEARER_TOKEN"', ""),
+        ("", {"a2a_bearer_token": "hush"}, '-H "Authorization: Bearer $a2a_bearer_token"', ""),
+        (
+            'bearer_token = "hush"',
+            {},
+            '-H "Authorization: Bearer TOKEN"',
+            ", with your A2A_BEARER_TOKEN for TOKEN",
+        ),
+        (
+            'static_auth_credentials = [{scheme = "bearer", token = "hush", principal = "ann"}]',
+            {},
+            '-H "Authorization: Bearer TOKEN"',
+            ", with the token of ann for TOKEN",
+        ),
+        (
+            "static_auth_credentials = [{scheme = 'basic', username = 'a b', password = 'hush', "
+            "principal = 'ann'}]",
+            {},
+            "-u 'a b:PASSWORD'",
+            ", with the password of ann for PASSWORD",
+        ),
+    ],
+)
+def test_the_printed_command_logs_in_the_way_that_is_configured(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    toml: str,
+    env: dict[str, str],
+    login: str,
+    put_in: str,
+) -> None:
+    said = said_with(monkeypatch, tmp_path / "settings.toml", toml, **env)
+    assert f"Try it{put_in}:\n\n  curl " in said
+    assert f"\n    {login} \\\n" in said
+    assert "hush" not in said
 
 
 @pytest.mark.timeout(180)

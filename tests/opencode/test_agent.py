@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from opencode_a2a.domain.values import Prompt, SessionRef
 from opencode_a2a.opencode import feed
 from opencode_a2a.opencode.agent import Defaults, OpenCode
-from opencode_a2a.opencode.http import Endpoint
+from opencode_a2a.opencode.http import Endpoint, Http
 from tests.fakes.opencode import FakeOpenCode, serve
 
 PATIENCE = 10.0
@@ -47,3 +49,18 @@ async def test_no_order_is_given_while_opencode_starts(
         assert (given is not None) == (order == "create")
         swallowed = {fake.swallowed.get_nowait() for _ in range(fake.swallowed.qsize())}
         assert swallowed <= {"GET /global/event"}
+
+
+async def test_the_feed_goes_on_after_a_fault_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, faults = Http.stream, [ValueError("nobody thought of this")]
+
+    def faulty(*args: Any, **kwargs: Any) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        if faults:
+            raise faults.pop()
+        return stream(*args, **kwargs)
+
+    monkeypatch.setattr(Http, "stream", faulty)
+    with capture_logs() as said:
+        async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
+            assert (await opencode.create("title", "context")).id
+    assert "opencode.feed.broken" in [line["event"] for line in said]

@@ -142,6 +142,9 @@ def test_our_settings_stay_with_us_and_the_users_environment_goes_along() -> Non
         "OPENCODE_SERVER_USERNAME": "me",
         "OPENCODE_SERVER_PASSWORD": "the user's",
         "OPENCODE_DISABLE_AUTOUPDATE": "0",
+        "a2a_bearer_token": "secret",
+        "opencode_Auth_Password": "secret",
+        "CREDENTIALS_DIRECTORY": "/run/credentials/opencode-a2a.service",
     }
     assert child_environment({**users, **ours}, "generated", None) == {
         **users,
@@ -339,6 +342,23 @@ async def test_a_broken_config_is_named_but_not_quoted(launch: Launch) -> None:
     assert "hush" not in str(failure.value)
 
 
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"{}", b'{"providers": [{}]}', b"null"])
+async def test_an_answer_about_providers_that_makes_no_sense_is_told(
+    body: bytes, tmp_path: Path
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}"
+        writer.write(f"HTTP/1.1 200 OK\r\nconnection: close\r\n{head}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        endpoint = Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(ManagedProcessFailed, match="which providers"):
+            await has_provider(endpoint, tmp_path)
+
+
 # What goes wrong
 
 
@@ -406,6 +426,30 @@ async def test_it_is_given_up_after_too_many_deaths(
     assert managed.pid is None
     assert "code 3" in str(failure)
     assert str(failure).endswith("out of memory\n5 restarts did not help.")
+
+
+async def test_it_is_given_up_when_restarts_take_long_and_never_get_ready(
+    launch: Launch, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in {"FIRST_DELAY": 0.01, "WELL": 0.2}.items():
+        monkeypatch.setattr(process, name, seconds)
+    once = launch.directory / "once"
+    command = program(f"[ -e {once} ] && exec sleep 300; touch {once}\n{READY}exit 3")
+    launch = replace(launch, command=command, ready_timeout=0.5)
+    async with asyncio.timeout(30), ManagedOpenCode.start(launch) as managed:
+        failure = await managed.failed()
+    assert managed.restarts == 5
+    assert "not ready within 0.5 s" in str(failure)
+
+
+async def test_restarts_are_forgotten_once_it_was_well_for_a_while(
+    launch: Launch, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in {"FIRST_DELAY": 0.01, "WELL": 0.2}.items():
+        monkeypatch.setattr(process, name, seconds)
+    command = program(f"{READY}sleep 0.3; exit 3")
+    async with ManagedOpenCode.start(replace(launch, command=command)) as managed:
+        await eventually(lambda: managed.restarts > process.MAX_RESTARTS)
 
 
 async def test_a_death_is_noticed_while_a_grandchild_still_holds_its_output(

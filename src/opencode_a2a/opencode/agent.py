@@ -10,15 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from ..domain import events as ev
 from ..domain.catalog import Place
 from ..domain.ports import SessionGone
 from ..domain.values import (
-    Attachment,
     Decision,
     FileChange,
     Interrupt,
@@ -28,7 +27,7 @@ from ..domain.values import (
     QuestionDecision,
     SessionRef,
 )
-from ..errors import UpstreamError, UpstreamHttpError, UpstreamPayloadError
+from ..errors import UpstreamError, UpstreamHttpError
 from . import wire
 from .feed import SILENCE, Feed, Subscription
 from .http import Endpoint, Http
@@ -36,8 +35,6 @@ from .ids import new_id, part_id
 
 PAGE = 50  # messages read at once when catching up
 ABORT_AT_LAST = 1.0  # seconds an abort waits for events
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +60,6 @@ _STATUS = TypeAdapter(dict[str, wire.Status])
 _PERMISSIONS = TypeAdapter(list[wire.PermissionInfo])
 _QUESTIONS = TypeAdapter(list[wire.QuestionInfo])
 _DIFFS = TypeAdapter(list[wire.DiffInfo])
-
-
-def _read(shape: TypeAdapter[T], answer: Any) -> T:
-    try:
-        return shape.validate_python(answer)
-    except ValidationError as exc:
-        raise UpstreamPayloadError(
-            "OpenCode sent an answer in a shape this version does not know.",
-            fields=[".".join(map(str, error["loc"])) for error in exc.errors()[:5]],
-        ) from exc
 
 
 class OpenCode:
@@ -122,7 +109,7 @@ class OpenCode:
             body["permission"] = [asdict(rule) for rule in self._defaults.rules]
         await self._feed.ready()
         answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
-        created = _read(_SESSION, answer)
+        created = wire.read(_SESSION, answer)
         return SessionRef(created.id, created.title, created.directory or directory)
 
     def session(self, ref: SessionRef) -> OpenCodeSession:
@@ -147,7 +134,7 @@ class OpenCodeSession:
         body: dict[str, Any] = {
             "messageID": prompt.message_id,
             "parts": [
-                {"id": part_id(prompt.message_id, i), **_part(part)}
+                {"id": part_id(prompt.message_id, i), **wire.prompt_part(part)}
                 for i, part in enumerate(prompt.parts)
             ],
         }
@@ -176,7 +163,7 @@ class OpenCodeSession:
     async def read(self, since: str) -> Sequence[ev.AgentEvent]:
         # The status first: a message that completes in between is then seen completed and idle
         # comes with the next look, whereas the other order would show idle and unfinished.
-        statuses = _read(
+        statuses = wire.read(
             _STATUS, await self._http.call("GET", "session", "status", query=self._here)
         )
         messages = await self._messages_since(since)
@@ -248,7 +235,7 @@ class OpenCodeSession:
         answer = await self._http.call(
             "GET", "session", self.ref.id, "diff", query={"messageID": message_id}
         )
-        return tuple(wire.file_change(diff) for diff in _read(_DIFFS, answer))
+        return tuple(wire.file_change(diff) for diff in wire.read(_DIFFS, answer))
 
     async def _pending(
         self, family: Collection[str]
@@ -258,8 +245,8 @@ class OpenCodeSession:
             self._http.call("GET", "question", query=self._here),
         )
         return (
-            [p for p in _read(_PERMISSIONS, permissions) if p.session in family],
-            [q for q in _read(_QUESTIONS, questions) if q.session in family],
+            [p for p in wire.read(_PERMISSIONS, permissions) if p.session in family],
+            [q for q in wire.read(_QUESTIONS, questions) if q.session in family],
         )
 
     async def _children(self, since: int) -> dict[str, str]:
@@ -269,14 +256,14 @@ class OpenCodeSession:
         while parents:
             parent = parents.pop()
             answer = await self._http.call("GET", "session", parent, "children")
-            for child in _read(_SESSIONS, answer):
+            for child in wire.read(_SESSIONS, answer):
                 if child.time.created >= since and child.id not in found:
                     found[child.id] = parent
                     parents.append(child.id)
         return found
 
     async def _messages(self, session: str) -> list[StoredMessage]:
-        return _read(_MESSAGES, await self._http.call("GET", "session", session, "message"))
+        return wire.read(_MESSAGES, await self._http.call("GET", "session", session, "message"))
 
     async def _messages_since(self, since: str) -> list[StoredMessage]:
         """The messages from `since` on, oldest first; none when OpenCode never got it."""
@@ -287,7 +274,7 @@ class OpenCodeSession:
                 answer, headers = await self._http.exchange(
                     "GET", "session", self.ref.id, "message", query=query
                 )
-            messages = [*_read(_MESSAGES, answer), *messages]
+            messages = [*wire.read(_MESSAGES, answer), *messages]
             for index, message in enumerate(messages):
                 if message.info.id == since:
                     return messages[index:]
@@ -315,14 +302,3 @@ def _told(message: StoredMessage) -> list[ev.AgentEvent]:
     )
     parts = [event for part in message.parts for event in wire.part_events(part)]
     return [*wire.message_events(begun), *parts, *wire.message_events(info)]
-
-
-def _part(part: str | Attachment) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    file = {
-        "type": "file",
-        "mime": part.media_type,
-        "url": f"data:{part.media_type};base64,{part.content}",
-    }
-    return file | ({"filename": part.filename} if part.filename else {})

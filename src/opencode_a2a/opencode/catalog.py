@@ -26,8 +26,6 @@ from ..domain.values import (
 )
 from ..errors import InvalidParams, SessionNotFound, UpstreamBusy, UpstreamHttpError
 from . import wire
-from .agent import _part as attached
-from .agent import _read as read
 from .http import Http
 from .ids import new_id, part_id
 
@@ -213,14 +211,14 @@ class OpenCodeCatalog:
             asked["start"] = str(query.start)
         if query.search is not None:
             asked["search"] = query.search
-        found = read(_SESSIONS, await self._http.call("GET", "session", query=asked))
+        found = wire.read(_SESSIONS, await self._http.call("GET", "session", query=asked))
         return [session.info() for session in found]
 
     async def session(self, session: str) -> c.SessionInfo:
         return _info(await self._of(session, "GET"))
 
     async def children(self, session: str) -> Sequence[c.SessionInfo]:
-        found = read(_SESSIONS, await self._of(session, "GET", "children"))
+        found = wire.read(_SESSIONS, await self._of(session, "GET", "children"))
         return [child.info() for child in found]
 
     async def statuses(self, place: c.Place) -> Mapping[str, c.SessionStatus]:
@@ -233,16 +231,16 @@ class OpenCodeCatalog:
                 if status.type == "retry"
                 else (),
             )
-            for session, status in read(_STATUSES, answer).items()
+            for session, status in wire.read(_STATUSES, answer).items()
         }
 
     async def todos(self, session: str) -> Sequence[c.TodoItem]:
-        found = read(_TODOS, await self._of(session, "GET", "todo"))
+        found = wire.read(_TODOS, await self._of(session, "GET", "todo"))
         return [c.TodoItem(todo.content, todo.status, todo.priority) for todo in found]
 
     async def diff(self, session: str, message: str) -> Sequence[FileChange]:
         answer = await self._of(session, "GET", "diff", query={"messageID": message})
-        return [wire.file_change(diff) for diff in read(_DIFFS, answer)]
+        return [wire.file_change(diff) for diff in wire.read(_DIFFS, answer)]
 
     async def messages(self, session: str, limit: int, before: str | None) -> c.MessagePage:
         query = {"limit": str(limit)} | ({"before": before} if before else {})
@@ -254,7 +252,7 @@ class OpenCodeCatalog:
             if before and exc.facts.get("upstream_status") == 400:
                 raise InvalidParams.at("before", "is not a cursor of this list") from exc
             raise _refused(exc, session) from exc
-        found = read(_MESSAGES, answer)
+        found = wire.read(_MESSAGES, answer)
         return c.MessagePage(tuple(map(_message, found)), headers.get("X-Next-Cursor"))
 
     async def message(self, session: str, message: str) -> Message | None:
@@ -264,7 +262,7 @@ class OpenCodeCatalog:
             if exc.facts.get("upstream_status") == 404:
                 return None
             raise
-        found = read(_MESSAGE, answer)
+        found = wire.read(_MESSAGE, answer)
         return _message(found) if found.info.session == session else None
 
     async def prompt(self, session: str, prompt: c.SessionPrompt) -> str:
@@ -345,7 +343,7 @@ class OpenCodeCatalog:
         return ModelRef(provider, model) if slash and provider and model else None
 
     async def providers(self, place: c.Place) -> c.Providers:
-        found = read(_PROVIDERS, await self._http.call("GET", "provider", query=_at(place)))
+        found = wire.read(_PROVIDERS, await self._http.call("GET", "provider", query=_at(place)))
         connected = set(found.connected)
         return c.Providers(
             tuple(
@@ -367,30 +365,30 @@ class OpenCodeCatalog:
         )
 
     async def agents(self, place: c.Place) -> Sequence[str]:
-        found = read(_NAMES, await self._http.call("GET", "agent", query=_at(place)))
+        found = wire.read(_NAMES, await self._http.call("GET", "agent", query=_at(place)))
         return [agent.name for agent in found]
 
     async def commands(self, place: c.Place) -> Mapping[str, str]:
-        found = read(_COMMANDS, await self._http.call("GET", "command", query=_at(place)))
+        found = wire.read(_COMMANDS, await self._http.call("GET", "command", query=_at(place)))
         return {command.name: command.template for command in found}
 
     # -- places
 
     async def projects(self) -> Sequence[c.Project]:
-        found = read(_PROJECTS, await self._http.call("GET", "project"))
+        found = wire.read(_PROJECTS, await self._http.call("GET", "project"))
         return [project.project() for project in found]
 
     async def project(self, place: c.Place) -> c.Project:
         answer = await self._http.call("GET", "project", "current", query=_at(place))
-        return read(_PROJECT, answer).project()
+        return wire.read(_PROJECT, answer).project()
 
     async def workspaces(self, place: c.Place) -> Sequence[c.Workspace]:
         answer = await self._http.call("GET", "experimental", "workspace", query=_at(place))
-        return [workspace.workspace() for workspace in read(_WORKSPACES, answer)]
+        return [workspace.workspace() for workspace in wire.read(_WORKSPACES, answer)]
 
     async def workspace_types(self, place: c.Place) -> Sequence[str]:
         where = ("experimental", "workspace", "adapter")
-        found = read(_TYPES, await self._http.call("GET", *where, query=_at(place)))
+        found = wire.read(_TYPES, await self._http.call("GET", *where, query=_at(place)))
         return [adapter.type for adapter in found]
 
     async def create_workspace(self, place: c.Place, type: str, branch: str | None) -> c.Workspace:
@@ -399,7 +397,7 @@ class OpenCodeCatalog:
         answer = await self._http.call(
             "POST", *where, query=_at(place), body=body, timeout=self._patience
         )
-        return read(_WORKSPACE, answer).workspace()
+        return wire.read(_WORKSPACE, answer).workspace()
 
     async def remove_workspace(self, place: c.Place, workspace: str) -> None:
         where = ("experimental", "workspace", workspace)
@@ -407,11 +405,11 @@ class OpenCodeCatalog:
 
     async def worktrees(self, place: c.Place) -> Sequence[str]:
         answer = await self._http.call("GET", "experimental", "worktree", query=_at(place))
-        return read(_PATHS, answer)
+        return wire.read(_PATHS, answer)
 
     async def create_worktree(self, place: c.Place, name: str | None) -> c.Worktree:
         answer = await self._worktree("POST", place, body=_given({"name": name}))
-        made = read(_WORKTREE, answer)
+        made = wire.read(_WORKTREE, answer)
         return c.Worktree(made.directory, made.name, made.branch)
 
     async def remove_worktree(self, place: c.Place, directory: str) -> None:
@@ -446,7 +444,7 @@ class OpenCodeCatalog:
 
     async def _run(self, session: str, verb: str, body: Any) -> Message:
         answer = await self._of(session, "POST", verb, body=body, timeout=self._patience)
-        return _message(read(_MESSAGE, answer))
+        return _message(wire.read(_MESSAGE, answer))
 
 
 def _refused(exc: UpstreamHttpError, session: str) -> SessionNotFound | UpstreamBusy | Exception:
@@ -470,7 +468,7 @@ def _given(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _info(answer: Any) -> c.SessionInfo:
-    return read(_SESSION, answer).info()
+    return wire.read(_SESSION, answer).info()
 
 
 def _model(model: ModelRef | None) -> dict[str, str] | None:
@@ -484,7 +482,7 @@ def _part(part: c.PromptPart) -> dict[str, Any]:
         case c.Subtask():
             return {"type": "subtask"} | _given(asdict(part) | {"model": _model(part.model)})
         case str() | Attachment():
-            return attached(part)
+            return wire.prompt_part(part)
 
 
 def _model_info(provider: str, model: _Model, connected: bool) -> c.Model:

@@ -154,6 +154,9 @@ class Feed:
                 self._down(UpstreamTimeout("OpenCode does not send events.", retry_after=5))
             except UpstreamError as exc:
                 self._down(exc)
+            except Exception:  # a fault of ours; without events nobody would ever see an end
+                logger.exception("opencode.feed.broken")
+                self._down(UpstreamUnreachable("OpenCode's events cannot be read.", retry_after=5))
             wait = BACKOFF[min(attempt, len(BACKOFF) - 1)]
             attempt += 1
             await asyncio.sleep(wait * random.uniform(0.7, 1.3))

@@ -144,6 +144,11 @@ class Http:
                 yield response.content.iter_any()
 
     def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> URL:
+        if not all(segment.strip(".") for segment in segments):
+            # Encoded or not, dots are resolved on the way: this would be another route.
+            raise UpstreamHttpError(
+                "OpenCode has nothing of that name.", upstream_status=404, name="NotFoundError"
+            )
         path = "/".join(quote(segment, safe="") for segment in segments)
         search = f"?{urlencode(query, quote_via=quote)}" if query else ""
         return URL(f"{self._base}/{path}{search}", encoded=True)
@@ -152,9 +157,7 @@ class Http:
 def _checked(response: aiohttp.ClientResponse, raw: bytes) -> Any:
     is_json = response.content_type == "application/json"
     if response.status >= 400:
-        raise UpstreamHttpError(
-            _refusal(response.status), upstream_status=response.status, name=_name(raw, is_json)
-        )
+        raise _refused(response.status, raw if is_json else b"")
     if not raw:
         return None
     if not is_json:
@@ -165,23 +168,24 @@ def _checked(response: aiohttp.ClientResponse, raw: bytes) -> Any:
         raise UpstreamPayloadError("OpenCode sent an answer that is not valid JSON.") from exc
 
 
-def _refusal(status: int) -> str:
+def _refused(status: int, raw: bytes) -> UpstreamHttpError:
+    """With the error's own name. Nothing else of the body is safe to pass on."""
+    sentence = f"OpenCode answered with HTTP {status}."
     if status == 401:
-        return (
+        sentence = (
             "OpenCode refused our credentials. "
             "Check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD."
         )
-    return f"OpenCode answered with HTTP {status}."
-
-
-def _name(raw: bytes, is_json: bool) -> str | None:
-    """The error's own name. Nothing else of the body is safe to pass on."""
     try:
-        body = orjson.loads(raw) if is_json else None
+        body = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return None
+        body = None
     name = (body.get("name") or body.get("_tag")) if isinstance(body, dict) else None
-    return name if isinstance(name, str) else None
+    error = UpstreamHttpError(
+        sentence, upstream_status=status, name=name if isinstance(name, str) else None
+    )
+    error.body = body
+    return error
 
 
 def _not_opencode(response: aiohttp.ClientResponse) -> UpstreamPayloadError:

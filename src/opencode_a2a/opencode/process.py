@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import re
 import secrets
@@ -16,16 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-import aiohttp
 import structlog
 
-from .http import Endpoint
+from ..errors import UpstreamError, UpstreamHttpError
+from .http import Endpoint, Http
 
 HOST, USERNAME, PORT_ATTEMPTS = "127.0.0.1", "opencode", 5
-MAX_RESTARTS, RESTART_WINDOW, FIRST_DELAY = 5, 60.0, 0.1  # doubled with every recent restart
+MAX_RESTARTS, WELL, FIRST_DELAY = 5, 20.0, 0.1  # doubled until it was ready for WELL seconds
 TERM_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 1.0, 20, 2_000
-OURS = re.compile(
+OURS = re.compile(  # settings have their names in any case; systemd's directory holds our secrets
     "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME)"
+    "|CREDENTIALS_DIRECTORY",
+    re.IGNORECASE,
 )
 # When we are killed, the kernel ends OpenCode: PR_SET_PDEATHSIG (1) survives exec. A preexec_fn
 # that asks for it could meet a lock that another thread held at the fork; a fresh interpreter asks,
@@ -83,6 +86,7 @@ class ManagedOpenCode:
     def __init__(self, launch: Launch, sink: BinaryIO) -> None:
         self.restarts = 0
         self.pid: int | None = None  # while it is ready
+        self._ready_since = math.inf
         self._launch, self._sink, self._executable = launch, sink, find_executable(launch)
         self._port, self._password = free_port(), secrets.token_urlsafe(32)
         self._environment = child_environment(launch.environment, self._password, launch.config)
@@ -114,22 +118,24 @@ class ManagedOpenCode:
 
     async def _supervise(self) -> ManagedProcessFailed:
         clock = asyncio.get_running_loop().time
-        restarted: list[float] = []
+        in_vain = 0
         spare_ports = [free_port() for _ in range(PORT_ATTEMPTS - 1)]
         while True:
+            self._ready_since = math.inf
             death = await self._run()
             if not self._settled.is_set():
                 if not spare_ports or "ServeError" not in str(death):  # its word for a taken port
                     return death
                 self._port = spare_ports.pop()
                 continue
-            restarted = [then for then in restarted if clock() - then < RESTART_WINDOW]
-            if len(restarted) == MAX_RESTARTS:
+            if clock() - self._ready_since >= WELL:
+                in_vain = 0
+            if in_vain == MAX_RESTARTS:
                 return ManagedProcessFailed(f"{death}\n{MAX_RESTARTS} restarts did not help.")
-            delay = FIRST_DELAY * 2 ** len(restarted)
+            delay = FIRST_DELAY * 2**in_vain
             log.warning("opencode.died", reason=str(death).splitlines()[0], restart_in=delay)
             await asyncio.sleep(delay)
-            restarted.append(clock())
+            in_vain += 1
             self.restarts += 1
 
     async def _run(self) -> ManagedProcessFailed:
@@ -162,7 +168,7 @@ class ManagedOpenCode:
         if not child.ready.done():
             return f"was not ready within {self._launch.ready_timeout:g} s"
         if child.ready.result():
-            self.pid = child.pid
+            self.pid, self._ready_since = child.pid, asyncio.get_running_loop().time()
             log.info("opencode.started", pid=child.pid, port=self._port)
             self._settled.set()
         return f"exited with code {await asyncio.shield(child.exited)}"
@@ -238,19 +244,18 @@ async def has_provider(endpoint: Endpoint, directory: Path) -> bool:
     # OpenCode always lists its own gateway, even offline: key "public", a few free models. Nobody
     # chose that, so it counts only with a key of the user's or if the configured model names it.
     # Others have a key or a config entry, and a model. (`/provider` adds a catalogue of 6 MB.)
-    timeout = aiohttp.ClientTimeout(total=15)  # the first request loads the directory: 2 to 5 s
     answer: dict[str, Any] = {}
     try:
-        async with aiohttp.ClientSession(
-            endpoint.base_url, headers=endpoint.authorization, timeout=timeout
-        ) as http:
-            for path in ("/config", "/config/providers"):
-                async with http.get(path, params={"directory": str(directory)}) as response:
-                    answer |= await response.json()  # refuses every other content type
-    except (aiohttp.ClientError, TimeoutError) as exc:
-        raise ManagedProcessFailed("OpenCode did not answer about its configuration.") from exc
-    if "providers" not in answer:  # the message may quote a config file, keys and all: not repeated
-        where = answer.get("data", {}).get("path", "its log")
-        raise ManagedProcessFailed(f"OpenCode answered {answer.get('name')}: look at {where}.")
-    found = {(p["id"], p.get("options", {}).get("apiKey")) for p in answer["providers"]}
-    return bool(found - {("opencode", "public")}) or answer.get("model", "").startswith("opencode/")
+        async with Http.open(endpoint, timeout=15) as http:  # the first one loads the directory
+            for path in (["config"], ["config", "providers"]):
+                answer |= await http.call("GET", *path, query={"directory": str(directory)})
+        found = {(p["id"], p.get("options", {}).get("apiKey")) for p in answer["providers"]}
+    except UpstreamHttpError as exc:  # the message may quote a config file, keys and all
+        data = exc.body.get("data", {}) if isinstance(exc.body, dict) else {}
+        where = data.get("path", "its log") if isinstance(data, dict) else "its log"
+        name = exc.facts["name"] or exc.facts["upstream_status"]
+        raise ManagedProcessFailed(f"OpenCode answered {name}: look at {where}.") from None
+    except (UpstreamError, LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise ManagedProcessFailed("OpenCode did not say which providers it has.") from exc
+    gateway_chosen = str(answer.get("model")).startswith("opencode/")
+    return gateway_chosen or bool(found - {("opencode", "public")})

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ..domain import events as ev
 from ..domain.values import (
+    Attachment,
     Choice,
     Failure,
     FileChange,
@@ -28,6 +29,9 @@ from ..domain.values import (
     Usage,
     file_at,
 )
+from ..errors import UpstreamPayloadError
+
+T = TypeVar("T")
 
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
 RUNNING_OUTPUT = 4_096  # characters shown of a tool that still runs: its latest
@@ -164,6 +168,28 @@ class DiffInfo(BaseModel):
     additions: int = 0
     deletions: int = 0
     status: str = "modified"
+
+
+def read(shape: TypeAdapter[T], answer: Any) -> T:
+    """An answer of OpenCode's as what it should be."""
+    try:
+        return shape.validate_python(answer)
+    except ValidationError as exc:
+        raise UpstreamPayloadError(
+            "OpenCode sent an answer in a shape this version does not know.",
+            fields=[".".join(map(str, error["loc"])) for error in exc.errors()[:5]],
+        ) from exc
+
+
+def prompt_part(part: str | Attachment) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    file = {
+        "type": "file",
+        "mime": part.media_type,
+        "url": f"data:{part.media_type};base64,{part.content}",
+    }
+    return file | ({"filename": part.filename} if part.filename else {})
 
 
 def session_of(raw: Mapping[str, Any]) -> str | None:
@@ -367,8 +393,38 @@ def problem(error: ErrorInfo) -> Problem:
     return Problem(kind, f"{sentence} It said: {said}" if said else sentence, status)
 
 
-_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+|(?<!\w)/(?:[\w.-]+/)+[\w.-]*", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"""
+    \b[a-z][a-z0-9+.-]*://\S+                              # a URL
+    | (?<!\w)/(?:[\w.-]+/)+[\w.-]*                         # a path,
+    | (?:\b[a-z]:[\\/]|\\\\)\S*(?:[ ]\S*\\\S*)*           # also on Windows, with spaces
+    | (?<=ENOTFOUND[ ])\S+ | (?<=EAI_AGAIN[ ])\S+          # a host, says Node
+    | \[?(?<![\w:])(?=[0-9a-f:]*::|(?:[0-9a-f]+:){7})[0-9a-f:.]+\]?(?::\d+)?  # IPv6
+    | \b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b               # IPv4
+    | (?:[\w.+-]+@)?\b(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?\b  # dotted names; a file's goes with them
+    | \b[a-z][\w-]*:\d{2,5}\b                            # host:port
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_KEYED = (
+    re.compile(  # a value after a word for secrets: any after a colon, else if it looks like one
+        r"""
+    ((?<![\w-]) (?:[\w-]*(?:key|token|passw(?:or)?d|secret|credential|authorization)|bearer|basic)
+    ["']? (?:\s+(?:is|was|provided|given|used))* )
+    (?: (\s*[:=]\s*)(?:(?:bearer|basic)\s+)?\S+ | (\s+)(?:["'`]|(?=\S*\d))\S+ )
+    """,
+        re.IGNORECASE | re.VERBOSE,
+    )
+)
 _SECRET = re.compile(r"\b(?:sk|pk|key|ghp|xox\w)[-_]\S+|[A-Za-z0-9_\-+/=*]{24,}", re.IGNORECASE)
+_SQL = re.compile(  # capitals, or what no sentence has: people, too, select something from a list
+    r"""
+    Failed[ ]query | \bSELECT\s.+\sFROM\s | \bUPDATE\s.+\sSET\s
+    | (?i: \binsert\s+into\s | \bdelete\s+from\s | \bupdate\s+\S+\s+set\s
+         | \bselect\s.+\sfrom\s+(?: ["'`] | \S+\s+(?:where|order|limit|join)\b ))
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 
 
 def scrub(message: str) -> str:
@@ -376,10 +432,11 @@ def scrub(message: str) -> str:
 
     A database error is nobody's business but the log's: nothing of it is kept.
     """
-    line = message.strip().partition("\n")[0]
-    if line.startswith("Failed query"):
+    message = message.strip()[:1_000]
+    if _SQL.search(message):
         return ""
-    return _SECRET.sub("[…]", _ADDRESS.sub("[…]", line))[:300]
+    line = _ADDRESS.sub("[…]", message.partition("\n")[0])
+    return _SECRET.sub("[…]", _KEYED.sub(r"\1\2\3[…]", line))[:300]
 
 
 def _delta(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
