@@ -40,6 +40,7 @@ from .service.access import Access
 from .service.checks import Checks
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
 from .service.interrupts import Interrupts
+from .service.places import Places
 from .service.recovery import Recovery
 from .service.sessions import Sessions
 from .service.tasks import Tasks
@@ -111,17 +112,18 @@ async def build(
         interrupts = Interrupts(log, turns, asked, server.permission_always)
         inputs = Inputs(files, server.max_part_bytes, server.max_message_bytes)
         catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)
+        shared = server.shared_sessions
+        places = Places(catalog, bindings, root, shared, server.allow_directory_override)
         access = Access(
             catalog,
             bindings,
-            root,
-            server.shared_sessions,
-            server.allow_directory_override,
+            places,
+            shared,
             now_ms,
             int(server.pending_session_claim_ttl_seconds * 1_000),
             rules,
         )
-        checks = Checks(catalog, root)
+        checks = Checks(catalog)
         wishes = Wishes(access, checks, catalog, sessions, bindings)
         tasks = Tasks(agent or opencode, log, turns, interrupts, wishes, inputs, now_ms)
 
@@ -135,9 +137,14 @@ async def build(
         async def opencode_works() -> bool:
             return opencode.connected
 
-        services = Services(agent or opencode, catalog, access, checks, inputs, interrupts)
+        services = Services(agent or opencode, catalog, access, places, checks, inputs, interrupts)
         published = publication(settings, url, services)
-        app = FastAPI(title=server.title, version=__version__, redoc_url=None)
+        app = FastAPI(
+            title=server.title,
+            version=__version__,
+            redoc_url=None,
+            swagger_ui_oauth2_redirect_url=None,
+        )
         app.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]
         health = Health({"store": store_works, "opencode": opencode_works})
         operations = Operations(tasks, published.card, stopping, server.strict_version)

@@ -384,6 +384,17 @@ class Environment(Group):
             "A2A_SANDBOX_WRITABLE_ROOTS: contradicts A2A_WRITE_ACCESS_SCOPE=" + writes: (
                 roots and writes in ("workspace", "none")
             ),
+            "A2A_SANDBOX_WRITABLE_ROOTS: there are none with A2A_SANDBOX_MODE=none": (
+                roots and self.sandbox_mode == "none"
+            ),
+            "A2A_SANDBOX_FILESYSTEM_SCOPE: declared_roots needs A2A_SANDBOX_WRITABLE_ROOTS": (
+                self.sandbox_filesystem_scope == "declared_roots" and not roots
+            ),
+            f"A2A_WRITE_ACCESS_SCOPE: {writes} is more than "
+            f"A2A_SANDBOX_FILESYSTEM_SCOPE={self.sandbox_filesystem_scope}": (
+                self.sandbox_filesystem_scope in ("workspace", "declared_roots")
+                and writes == "unrestricted"
+            ),
             "A2A_WRITE_ACCESS_SCOPE: declared_roots needs A2A_SANDBOX_WRITABLE_ROOTS": (
                 writes == "declared_roots" and not roots
             ),

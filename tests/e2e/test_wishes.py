@@ -105,6 +105,17 @@ async def test_a_place_inside_the_workspace_and_no_other(
     assert "use a new context" in (await refused(either, moved)).message
 
 
+async def test_an_agent_keeps_its_own_model_whatever_was_chosen_before(
+    either: PythonClient, behind: Behind
+) -> None:
+    other = {"model": {"providerID": "demo", "modelID": "demo-small"}}
+    first = await either.send(wishing("one", shared=other))
+    for agent in ({"agent": "seer"}, {"agent": "build"}):
+        await either.send(wishing("more", context=first.context_id, opencode=agent))
+    prompts = await behind.prompts(shared(first)["session"]["id"])
+    assert [prompt["model"] for prompt in prompts] == ["demo-small", "demo-vision", "demo"]
+
+
 async def test_an_agent_is_chosen_if_there_is_such_a_one(
     either: PythonClient, behind: Behind
 ) -> None:

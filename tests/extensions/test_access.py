@@ -200,6 +200,16 @@ def test_a_session_that_is_being_made_waits_for_its_owner(
             assert error["type"] == "SESSION_NOT_FOUND"
 
 
+def test_a_copy_made_in_opencode_belongs_to_whom_the_original_does(
+    alice: Line, bob: Line, hers: tuple[str, str], inside: Inside
+) -> None:
+    session, _ = hers
+    copy = inside.http.post(f"/session/{session}/fork", json={}).json()["id"]
+    assert alice.call("opencode.sessions.get", session_id=copy)["item"]["id"] == copy
+    error = bob.refused("opencode.sessions.get", session_id=copy)
+    assert error["type"] == "SESSION_NOT_FOUND"
+
+
 def test_of_two_who_take_it_at_the_same_time_one_has_it(
     alice: Line, bob: Line, inside: Inside
 ) -> None:

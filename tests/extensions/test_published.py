@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from a2a.compat.v0_3 import types as v03
 from a2a.types.a2a_pb2 import AgentCard
+from fastapi import FastAPI
 from jsonschema import Draft202012Validator
+from starlette.routing import Route
 
+from opencode_a2a.app import publication
+from opencode_a2a.config import load
 from opencode_a2a.contract.declare import SPECIFICATIONS
 from opencode_a2a.extensions import ALL
-from opencode_a2a.inbound.operations import RPC_METHODS
+from opencode_a2a.inbound.health import Health
+from opencode_a2a.inbound.operations import RPC_METHODS, Operations
+from opencode_a2a.inbound.routes import add_routes
 from tests.api.forms import FORMS, Form
 from tests.cli.commands import run
 from tests.e2e.protojson import from_json
 from tests.extensions.conftest import EVERYTHING, METHODS, Json, Line, settings
-from tests.running import ROOT
+from tests.running import ROOT, TOKEN
 
 CARD = "/.well-known/agent-card.json"
 TOGGLED = {name for name, method in METHODS.items() if method.toggle is not None}
@@ -145,7 +152,25 @@ def test_every_endpoint_that_is_declared_answers_and_no_other(alice: Line) -> No
         for verb, about in verbs.items()
         if "200" in about["responses"]
     }
-    assert described | {"GET /openapi.json"} == declared
+    assert described | {"GET /openapi.json", "GET /docs"} == declared
+
+
+async def test_no_route_is_there_that_is_not_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that do something: a method of push answers that there is no such thing here."""
+    monkeypatch.setenv("A2A_BEARER_TOKEN", TOKEN)
+    published = publication(load(), "http://127.0.0.1:8000")
+    app = FastAPI(redoc_url=None, swagger_ui_oauth2_redirect_url=None)
+    stopping = asyncio.get_running_loop().create_future()
+    operations = Operations(cast(Any, None), published.card, stopping)
+    add_routes(app, operations, published.contract, Health({}), 1024)
+    served = {
+        f"{verb} {route.path.removeprefix('/{tenant}')}"
+        for route in app.routes
+        if isinstance(route, Route)
+        for verb in route.methods or ()
+        if verb != "HEAD" and "pushNotificationConfigs" not in route.path
+    }
+    assert served == set(published.wire_contract["core"]["http_endpoints"])
 
 
 def test_the_openapi_document_says_the_same_as_the_extended_card(alice: Line) -> None:

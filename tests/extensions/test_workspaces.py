@@ -6,6 +6,7 @@ Whatever is handed to a method that removes or resets is a throwaway directory o
 from __future__ import annotations
 
 import json
+import subprocess
 import uuid
 from pathlib import Path
 
@@ -111,6 +112,56 @@ def test_a_directory_that_is_no_worktree_is_never_handed_on(
     assert (victim / "precious.txt").read_text() == "keep me\n"
     assert (tree / "README.md").exists()
     assert below.exists()
+
+
+def test_a_clone_is_no_worktree_though_opencode_takes_it_for_one(
+    alice: Line, inside: Inside, tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(inside.workspace), str(clone)], check=True)
+    liar = tmp_path / "liar"  # it says of itself what git does not know of
+    liar.mkdir()
+    (liar / ".git").write_text((made(alice, inside) / ".git").read_text())
+    sessions = [inside.session("in a copy", copy) for copy in (clone, liar)]
+    assert (
+        str(clone)
+        in inside.http.get(
+            "/experimental/worktree", params={"directory": str(inside.workspace)}
+        ).json()
+    )
+    assert not worktrees(alice) & {str(clone), str(liar), str(inside.workspace)}
+    for copy in (clone, liar):
+        for method in ("opencode.worktrees.remove", "opencode.worktrees.reset"):
+            error = alice.refused(method, request={"directory": str(copy)})
+            assert list(error["fields"]) == ["request.directory"]
+        assert (copy / ".git").exists()
+    for session in sessions:
+        error = alice.refused("opencode.sessions.get", session_id=session)
+        assert error["type"] == "SESSION_FORBIDDEN"
+
+
+def test_what_one_caller_had_made_does_not_exist_for_another(
+    alice: Line, bob: Line, inside: Inside
+) -> None:
+    tree = made(alice, inside)
+    request = {"type": "worktree", "branch": f"b-{uuid.uuid4().hex[:8]}"}
+    item = alice.call("opencode.workspaces.create", request=request)["item"]
+    workspace, directory = item["workspace_id"], item["directory"]
+    assert not worktrees(bob) & {str(tree), directory}
+    listed = bob.call("opencode.workspaces.list")["items"]
+    assert workspace not in {each["workspace_id"] for each in listed}
+    for method in ("opencode.worktrees.remove", "opencode.worktrees.reset"):
+        for hers in (str(tree), directory):
+            error = bob.refused(method, request={"directory": hers})
+            assert list(error["fields"]) == ["request.directory"]
+    error = bob.refused("opencode.workspaces.remove", workspace_id=workspace)
+    assert list(error["fields"]) == ["workspace_id"]
+    routed = {"opencode": {"workspace": {"id": workspace}}}
+    error = bob.refused("opencode.sessions.list", metadata=routed)
+    assert list(error["fields"]) == ["metadata.opencode.workspace.id"]
+    assert tree.exists()
+    assert alice.call("opencode.workspaces.remove", workspace_id=workspace) == {"ok": True}
+    alice.call("opencode.worktrees.remove", request={"directory": str(tree)})
 
 
 @pytest.mark.parametrize("method", ["opencode.worktrees.remove", "opencode.worktrees.reset"])

@@ -11,8 +11,10 @@ from typing import Any, cast
 import pytest
 
 from opencode_a2a.domain.catalog import Catalog, Place, SessionInfo, SessionQuery
-from opencode_a2a.domain.values import SessionRef
+from opencode_a2a.domain.values import PermissionRule, SessionRef
+from opencode_a2a.errors import StoreUnavailable, UpstreamTimeout
 from opencode_a2a.service.access import FURTHEST, Access
+from opencode_a2a.service.places import Places
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from tests.service.house import ALICE
@@ -31,13 +33,23 @@ class Watched(SqlBindings):
         return found
 
 
+class Full(Watched):
+    full = False
+
+    async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
+        if self.full:
+            raise StoreUnavailable("full")
+        return await super().claim(owner, session, until)
+
+
 async def _session(session_id: str) -> SessionInfo:
     return SESSION
 
 
 def access(owners: Watched) -> Access:
     catalog = cast(Catalog, SimpleNamespace(session=_session))
-    return Access(catalog, owners, Path("/"), True, True, lambda: 0, claim_ms=20)
+    places = Places(catalog, owners, Path("/"), shared=True, directories=True)
+    return Access(catalog, owners, places, True, lambda: 0, claim_ms=20)
 
 
 async def test_a_claim_is_held_as_long_as_it_takes_and_made_final() -> None:
@@ -60,6 +72,35 @@ async def test_what_fails_leaves_a_claim_that_ends() -> None:
         assert await owners.owners([SESSION.id]) == {}
 
 
+async def test_rules_are_set_before_anybody_owns_a_session() -> None:
+    tries: list[str] = []
+
+    async def restrict(session_id: str, rules: object) -> None:
+        tries.append(session_id)
+        if len(tries) == 1:
+            raise UpstreamTimeout("too slow")
+
+    async with asyncio.timeout(30), Database.open("sqlite://") as database:
+        owners = SqlBindings(database)
+        catalog = cast(Catalog, SimpleNamespace(session=_session, restrict=restrict))
+        places = Places(catalog, owners, Path("/"), shared=True, directories=True)
+        rules = (PermissionRule("bash", "*", "ask"),)
+        guard = Access(catalog, owners, places, True, lambda: 0, 20, rules)
+        with pytest.raises(UpstreamTimeout):
+            await guard.own(ALICE, SESSION.ref)
+        assert await owners.owners([SESSION.id]) == {}
+        await guard.own(ALICE, SESSION.ref)
+        await guard.own(ALICE, SESSION.ref)
+        assert tries == [SESSION.id] * 2
+
+
+async def test_what_is_done_is_not_denied_because_of_the_store() -> None:
+    async with asyncio.timeout(30), Database.open("sqlite://") as database:
+        owners = Full(database)
+        async with access(owners).claiming(ALICE, SESSION.id):
+            owners.full = True
+
+
 class Crowd:
     """Sessions of Bob, one of Alice among them, so many that no list has an end."""
 
@@ -78,7 +119,8 @@ class Crowd:
 @pytest.mark.parametrize(("of_alice", "found"), [(3, True), (5_000, True), (50_000, False)])
 async def test_a_list_looks_further_back_but_not_for_ever(of_alice: int, found: bool) -> None:
     crowd = cast(Any, Crowd(of_alice))
-    access = Access(crowd, crowd, Path("/home/project"), False, False, lambda: 0, claim_ms=1)
+    places = Places(crowd, crowd, Path("/home/project"), shared=False, directories=False)
+    access = Access(crowd, crowd, places, False, lambda: 0, claim_ms=1)
     seen = await access.latest(ALICE, Place("/home/project"), SessionQuery(2))
     assert [session.id for session in seen] == [crowd.of_alice] * found
     assert max(crowd.listed) == FURTHEST

@@ -18,6 +18,7 @@ from ..errors import (
     InvalidParams,
     MethodDisabled,
     ServiceError,
+    StoreUnavailable,
     UpstreamHttpError,
     UpstreamPayloadError,
     UpstreamTimeout,
@@ -43,6 +44,7 @@ COMMON_ERRORS: tuple[type[ServiceError], ...] = (
     UpstreamTimeout,
     UpstreamHttpError,
     UpstreamPayloadError,
+    StoreUnavailable,
 )
 
 

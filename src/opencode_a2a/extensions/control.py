@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
-import structlog
 from pydantic import Field
 
 from ..contract.declare import Toggle
@@ -23,10 +22,11 @@ from ..domain.catalog import (
     Subtask,
 )
 from ..domain.scopes import Scope
-from ..domain.values import Attachment, Caller, file_at
+from ..domain.values import Attachment, Caller, ModelRef, file_at
 from ..errors import ContentTypeNotSupported, UpstreamError, UpstreamTimeout
 from ..service.inputs import Room
 from ..service.turns import ABORT_AGAIN
+from .audit import audited
 from .services import Services
 from .sessions import OneMessage, Session, changing
 from .shapes import Done, ModelName, Name
@@ -35,9 +35,11 @@ SHELL = Toggle(
     "A2A_ENABLE_SESSION_SHELL", "it runs any command on the OpenCode host without asking."
 )
 GOODBYE = 10.0  # seconds to end a run
-logger = structlog.get_logger()
 
 _control = partial(changing, effect="control")
+
+
+FROM_NOW_ON = Field(default=None, description="From now on, for this session")
 
 
 class TextPart(Params):
@@ -72,7 +74,7 @@ class Prompting(Params):
     parts: list[
         Annotated[TextPart | FilePart | AgentPart | SubtaskPart, Field(discriminator="type")]
     ] = Field(min_length=1, max_length=MOST_PARTS)
-    model: ModelName | None = Field(default=None, description="From now on, for this session")
+    model: ModelName | None = FROM_NOW_ON
     agent: Name | None = None
     variant: Name | None = None
     system: str | None = Field(default=None, description="Added to the system prompt")
@@ -122,6 +124,7 @@ async def prompt_async(
             tuple(asked.tools),
         ),
     )
+    await _keep(services, session, model)
     return Prompted(session_id=session.id, message_id=message_id)
 
 
@@ -160,7 +163,7 @@ class Commanding(Params):
     command: Name
     arguments: str = ""
     agent: Name | None = None
-    model: ModelName | None = None
+    model: ModelName | None = FROM_NOW_ON
     variant: Name | None = None
     parts: list[FilePart] = Field(default=[], max_length=MOST_PARTS)
 
@@ -197,7 +200,14 @@ async def command(
     except UpstreamTimeout:
         await _stop(services, session)
         raise
+    await _keep(services, session, model)
     return OneMessage.of(message, session.id, caller)
+
+
+async def _keep(services: Services, session: SessionInfo, model: ModelRef | None) -> None:
+    """OpenCode goes on with the model; so must we, who might bring it back to an earlier one."""
+    if model is not None:
+        await services.access.owners.forget_model(session.id)
 
 
 async def _stop(services: Services, session: SessionInfo) -> None:
@@ -249,21 +259,19 @@ async def shell(
     model = asked.model.ref if asked.model else None
     await services.checks.model(session, model, "request.model")
     # Who ran something, where and when. Not what: a command can hold a secret.
-    audit = logger.bind(
-        principal=caller.principal,
-        session_id=session.id,
-        directory=session.directory,
-        command_sha256=hashlib.sha256(asked.command.encode()).hexdigest(),
-        command_bytes=len(asked.command.encode()),
-    )
-    audit.warning("audit.session_shell", outcome="started")
+    facts = {
+        "principal": caller.principal,
+        "session_id": session.id,
+        "directory": session.directory,
+        "command_sha256": hashlib.sha256(asked.command.encode()).hexdigest(),
+        "command_bytes": len(asked.command.encode()),
+    }
     try:
-        message = await services.catalog.shell(session.id, asked.agent, asked.command, model)
+        with audited("audit.session_shell", **facts):
+            message = await services.catalog.shell(session.id, asked.agent, asked.command, model)
     except UpstreamTimeout:
-        audit.warning("audit.session_shell", outcome="timed out")
         await _stop(services, session)
         raise
-    audit.warning("audit.session_shell", outcome="ended")
     return OneMessage.of(message, session.id, caller)
 
 

@@ -24,7 +24,6 @@ from ..errors import (
     InterruptRequestExpired,
     InterruptRequestNotFound,
     InterruptTypeMismatch,
-    StoreUnavailable,
     UnsupportedOperation,
     UpstreamBusy,
 )
@@ -73,7 +72,6 @@ _ERRORS = (
     InterruptTypeMismatch,
     UnsupportedOperation,  # the task ends at this very moment
     UpstreamBusy,
-    StoreUnavailable,
 )
 
 
@@ -157,13 +155,13 @@ class Items(BaseModel):
     items: list[Item]
 
 
-@RECOVERY.method("opencode.permissions.list", scope=Scope.TASKS_READ, errors=(StoreUnavailable,))
+@RECOVERY.method("opencode.permissions.list", scope=Scope.TASKS_READ)
 async def list_permissions(services: Services, caller: Caller, params: Listing) -> Items:
     """The permissions the agent waits for, in this caller's tasks."""
     return await _list(services, caller, PermissionAsk)
 
 
-@RECOVERY.method("opencode.questions.list", scope=Scope.TASKS_READ, errors=(StoreUnavailable,))
+@RECOVERY.method("opencode.questions.list", scope=Scope.TASKS_READ)
 async def list_questions(services: Services, caller: Caller, params: Listing) -> Items:
     """The questions the agent waits for, in this caller's tasks."""
     return await _list(services, caller, QuestionAsk)

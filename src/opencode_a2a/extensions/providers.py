@@ -41,19 +41,19 @@ class FoundModels(Found):
 @PROVIDERS.method("opencode.providers.list", scope=Scope.SESSIONS_READ, effect="read")
 async def list_providers(services: Services, caller: Caller, params: Which) -> FoundProviders:
     """The model providers."""
-    found = await _found(services, params)
+    found = await _found(services, caller, params)
     return FoundProviders(items=list(found.providers), **_summary(found))
 
 
 @PROVIDERS.method("opencode.models.list", scope=Scope.SESSIONS_READ, effect="read")
 async def list_models(services: Services, caller: Caller, params: Which) -> FoundModels:
     """Their models."""
-    found = await _found(services, params)
+    found = await _found(services, caller, params)
     return FoundModels(items=list(found.models), **_summary(found))
 
 
-async def _found(services: Services, params: Which) -> Providers:
-    found = await services.catalog.providers(await params.place(services))
+async def _found(services: Services, caller: Caller, params: Which) -> Providers:
+    found = await services.catalog.providers(await params.place(services, caller))
     wanted = params.provider_id
     if wanted is None:
         return found

@@ -10,6 +10,7 @@ from ..service.access import Access
 from ..service.checks import Checks
 from ..service.inputs import Inputs
 from ..service.interrupts import Interrupts
+from ..service.places import Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Services:
     agent: Agent
     catalog: Catalog
     access: Access
+    places: Places
     checks: Checks
     inputs: Inputs
     interrupts: Interrupts

@@ -39,7 +39,6 @@ from ..errors import (
     ServiceError,
     SessionForbidden,
     SessionNotFound,
-    StoreUnavailable,
     UpstreamBusy,
 )
 from ..service.wishes import LISTED
@@ -76,7 +75,7 @@ SESSIONS = Extension(
     },
 )
 
-_READ = (SessionNotFound, SessionForbidden, StoreUnavailable)
+_READ = (SessionNotFound, SessionForbidden)
 _CHANGE = (*_READ, UpstreamBusy)
 _read = partial(SESSIONS.method, scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
 
@@ -188,10 +187,10 @@ class Statuses(BaseModel):
     items: list[SessionStatus]
 
 
-@_read("opencode.sessions.status", errors=_READ[2:])
+@_read("opencode.sessions.status", errors=())
 async def status(services: Services, caller: Caller, params: InDirectory) -> Statuses:
     """What the latest 100 sessions of a directory are doing."""
-    place = await params.place(services, params.directory)
+    place = await params.place(services, caller, params.directory)
     working = await services.catalog.statuses(place)
     sessions = await services.access.latest(caller, place, SessionQuery(100))
     items = [working.get(s.id, SessionStatus(s.id, "idle")) for s in sessions]
@@ -205,14 +204,15 @@ class Listing(InDirectory):
     search: str | None = Field(default=None, min_length=1, max_length=255, description="In titles")
 
 
-@_read("opencode.sessions.list", errors=_READ[2:])
+@_read("opencode.sessions.list", errors=())
 async def list_sessions(services: Services, caller: Caller, params: Listing) -> Tasks:
     """The sessions of the project, or of one directory, latest change first.
 
     Among the latest 6400 of all callers; older ones are found by `search` or `directory`.
     """
-    place = await params.place(services, params.directory)
-    everywhere = place == await services.access.place(None, None) and params.directory is None
+    place = await params.place(services, caller, params.directory)
+    named = params.directory or params.asked.directory
+    everywhere = place == services.places.home and named is None
     query = SessionQuery(params.limit, everywhere, params.roots, params.start, params.search)
     sessions = await services.access.latest(caller, place, query)
     return Tasks(items=[_task(session, caller) for session in sessions])

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from ..contract.params import Directory, Params, WorkspaceId
 from ..domain.catalog import Place
-from ..domain.values import ModelRef, timestamp
+from ..domain.values import Caller, ModelRef, timestamp
 from .services import Services
 
 Name = Annotated[str, Field(min_length=1, max_length=255)]
@@ -45,14 +45,18 @@ class Placed(Params):
 
     metadata: Routing = Routing()
 
-    async def place(self, services: Services, directory: str | None = None) -> Place:
-        asked = self.metadata.opencode or Routing.OpenCode()
+    @property
+    def asked(self) -> Routing.OpenCode:
+        return self.metadata.opencode or Routing.OpenCode()
+
+    async def place(
+        self, services: Services, caller: Caller, directory: str | None = None
+    ) -> Place:
+        asked = self.asked
         workspace = asked.workspace.id if asked.workspace else None
         if directory is not None:
-            return await services.access.place(directory, workspace)
-        return await services.access.place(
-            asked.directory, workspace, "metadata.opencode.directory"
-        )
+            return await services.places.place(caller, directory, workspace, "directory")
+        return await services.places.place(caller, asked.directory, workspace)
 
 
 class ModelName(Params):

@@ -6,11 +6,11 @@ and worktrees experimental.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 from pydantic import BaseModel, Field
 
 from ..contract.declare import Extension, Toggle
@@ -19,13 +19,13 @@ from ..domain.catalog import Place, Project, Workspace, Worktree
 from ..domain.scopes import Scope
 from ..domain.values import Caller
 from ..errors import InvalidParams
+from .audit import audited
 from .services import Services
 from .shapes import Done, Name, Placed
 
 MUTATIONS = Toggle(
     "A2A_ENABLE_WORKSPACE_MUTATIONS", "it creates and deletes directories on the OpenCode host."
 )
-logger = structlog.get_logger()
 
 WORKSPACES = Extension(
     "opencode-workspace-control-v1",
@@ -35,7 +35,8 @@ WORKSPACES = Extension(
     extended={
         "routing": "metadata.opencode.workspace.id counts more than metadata.opencode.directory, "
         "which must be inside the workspace root",
-        "ownership": "projects, workspaces and worktrees are shared by all callers",
+        "ownership": "a caller sees and removes the workspaces and worktrees it made, and those "
+        "nobody owns when A2A_SHARED_SESSIONS is true",
     },
 )
 
@@ -57,8 +58,8 @@ class OneProject(BaseModel):
 @_read("opencode.projects.list", upstream_stability="stable")
 async def list_projects(services: Services, caller: Caller, params: Placed) -> Projects:
     """The project of the workspace, and those inside it."""
-    current = await services.catalog.project(await params.place(services))
-    root = services.access.root
+    current = await services.catalog.project(await params.place(services, caller))
+    root = services.places.root
     inside = [p for p in await services.catalog.projects() if Path(p.worktree).is_relative_to(root)]
     return Projects(items=[current, *(p for p in inside if p.project_id != current.project_id)])
 
@@ -66,7 +67,7 @@ async def list_projects(services: Services, caller: Caller, params: Placed) -> P
 @_read("opencode.projects.current", upstream_stability="stable")
 async def current_project(services: Services, caller: Caller, params: Placed) -> OneProject:
     """The project a directory belongs to."""
-    return OneProject(item=await services.catalog.project(await params.place(services)))
+    return OneProject(item=await services.catalog.project(await params.place(services, caller)))
 
 
 class Workspaces(BaseModel):
@@ -80,8 +81,8 @@ class OneWorkspace(BaseModel):
 @_read("opencode.workspaces.list", upstream_stability="experimental")
 async def list_workspaces(services: Services, caller: Caller, params: Placed) -> Workspaces:
     """OpenCode's workspaces for the project."""
-    place = await params.place(services)
-    return Workspaces(items=list(await services.catalog.workspaces(place)))
+    place = await params.place(services, caller)
+    return Workspaces(items=await services.places.workspaces(caller, place))
 
 
 class NewWorkspace(Params):
@@ -98,14 +99,15 @@ async def create_workspace(
     services: Services, caller: Caller, params: CreateWorkspace
 ) -> OneWorkspace:
     """Make a workspace; OpenCode must have them switched on."""
-    place = await params.place(services)
+    place = await params.place(services, caller)
     types = await services.catalog.workspace_types(place)
     if params.request.type not in types:
         raise InvalidParams.at("request.type", f"must be one of {', '.join(types)}")
-    made = await services.catalog.create_workspace(
-        place, params.request.type, params.request.branch
-    )
-    _audit(caller, "workspace created", made.workspace_id)
+    with _audited(caller, "create workspace", params.request.type):
+        made = await services.catalog.create_workspace(
+            place, params.request.type, params.request.branch
+        )
+        await services.places.own(caller, filter(None, (made.workspace_id, made.directory)))
     return OneWorkspace(item=made)
 
 
@@ -116,10 +118,11 @@ class RemoveWorkspace(Placed):
 @_mutation("opencode.workspaces.remove", upstream_stability="experimental")
 async def remove_workspace(services: Services, caller: Caller, params: RemoveWorkspace) -> Done:
     """Delete a workspace and its directory."""
-    place = await params.place(services)
-    found = await services.checks.workspace(place, params.workspace_id, "workspace_id")
-    await services.catalog.remove_workspace(place, found.workspace_id)
-    _audit(caller, "workspace removed", found.workspace_id)
+    place = await params.place(services, caller)
+    found = await services.places.workspace(caller, place, params.workspace_id, "workspace_id")
+    with _audited(caller, "remove workspace", found.workspace_id):
+        await services.catalog.remove_workspace(place, found.workspace_id)
+        await services.places.forget(filter(None, (found.workspace_id, found.directory)))
     return Done()
 
 
@@ -134,7 +137,7 @@ class OneWorktree(BaseModel):
 @_read("opencode.worktrees.list", upstream_stability="experimental")
 async def list_worktrees(services: Services, caller: Caller, params: Placed) -> Worktrees:
     """The project's worktrees that OpenCode knows."""
-    found = await services.catalog.worktrees(await params.place(services))
+    found = await services.places.worktrees(caller, await params.place(services, caller))
     return Worktrees(items=[Worktree(directory, Path(directory).name) for directory in found])
 
 
@@ -151,9 +154,10 @@ async def create_worktree(
     services: Services, caller: Caller, params: CreateWorktree
 ) -> OneWorktree:
     """Make a worktree with a branch of its own."""
-    place = await params.place(services)
-    made = await services.catalog.create_worktree(place, params.request.name)
-    _audit(caller, "worktree created", made.directory)
+    place = await params.place(services, caller)
+    with _audited(caller, "create worktree", params.request.name):
+        made = await services.catalog.create_worktree(place, params.request.name)
+        await services.places.own(caller, [made.directory])
     return OneWorktree(item=made)
 
 
@@ -164,30 +168,31 @@ class AWorktree(Params):
 class ExistingWorktree(Placed):
     request: AWorktree
 
-    async def listed(self, services: Services) -> tuple[Place, str]:
+    async def listed(self, services: Services, caller: Caller) -> tuple[Place, str]:
         """The worktree, in OpenCode's own words: it would delete any directory it is told."""
-        place = await self.place(services)
+        place = await self.place(services, caller)
         asked = self.request.directory
-        return place, await services.checks.worktree(place, asked, "request.directory")
+        return place, await services.places.worktree(caller, place, asked, "request.directory")
 
 
 @_mutation("opencode.worktrees.remove", upstream_stability="experimental")
 async def remove_worktree(services: Services, caller: Caller, params: ExistingWorktree) -> Done:
     """Delete a worktree and its branch; it must be one that OpenCode lists."""
-    place, worktree = await params.listed(services)
-    await services.catalog.remove_worktree(place, worktree)
-    _audit(caller, "worktree removed", worktree)
+    place, worktree = await params.listed(services, caller)
+    with _audited(caller, "remove worktree", worktree):
+        await services.catalog.remove_worktree(place, worktree)
+        await services.places.forget([worktree])
     return Done()
 
 
 @_mutation("opencode.worktrees.reset", upstream_stability="experimental")
 async def reset_worktree(services: Services, caller: Caller, params: ExistingWorktree) -> Done:
     """Bring a worktree back to the default branch, losing what was changed."""
-    place, worktree = await params.listed(services)
-    await services.catalog.reset_worktree(place, worktree)
-    _audit(caller, "worktree reset", worktree)
+    place, worktree = await params.listed(services, caller)
+    with _audited(caller, "reset worktree", worktree):
+        await services.catalog.reset_worktree(place, worktree)
     return Done()
 
 
-def _audit(caller: Caller, what: str, which: str) -> None:
-    logger.warning("audit.workspace", principal=caller.principal, did=what, target=which)
+def _audited(caller: Caller, action: str, target: str | None) -> AbstractContextManager[None]:
+    return audited("audit.workspace", principal=caller.principal, action=action, target=target)

@@ -117,7 +117,10 @@ class Published:
         return {
             "default_version": "0.3",
             "strict_version": self.deployment.strict_version,
-            "versions": {"0.3": line("0.3", "/v1"), "1.0": line("1.0", "")},
+            "versions": {
+                "0.3": line("0.3", "/v1"),
+                "1.0": line("1.0", "") | {"http_tenant_prefix": "/{tenant}"},
+            },
         }
 
     @cached_property
@@ -223,4 +226,4 @@ def endpoints() -> list[str]:
         for dialect in route.lines
         for verb in route.methods
     ]
-    return ["POST /", *rest, *PUBLIC_ENDPOINTS, "GET /openapi.json"]
+    return ["POST /", *rest, *PUBLIC_ENDPOINTS, "GET /openapi.json", "GET /docs"]

@@ -137,8 +137,9 @@ class _Providers(BaseModel):
     connected: list[str] = []
 
 
-class _Named(BaseModel):
+class _Agent(BaseModel):
     name: str
+    model: _ModelName | None = None
 
 
 class _Command(BaseModel):
@@ -182,9 +183,9 @@ _SESSION, _SESSIONS = TypeAdapter(_Session), TypeAdapter(list[_Session])
 _MESSAGE, _MESSAGES = TypeAdapter(_Message), TypeAdapter(list[_Message])
 _STATUSES = TypeAdapter(dict[str, wire.Status])
 _TODOS, _DIFFS = TypeAdapter(list[wire.TodoInfo]), TypeAdapter(list[wire.DiffInfo])
-_PROVIDERS, _NAMES, _TYPES = (
+_PROVIDERS, _AGENTS, _TYPES = (
     TypeAdapter(_Providers),
-    TypeAdapter(list[_Named]),
+    TypeAdapter(list[_Agent]),
     TypeAdapter(list[_Type]),
 )
 _COMMANDS = TypeAdapter(list[_Command])
@@ -364,9 +365,12 @@ class OpenCodeCatalog:
             ),
         )
 
-    async def agents(self, place: c.Place) -> Sequence[str]:
-        found = wire.read(_NAMES, await self._http.call("GET", "agent", query=_at(place)))
-        return [agent.name for agent in found]
+    async def agents(self, place: c.Place) -> Mapping[str, ModelRef | None]:
+        found = wire.read(_AGENTS, await self._http.call("GET", "agent", query=_at(place)))
+        return {
+            agent.name: ModelRef(agent.model.provider, agent.model.model) if agent.model else None
+            for agent in found
+        }
 
     async def commands(self, place: c.Place) -> Mapping[str, str]:
         found = wire.read(_COMMANDS, await self._http.call("GET", "command", query=_at(place)))

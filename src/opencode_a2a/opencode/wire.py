@@ -26,6 +26,7 @@ from ..domain.values import (
     Problem,
     Question,
     QuestionAsk,
+    Text,
     Usage,
     file_at,
 )
@@ -34,6 +35,7 @@ from ..errors import UpstreamPayloadError
 T = TypeVar("T")
 
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
+FILE_LIMIT = 12 << 20  # characters of a data URL: as much as may be sent in one part
 RUNNING_OUTPUT = 4_096  # characters shown of a tool that still runs: its latest
 
 
@@ -263,6 +265,8 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
 
 
 def _file(info: FileInfo) -> Part:
+    if len(info.url) > FILE_LIMIT:
+        return Text(f"{info.filename or info.mime or 'A file'} is too large to be handed over.")
     return file_at(info.url, info.mime or None, info.filename)
 
 

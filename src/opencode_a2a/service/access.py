@@ -13,16 +13,16 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import structlog
+
 from ..domain.catalog import Catalog, Owners, Place, SessionInfo, SessionQuery
 from ..domain.values import Caller, PermissionRule, SessionRef
-from ..errors import (
-    InvalidParams,
-    SessionForbidden,
-    SessionNotFound,
-    StoreUnavailable,
-    UpstreamHttpError,
-)
+from ..errors import SessionForbidden, SessionNotFound, StoreUnavailable
+from .places import Places
 
+logger = structlog.get_logger()
+
+NOBODY = ""  # that is no principal
 BEING_MADE = 60_000  # milliseconds in which a session of ours finds its owner
 PAGE = 100
 FURTHEST = 6_400  # sessions of everybody that are looked through for those of one caller
@@ -32,9 +32,8 @@ FURTHEST = 6_400  # sessions of everybody that are looked through for those of o
 class Access:
     catalog: Catalog
     owners: Owners
-    root: Path  # the workspace
+    places: Places
     shared: bool
-    directories: bool  # whether a caller can choose among those below the root
     clock: Callable[[], int]
     claim_ms: int  # how long a claim holds that has not proved worth it
     rules: tuple[PermissionRule, ...] = ()  # of the deployment
@@ -52,33 +51,39 @@ class Access:
         """The session to do something with: the caller's meanwhile, and for good if that works."""
         session = await self.catalog.session(session_id)
         root = await self._admitted(caller, session)
-        await self.own(caller, root.ref, self.clock() + self.claim_ms)
+        await self.own(caller, root.ref, self.soon())
         holding = asyncio.create_task(self._hold(caller, root.ref))
         try:
             yield session
         finally:
             holding.cancel()
-        await self.own(caller, root.ref)
+        try:
+            await self.own(caller, root.ref)
+        except StoreUnavailable:  # what was asked is done, and must not be asked again for this
+            logger.warning("session.claim_ends", session=root.id, principal=caller.principal)
 
     async def own(self, caller: Caller, session: SessionRef, until: int | None = None) -> None:
-        known = await self.owners.owners([session.id])
+        """Rules come first: a session that has an owner has them, however often this was tried."""
+        if self.rules and not await self.owners.owners([session.id]):
+            await self.catalog.restrict(session.id, self.rules)  # not made by us, or forked
         if await self.owners.claim(caller.principal, session, until) != caller.principal:
             raise SessionNotFound(session.id)
-        if not known and self.rules:  # not made by us, or forked: it has no rules of ours
-            await self.catalog.restrict(session.id, self.rules)
+
+    def soon(self) -> int:
+        """When a claim ends that does not prove worth it."""
+        return self.clock() + self.claim_ms
 
     async def _hold(self, caller: Caller, session: SessionRef) -> None:
         """Nobody else gets it while something is done with it, however long that takes."""
         while True:
             await asyncio.sleep(self.claim_ms / 2_000)
             with suppress(StoreUnavailable):
-                until = self.clock() + self.claim_ms
-                await self.owners.claim(caller.principal, session, until)
+                await self.owners.claim(caller.principal, session, self.soon())
 
     async def among(self, caller: Caller, sessions: Sequence[SessionInfo]) -> list[SessionInfo]:
         """Those of the sessions that the caller may see."""
         roots = await self._roots(sessions)
-        owners = await self.owners.owners([root.id for root in roots.values()])
+        owners = await self._owners(roots.values())
         seen = {r.id: r for r in roots.values() if self._may_see(caller, r, owners)}
         outside = await self._outside(root for root in seen.values() if root.id not in owners)
         return [s for s in sessions if roots[s.id].id in seen.keys() - outside]
@@ -101,7 +106,7 @@ class Access:
     async def _admitted(self, caller: Caller, session: SessionInfo) -> SessionInfo:
         """The root of a session that the caller may see."""
         root = (await self._roots([session]))[session.id]
-        owners = await self.owners.owners([root.id])
+        owners = await self._owners([root])
         if not self._may_see(caller, root, owners):
             raise SessionNotFound(session.id)
         if not owners and await self._outside([root]):
@@ -109,6 +114,16 @@ class Access:
                 "This session works outside the workspace of this service.", session_id=session.id
             )
         return root
+
+    async def _owners(self, roots: Iterable[SessionInfo]) -> dict[str, str]:
+        """Whose they are. One that was forked in OpenCode itself still says whose it was."""
+        owners = dict(await self.owners.owners([root.id for root in roots]))
+        copies = {r.id: r.context_id for r in roots if r.id not in owners and r.context_id}
+        known = await self.owners.contexts(list(copies.values())) if copies else {}
+        for session, context in copies.items():
+            if who := known.get(context):
+                owners[session] = min(who) if len(who) == 1 else NOBODY
+        return owners
 
     def _may_see(self, caller: Caller, root: SessionInfo, owners: Mapping[str, str]) -> bool:
         if root.id in owners:
@@ -118,13 +133,10 @@ class Access:
 
     async def _outside(self, sessions: Iterable[SessionInfo]) -> set[str]:
         """Those that work neither below the root nor in a worktree of its project."""
-        outside = {s.id: s.directory for s in sessions if not self._below(Path(s.directory))}
+        outside = {s.id: s.directory for s in sessions if not self.places.below(Path(s.directory))}
         if not outside:
             return set()
-        try:
-            worktrees = await self.catalog.worktrees(Place(str(self.root)))
-        except UpstreamHttpError:  # the root is in no repository
-            worktrees = ()
+        worktrees = await self.places.is_worktree(outside.values())
         return {session for session, directory in outside.items() if directory not in worktrees}
 
     async def _roots(self, sessions: Sequence[SessionInfo]) -> dict[str, SessionInfo]:
@@ -143,33 +155,3 @@ class Access:
                 root = known[parent]
             roots[session.id] = root
         return roots
-
-    # -- places
-
-    async def place(
-        self, directory: str | None, workspace: str | None, field: str = "directory"
-    ) -> Place:
-        """Where a caller wants to look, if it may. A workspace counts more than a directory."""
-        home = Place(str(self.root))
-        if workspace is not None:
-            for found in await self.catalog.workspaces(home):
-                if found.workspace_id == workspace:
-                    return Place(found.directory or home.directory, workspace)
-            raise InvalidParams.at("metadata.opencode.workspace.id", "there is no such one")
-        if directory is None:
-            return home
-        try:
-            path = (self.root / directory).resolve()
-            exists = path.is_dir()
-        except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a null
-            raise InvalidParams.at(field, "is not a path") from None
-        if path != self.root and not self.directories:
-            raise InvalidParams.at(
-                field, "cannot be chosen in this deployment (A2A_ALLOW_DIRECTORY_OVERRIDE)"
-            )
-        if not self._below(path) or not exists:
-            raise InvalidParams.at(field, "must be a directory inside the workspace")
-        return Place(str(path))
-
-    def _below(self, path: Path) -> bool:
-        return path.resolve().is_relative_to(self.root)

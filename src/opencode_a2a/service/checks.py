@@ -11,9 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
-from ..domain.catalog import Catalog, Place, SessionInfo, Workspace
+from ..domain.catalog import Catalog, Place, SessionInfo
 from ..domain.values import Message, ModelRef
 from ..errors import InvalidParams, UpstreamBusy
 
@@ -26,7 +25,6 @@ _TAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.,:=+/-]*| )*")
 @dataclass(frozen=True, slots=True)
 class Checks:
     catalog: Catalog
-    root: Path  # the workspace
 
     async def idle(self, session: SessionInfo) -> None:
         """OpenCode would merge a second prompt into the run that is under way."""
@@ -41,7 +39,7 @@ class Checks:
     async def agent(self, at: SessionInfo | Place, name: str | None, field: str) -> None:
         if name is not None:
             known = await self.catalog.agents(Place(at.directory))
-            _one_of(name, known, "agent", field)
+            _one_of(name, list(known), "agent", field)
 
     async def command(self, session: SessionInfo, name: str, arguments: str, at: str) -> None:
         """Arguments become part of a template that OpenCode then searches for shell and files."""
@@ -77,34 +75,6 @@ class Checks:
         if found is None:
             raise InvalidParams.at(field, "there is no such message in this session")
         return found
-
-    async def worktree(self, place: Place, directory: str, field: str) -> str:
-        """The worktree as OpenCode lists it now, and only if it lists it.
-
-        What is listed is what is handed on, never the caller's own words. A link is refused:
-        what it points to could be anything.
-        """
-        listed = _worktree(directory, await self.catalog.worktrees(place), self.root)
-        if listed is None:
-            raise InvalidParams.at(field, "is not a worktree of this project")
-        return listed
-
-    async def workspace(self, place: Place, workspace_id: str, field: str) -> Workspace:
-        for workspace in await self.catalog.workspaces(place):
-            if workspace.workspace_id == workspace_id:
-                return workspace
-        raise InvalidParams.at(field, "there is no such workspace")
-
-
-def _worktree(directory: str, listed: Sequence[str], root: Path) -> str | None:
-    if Path(directory).is_absolute():
-        for entry in listed:
-            real = Path(entry).resolve()
-            # The workspace itself, or what it is in, is never a worktree to be rid of.
-            is_home = root.is_relative_to(real)
-            if real == Path(directory).resolve() and not is_home and not Path(entry).is_symlink():
-                return entry
-    return None
 
 
 def _one_of(name: str, known: Sequence[str], noun: str, field: str) -> None:

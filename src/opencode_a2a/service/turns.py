@@ -68,6 +68,7 @@ logger = structlog.get_logger()
 T = TypeVar("T")
 
 ABORT_AGAIN = 0.2  # seconds
+MOST_RESTING = 1_024  # tasks that wait for people
 MOST_STEERING = 32  # messages that wait until a task has answered those before
 UNDECIDED = "Nobody was there to decide in time. Go on without it, or say what you need."
 Prepare = Callable[[str], Awaitable[Prompt]]
@@ -217,6 +218,11 @@ class Turns:
                 "Too many tasks are waiting for OpenCode. Try again later, or raise "
                 "OPENCODE_MAX_CONCURRENT_STREAMS or A2A_MAX_QUEUED_TASKS.",
                 retry_after=10,
+            )
+        if self._resting >= MOST_RESTING:
+            raise UpstreamBusy(
+                "Too many tasks wait for an answer. Answer or cancel some, or try again later.",
+                retry_after=60,
             )
         self._arriving += 1
         try:

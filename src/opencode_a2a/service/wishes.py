@@ -18,13 +18,13 @@ from ..domain.values import Caller, ModelRef, Selection, SessionRef, Wish
 from ..errors import InvalidParams
 from .access import Access
 from .checks import Checks
+from .places import HERE
 from .sessions import Sessions
 
 # How sessions that were listed are called where a context is wanted.
 LISTED = "ctx:opencode-session:"
 _SESSION = re.compile(r"ses_[A-Za-z0-9]+")
 _AT_SESSION = "metadata.shared.session.id"
-_AT_PLACE = "metadata.opencode.directory"
 
 
 class Granting(Protocol):
@@ -79,12 +79,12 @@ class Wishes:
         wanted = None
         if wish.session is not None:
             wanted = await self._wanted(caller, wish.session, bound)
-        place = await self._place(wish, bound or wanted)
+        place = await self._place(caller, wish, bound or wanted)
         await self.checks.agent(place, wish.agent, "metadata.opencode.agent")
         await self.checks.model(place, wish.model, "metadata.shared.model")
         # Nothing is taken before everything was found right.
         if bound is None and wanted is not None:
-            await self.access.own(caller, wanted)
+            await self.access.own(caller, wanted, self.access.soon())
             await self.bindings.bind(caller.principal, context_id, wanted)
             bound = wanted
         if bound is None and (wish.model or wish.directory or wish.workspace):
@@ -92,7 +92,11 @@ class Wishes:
             bound = session.ref
         if bound is not None and wish.model is not None and bound.model is None:
             await self._remember_model(bound, place)
-        return Selection(wish.model, wish.agent, wish.variant)
+        model = wish.model
+        if model is None and bound is not None and bound.model is not None and wish.agent:
+            # Else it would be asked with the model that the session is brought back to.
+            model = (await self.catalog.agents(place))[wish.agent]
+        return Selection(model, wish.agent, wish.variant)
 
     async def next(self, caller: Caller, context_id: str, wish: Wish) -> Selection:
         selection = await self.grant(caller, context_id, "", wish)
@@ -115,13 +119,13 @@ class Wishes:
             raise InvalidParams.at(_AT_SESSION, "is a sub-agent's; name the session it works for")
         return session.ref
 
-    async def _place(self, wish: Wish, bound: SessionRef | None) -> Place:
+    async def _place(self, caller: Caller, wish: Wish, bound: SessionRef | None) -> Place:
         if wish.directory is None and wish.workspace is None:
-            home = await self.access.place(None, None)
+            home = self.access.places.home
             return Place(bound.directory) if bound is not None and bound.directory else home
-        place = await self.access.place(wish.directory, wish.workspace, _AT_PLACE)
+        place = await self.access.places.place(caller, wish.directory, wish.workspace)
         if bound is not None and bound.directory != place.directory:
-            raise InvalidParams.at(_AT_PLACE, "this context works elsewhere; use a new context")
+            raise InvalidParams.at(HERE, "this context works elsewhere; use a new context")
         return place
 
     async def _remember_model(self, bound: SessionRef, place: Place) -> None:

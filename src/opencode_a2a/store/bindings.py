@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
@@ -12,7 +13,7 @@ from ..errors import StoreUnavailable
 from .database import Database
 from .log import now_ms
 from .prepared import Prepared
-from .tables import contexts, home_models, sessions
+from .tables import contexts, home_models, places, sessions
 
 AT_ONCE = 500  # names in one question; databases have a limit
 
@@ -35,6 +36,21 @@ class SqlBindings:
 
     async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
         return await self._database.write(_claim, owner, session, now_ms(), until)
+
+    async def contexts(self, ids: Sequence[str]) -> Mapping[str, frozenset[str]]:
+        return await self._database.read(_contexts, ids)
+
+    async def place_owners(self, names: Sequence[str]) -> Mapping[str, str]:
+        return await self._database.read(_place_owners, names) if names else {}
+
+    async def own_places(self, owner: str, names: Sequence[str]) -> None:
+        await self._database.write(_own_places, owner, names, now_ms())
+
+    async def forget_places(self, names: Sequence[str]) -> None:
+        await self._database.write(_forget_places, names)
+
+    async def forget_model(self, session_id: str) -> None:
+        await self._database.write(_forget_model, session_id)
 
     async def keep_model(self, session_id: str, model: ModelRef) -> None:
         await self._database.write(_keep_model, session_id, model)
@@ -95,6 +111,43 @@ def _keep_model(db: Connection, session_id: str, model: ModelRef) -> None:
     if db.execute(known).first() is None:
         row = {"session_id": session_id, "provider": model.provider, "model": model.model}
         db.execute(insert(home_models), row)
+
+
+def _forget_model(db: Connection, session_id: str) -> None:
+    db.execute(delete(home_models).where(home_models.c.session_id == session_id))
+
+
+def _contexts(db: Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for start in range(0, len(ids), AT_ONCE):
+        some = contexts.c.context_id.in_(ids[start : start + AT_ONCE])
+        for row in db.execute(select(contexts.c.context_id, contexts.c.owner).where(some)):
+            found[row.context_id] = found.get(row.context_id, frozenset()) | {row.owner}
+    return found
+
+
+def _key(name: str) -> str:
+    """A directory can be longer than what a database likes to index."""
+    return name if len(name) < 64 else hashlib.sha256(name.encode()).hexdigest()
+
+
+def _place_owners(db: Connection, names: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for start in range(0, len(names), AT_ONCE):
+        keys = {_key(name): name for name in names[start : start + AT_ONCE]}
+        rows = db.execute(select(places.c.key, places.c.owner).where(places.c.key.in_(keys)))
+        found |= {keys[row.key]: row.owner for row in rows}
+    return found
+
+
+def _own_places(db: Connection, owner: str, names: Sequence[str], at: int) -> None:
+    _forget_places(db, names)
+    for name in names:
+        db.execute(insert(places), {"key": _key(name), "owner": owner, "created_at": at})
+
+
+def _forget_places(db: Connection, names: Sequence[str]) -> None:
+    db.execute(delete(places).where(places.c.key.in_([_key(name) for name in names])))
 
 
 def _owners(db: Connection, ids: Sequence[str], at: int) -> dict[str, str]:

@@ -86,6 +86,14 @@ sessions = Table(
     Column("claimed_until", BigInteger),  # nothing: for good
 )
 
+places = Table(
+    "places",
+    metadata,
+    Column("key", String(64), primary_key=True),  # of a worktree or workspace
+    Column("owner", String(255), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
 keys = Table(
     "keys",
     metadata,
