@@ -123,7 +123,16 @@ async def unary(lab: Lab) -> Result:
                     seen.append((perf_counter() - began) / count * 1e3)
             one = result.add(f"directly, {at_a_time} at a time", ones, "ms")
             two = result.add(f"through opencode-a2a, {at_a_time} at a time", twos, "ms")
-            result.add(f"ratio, {at_a_time} at a time", two / one, "×", 1.1)
+            result.add(
+                f"ratio, {at_a_time} at a time",
+                two / one,
+                "×",
+                1.1,
+                note="added are the cost of a task (a task of one delta, above), and the wait for "
+                "OpenCode's word that it is idle, which comes after its own answer."
+                if at_a_time == 1
+                else "",
+            )
         for one_idle in idle:
             one_idle.close()
         for one_free in free:

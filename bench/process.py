@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
 from tests.running import ROOT, TOKEN, isolated, service
 
-from .client import Client, message
+from .client import Client, Connection, Exchange, message
 from .clock import cpu, rss
 from .figures import Plot, Result
 from .lab import Lab, quiet
@@ -41,11 +42,30 @@ async def start(lab: Lab) -> Result:
     env = as_installed(lab)
     await _started(folder, env)
     again = [await _started(folder, env) for _ in range(lab.count(9, 5))]
-    result.add("to the card", [wall for wall, _ in again], "s", 1.0)
+    result.add(
+        "to the card",
+        [wall for wall, _ in again],
+        "s",
+        1.0,
+        note=f"nearly all of it is Python at work loading modules: {_imports(env)}.",
+    )
     result.add("… CPU of the process until then", [used for _, used in again], "s")
     fresh = [await _started(lab.new("start"), env) for _ in range(lab.repeats)]
     result.add("to the card, first start of all", [wall for wall, _ in fresh], "s", 1.0)
     return result
+
+
+def _imports(env: dict[str, str]) -> str:
+    """What loading takes, by package, the dearest first."""
+    command = [sys.executable, "-X", "importtime", "-c", "import opencode_a2a.cli"]
+    told = subprocess.run(command, env=os.environ | env, check=True, capture_output=True, text=True)
+    spent: Counter[str] = Counter()
+    for line in told.stderr.splitlines():
+        itself, _, module = (part.strip() for part in line.removeprefix("import time:").split("|"))
+        if itself.isdecimal():
+            spent[module.partition(".")[0]] += int(itself)
+    dearest = (f"{name} {used / 1e6:.2f} s" for name, used in spent.most_common(6))
+    return f"{', '.join(dearest)}, in all {spent.total() / 1e6:.2f} s"
 
 
 def _python() -> float:
@@ -95,6 +115,18 @@ async def _card(client: Client) -> int:
 TASKS, OPEN = 5_000, 500
 
 
+async def _held(client: Client, pid: int, request: bytes, count: int = OPEN) -> float:
+    """Thousands of bytes for each of so many answers that are open at once."""
+    await quiet(pid)
+    before, readers = rss(pid), list[Exchange]()
+    for _ in range(count // 20):
+        readers += await asyncio.gather(*(client.open(request) for _ in range(20)))
+    await asyncio.gather(*(reader.begun for reader in readers))
+    await quiet(pid)
+    assert all(reader.answer.status == 200 for reader in readers)
+    return (rss(pid) - before) / count / 1e3
+
+
 async def memory(lab: Lab) -> Result:
     result = Result(
         "Memory",
@@ -126,20 +158,28 @@ async def memory(lab: Lab) -> Result:
         result.add(f"more after {done} tasks", rss(adapter.pid) / 1e6 - idle, "MB", 10)
     with lab.on_fake(**env) as adapter:
         await adapter.streams(600, 50, "[[tokens:20]]")  # what any work costs once is no stream's
-        await quiet(adapter.pid)
-        before, client = rss(adapter.pid), adapter.client
-        body = message("[[tokens:5]] [[hang]]")
-        readers = []
-        for _ in range(OPEN // 20):
-            readers += await asyncio.gather(
-                *(client.open(client.request("POST", "/message:stream", body)) for _ in range(20))
-            )
-        await asyncio.gather(*(reader.begun for reader in readers))
-        await quiet(adapter.pid)
-        assert all(reader.answer.status == 200 for reader in readers)
-        result.add("each open stream", (rss(adapter.pid) - before) / OPEN / 1e3, "kB", 50)
-        for reader in readers:
-            reader.close()
+        client, asked = adapter.client, message("[[tokens:5]] [[hang]]")
+        own = await _held(client, adapter.pid, client.request("POST", "/message:stream", asked))
+        connection = Connection(client)
+        waiting = asked | {"configuration": {"returnImmediately": True}}
+        told = await connection.ask("POST", "/message:send", waiting)
+        connection.close()
+        path = f"/tasks/{told['task']['id']}:subscribe"
+        more = await _held(client, adapter.pid, client.request("GET", path))
+    with lab.program("bench.floor") as (floor, pid):
+        await _held(floor, pid, floor.request("GET", "/5?1"), 100)
+        bare = await _held(floor, pid, floor.request("GET", "/100?1"))
+    result.add(
+        "each open stream",
+        own,
+        "kB",
+        50,
+        note="of this, the bare server holds the last row for a connection alone, and the row "
+        "before it is what a reader takes here; the rest is the task: its turn, its subscription "
+        "to OpenCode's events, the end of its log.",
+    )
+    result.add("each further reader of one task", more, "kB")
+    result.add("bare SSE server, each open stream", bare, "kB")
     result.plots.append(
         Plot("memory", "Memory by tasks done", "tasks", "MB", {"opencode-a2a": points})
     )

@@ -239,9 +239,16 @@ def test_contradictions_about_the_environment_are_all_named(
         "A2A_NETWORK_ALLOWED_DOMAINS",
         "A2A_SANDBOX_FILESYSTEM_SCOPE",
         "A2A_SANDBOX_WRITABLE_ROOTS",
+        "A2A_SANDBOX_WRITABLE_ROOTS",
         "A2A_WRITE_ACCESS_OUTSIDE_WORKSPACE",
         "A2A_APPROVAL_ESCALATION_BEHAVIOR",
     ]
+    env = {
+        "A2A_SANDBOX_FILESYSTEM_SCOPE": "declared_roots",
+        "A2A_WRITE_ACCESS_SCOPE": "unrestricted",
+    }
+    ran = called(main, ["card"], env, capsys)
+    assert [problem.partition(":")[0] for problem in ran.problems] == list(env)
     env = {"A2A_SANDBOX_MODE": "castle", "A2A_WRITE_ACCESS_SCOPE": "declared_roots"}
     ran = called(main, ["card"], env, capsys)
     [problem] = ran.problems

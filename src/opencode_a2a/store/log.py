@@ -33,7 +33,7 @@ from .holder import LEASE, Holder
 logger = structlog.get_logger()
 
 TAIL = 2_048  # entries of a running task kept in memory; older ones are read from the table
-GATHER_SECONDS = 0.02  # between two commits, when nothing but running text is to be said
+GATHER_SECONDS = 0.033  # between two commits, when nothing but running text is to be said
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the disk refuses
 GOODBYE_SECONDS = 5.0  # for what still waits when the service stops
 SWEEP_SECONDS = 60.0
