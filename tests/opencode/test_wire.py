@@ -17,6 +17,7 @@ from opencode_a2a.domain.values import (
     PermissionAsk,
     Question,
     QuestionAsk,
+    Text,
     Usage,
 )
 from opencode_a2a.opencode import wire
@@ -147,6 +148,13 @@ def test_a_file_is_told_whatever_hands_it_over() -> None:
         ev.FileSnapshot(SESSION, MESSAGE, f"{PART}-file-1", picture),
         ev.FileSnapshot(SESSION, MESSAGE, f"{PART}-file-2", away),
     ]
+
+
+def test_a_file_that_is_too_large_is_only_named() -> None:
+    url = "data:image/png;base64," + "A" * wire.FILE_LIMIT
+    (told,) = part("file", mime="image/png", url=url, filename="x.png")
+    assert isinstance(told, ev.FileSnapshot)
+    assert told.part == Text("x.png is too large to be handed over.")
 
 
 REJECTED = "The user rejected permission to use this specific tool call."

@@ -37,6 +37,7 @@ from opencode_a2a.errors import (
     UpstreamBusy,
     UpstreamUnreachable,
 )
+from opencode_a2a.service import turns
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts
 from opencode_a2a.service.recovery import Recovery
@@ -144,6 +145,20 @@ async def test_a_task_that_waits_for_a_person_is_in_nobodys_way_until_it_goes_on
         asked.answer("done")
         await at.ended(asking)
         await at.working("c")
+
+
+async def test_there_is_an_end_to_tasks_that_wait_for_people(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "MOST_RESTING", 1)
+    async with house() as at:
+        task, session = await at.working("a")
+        ask = PermissionAsk("per_1", session.ref.id, "bash")
+        session.ask(ask)
+        await at.until_open(task, ask)
+        with pytest.raises(UpstreamBusy) as refused:
+            await at.send("hello", "b")
+        assert refused.value.retry_after
 
 
 async def test_a_task_takes_so_many_more_messages_and_then_no_more() -> None:

@@ -111,8 +111,7 @@ def _call(method: str, params: Json, required: bool) -> Json:
         "type": "object",
         "title": method,
         "properties": {
-            "jsonrpc": {"const": "2.0"},
-            "id": {"type": ["string", "integer", "null"]},
+            **ENVELOPE,
             "method": {"const": method},
             "params": params,
         },

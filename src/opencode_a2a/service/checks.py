@@ -1,8 +1,7 @@
 """What must be looked up before OpenCode is asked.
 
-It answers 500 where a name is unknown, keeps a model that does not exist, runs the shell
-commands and reads the files it finds in arguments, and deletes any directory it is told is a
-worktree. Each check names the field that is wrong.
+It answers 500 where a name is unknown, keeps a model that does not exist, and runs the shell
+commands and reads the files it finds in arguments. Each check names the field that is wrong.
 """
 
 from __future__ import annotations
@@ -36,10 +35,13 @@ class Checks:
                 session_id=session.id,
             )
 
-    async def agent(self, at: SessionInfo | Place, name: str | None, field: str) -> None:
-        if name is not None:
-            known = await self.catalog.agents(Place(at.directory))
-            _one_of(name, list(known), "agent", field)
+    async def agent(self, at: SessionInfo | Place, name: str | None, field: str) -> ModelRef | None:
+        """The model that the agent is configured for."""
+        if name is None:
+            return None
+        known = await self.catalog.agents(Place(at.directory))
+        _one_of(name, list(known), "agent", field)
+        return known[name]
 
     async def command(self, session: SessionInfo, name: str, arguments: str, at: str) -> None:
         """Arguments become part of a template that OpenCode then searches for shell and files."""

@@ -80,7 +80,7 @@ class Wishes:
         if wish.session is not None:
             wanted = await self._wanted(caller, wish.session, bound)
         place = await self._place(caller, wish, bound or wanted)
-        await self.checks.agent(place, wish.agent, "metadata.opencode.agent")
+        own = await self.checks.agent(place, wish.agent, "metadata.opencode.agent")
         await self.checks.model(place, wish.model, "metadata.shared.model")
         # Nothing is taken before everything was found right.
         if bound is None and wanted is not None:
@@ -92,11 +92,9 @@ class Wishes:
             bound = session.ref
         if bound is not None and wish.model is not None and bound.model is None:
             await self._remember_model(bound, place)
-        model = wish.model
-        if model is None and bound is not None and bound.model is not None and wish.agent:
-            # Else it would be asked with the model that the session is brought back to.
-            model = (await self.catalog.agents(place))[wish.agent]
-        return Selection(model, wish.agent, wish.variant)
+        # Else the agent would be asked with the model that the session is brought back to.
+        kept = bound is not None and bound.model is not None
+        return Selection(wish.model or (own if kept else None), wish.agent, wish.variant)
 
     async def next(self, caller: Caller, context_id: str, wish: Wish) -> Selection:
         selection = await self.grant(caller, context_id, "", wish)
