@@ -106,6 +106,24 @@ async def test_several_processes_may_open_an_empty_database_at_once(file_url: st
         await asyncio.gather(*(open_it() for _ in range(4)))
 
 
+async def test_a_new_file_that_another_process_holds_is_waited_for(
+    path: Path, file_url: str
+) -> None:
+    async def open_it() -> None:
+        async with Database.open(file_url):
+            pass
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE theirs (x)")
+        other.execute("BEGIN IMMEDIATE")  # for the change of mode SQLite does not wait for this
+        async with soon():
+            opening = asyncio.create_task(open_it())
+            done, _ = await asyncio.wait([opening], timeout=0.3)
+            assert not done
+            other.execute("ROLLBACK")
+            await opening
+
+
 async def test_an_upgrade_that_fails_leaves_nothing_behind(path: Path, file_url: str) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE sessions (mine)")  # in the way of the last step

@@ -11,6 +11,7 @@ import asyncio
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -32,6 +33,7 @@ logger = structlog.get_logger()
 
 
 CHECK_BYTES = 256 << 20
+BUSY_SECONDS = 5.0  # what a statement waits for another process that holds the file
 
 
 class Database:
@@ -163,7 +165,9 @@ def _in_memory(url: URL) -> bool:
 def _engine(url: str) -> Engine:
     if make_url(url).get_backend_name() != "sqlite":
         return create_engine(url, pool_pre_ping=True)
-    options: dict[str, Any] = {"connect_args": {"check_same_thread": False, "timeout": 5.0}}
+    options: dict[str, Any] = {
+        "connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS}
+    }
     if _in_memory(make_url(url)):
         options["poolclass"] = StaticPool  # every connection must be the same one
     engine = create_engine(url, **options)
@@ -234,7 +238,21 @@ def _prepare(connection: sqlite3.Connection) -> None:
     if connection.execute("PRAGMA page_count").fetchone() == (0,):
         # Of use in a new file only; elsewhere it would be written again at each connection.
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    connection.execute("PRAGMA journal_mode=WAL")
+    _write_ahead(connection)
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """The mode a new file is put into once, by whichever process comes first."""
+    # The one statement for which SQLite may say at once that somebody else is there.
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > until:
+                raise
+            time.sleep(0.02)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
