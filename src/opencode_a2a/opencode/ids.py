@@ -17,7 +17,8 @@ _counter = itertools.count()
 
 def new_id(prefix: str) -> str:
     ordered = (time.time_ns() // 1_000_000) * 0x1000 + next(_counter) % 0x1000
-    tail = "".join(secrets.choice(_ALPHABET) for _ in range(14))
+    # Not quite even, which uniqueness can do without; one system call, not fourteen.
+    tail = "".join(_ALPHABET[byte % 62] for byte in secrets.token_bytes(14))
     return f"{prefix}_{ordered % (1 << 48):012x}{tail}"
 
 

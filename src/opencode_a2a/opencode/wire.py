@@ -39,15 +39,16 @@ FILE_LIMIT = 12 << 20  # characters of a data URL: as much as may be sent in one
 RUNNING_OUTPUT = 4_096  # characters shown of a tool that still runs: its latest
 
 
-class Time(BaseModel):
+# Frozen: pydantic would make a deep copy of any other default for every event.
+class Time(BaseModel, frozen=True):
     created: int = 0
     completed: int | None = None
     start: int | None = None
     end: int | None = None
 
 
-class Tokens(BaseModel):
-    class Cache(BaseModel):
+class Tokens(BaseModel, frozen=True):
+    class Cache(BaseModel, frozen=True):
         read: int = 0
         write: int = 0
 
@@ -58,7 +59,7 @@ class Tokens(BaseModel):
 
 
 class ErrorInfo(BaseModel):
-    class Data(BaseModel):
+    class Data(BaseModel, frozen=True):
         message: str = ""
         status: int | None = Field(default=None, alias="statusCode")
 

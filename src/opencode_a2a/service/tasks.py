@@ -61,6 +61,9 @@ class Request:
         The key its client chose, and its message id, which counts only together with the
         same content in the same place: some clients use one id for many messages.
         """
+        placed = self.context_id is not None or self.task_id is not None
+        if self.idempotency_key is None and not placed:
+            return []
         message = asdict(self.message)
         message_id = message.pop("message_id")
         place = [self.context_id, self.task_id, asdict(self.wish)]
@@ -69,7 +72,7 @@ class Request:
         keys = []
         if self.idempotency_key is not None:
             keys.append(Key(f"key:{self.idempotency_key}", digest, now))
-        if self.context_id is not None or self.task_id is not None:
+        if placed:
             keys.append(Key(f"message:{message_id}:{digest}", digest, now))
         return keys
 

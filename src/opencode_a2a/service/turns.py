@@ -106,6 +106,10 @@ class TurnLimits:
     beat: float = 2.0  # between signs of life meanwhile
 
 
+def _promise() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(slots=True)
 class _Job:
     """A task being worked on, or waiting for its turn."""
@@ -118,8 +122,8 @@ class _Job:
     has_slot: bool = False
     resting: bool = False  # while a person thinks
     inbox: deque[asyncio.Future[Prompt | None]] = field(default_factory=deque)
-    cancel: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    canceled: asyncio.Future[None] = field(default_factory=_promise)  # done when it is
+    over: asyncio.Future[None] = field(default_factory=_promise)
     closed: bool = False  # nothing more is asked of the agent
     begun: bool = False
     work: asyncio.Task[None] | None = None
@@ -280,22 +284,20 @@ class Turns:
         job = self._jobs.get(task_id)
         if job is None or job.work is None:
             return
-        if not job.closed and not job.cancel.is_set():
-            job.cancel.set()
+        if not job.closed and not job.canceled.done():
+            job.canceled.set_result(None)
             if job.begun and job.session is None:
                 job.work.cancel()  # it only waits, so nothing upstream needs stopping
-        try:
-            async with asyncio.timeout(2 * self._limits.abort + self._limits.record):
-                await job.over.wait()
-        except TimeoutError:
+        await asyncio.wait({job.over}, timeout=2 * self._limits.abort + self._limits.record)
+        if not job.over.done():
             raise StoreUnavailable(
                 "The task is being stopped, but this cannot be recorded right now.", retry_after=5
-            ) from None
+            )
 
     def waiting(self, task: Task) -> dict[str, InterruptOpened]:
         """What the agent waits for at this very moment; the log may be a moment behind."""
         job = self._jobs.get(task.head.id)
-        if job is not None and job.cancel.is_set():
+        if job is not None and job.canceled.done():
             return {}  # what is allowed now would be done although the task was canceled
         return job.run.turn.requests.open if job is not None and job.run else task.interrupts
 
@@ -342,19 +344,19 @@ class Turns:
             self._resting -= 1
         if self._jobs.get(job.head.id) is job:
             del self._jobs[job.head.id]
-        job.over.set()
+        job.over.set_result(None)
 
     async def _outcome(self, job: _Job, held: AsyncExitStack) -> Outcome:
         try:
             return await self._queue(job, held)
         except asyncio.CancelledError:
-            if not job.cancel.is_set():
+            if not job.canceled.done():
                 raise  # the service stops; the next one to start goes on with the task
             return CANCELED
         except ServiceError as exc:
-            return CANCELED if job.cancel.is_set() else _failed(exc)
+            return CANCELED if job.canceled.done() else _failed(exc)
         except SessionGone:
-            return CANCELED if job.cancel.is_set() else _because(GONE)
+            return CANCELED if job.canceled.done() else _because(GONE)
         except TakenOver:
             return CANCELED  # nobody will hear it
         except Exception:
@@ -362,7 +364,7 @@ class Turns:
             return _because(BROKEN)
 
     async def _queue(self, job: _Job, held: AsyncExitStack) -> Outcome:
-        if job.cancel.is_set():
+        if job.canceled.done():
             return CANCELED
         head, fresh = job.head, job.fresh
         if not fresh:
@@ -408,7 +410,7 @@ class Turns:
                 if (other.head.created_at, other.head.id) < (head.created_at, head.id)
             ]
             if older:
-                await older[-1].over.wait()
+                await asyncio.wait({older[-1].over})
             elif await self._patiently(job, lambda: self._log.elsewhere(head)):
                 await asyncio.sleep(self._limits.soon)
             else:
@@ -421,7 +423,7 @@ class Turns:
             try:
                 return await attempt()
             except (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable):
-                if job.cancel.is_set() or time.monotonic() > until:
+                if job.canceled.done() or time.monotonic() > until:
                     raise
                 await asyncio.sleep(self._limits.soon)
 
@@ -432,7 +434,7 @@ class Turns:
             self._log.append(job.head.id, [Started(session.ref.id, session.ref.title)])
         else:
             await self._skip_answered(job, session, changed)
-        while job.inbox and not job.cancel.is_set():
+        while job.inbox and not job.canceled.done():
             prompt = await job.inbox.popleft()
             if prompt is None:
                 continue  # its place was given up
@@ -488,9 +490,9 @@ class Turns:
             asked = asyncio.create_task(asking)
             run = job.run = _Run(job, session, turn, asked, events)
             pump = asyncio.create_task(self._pump(run))
-            canceled = asyncio.create_task(job.cancel.wait())
+            either: set[asyncio.Future[Any]] = {pump, job.canceled}
             try:
-                await asyncio.wait({pump, canceled}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 ended = pump.done()
                 if turn.outcome is None and self._log.holds(job.head.id):
                     await self._stop(run, pump)
@@ -500,9 +502,9 @@ class Turns:
                     outcome = CANCELED
             finally:
                 job.run = None
-                for task in (asked, pump, canceled):
-                    task.cancel()
-                await asyncio.gather(asked, pump, canceled, return_exceptions=True)
+                asked.cancel()
+                pump.cancel()
+                await asyncio.gather(asked, pump, return_exceptions=True)
                 job.usage += turn.usage
                 job.session_title = turn.title or job.session_title
         return turn, outcome
@@ -610,7 +612,7 @@ class Turns:
 
     async def _deliver(self, run: _Run, interrupt: Interrupt, decision: Decision) -> bool:
         """Tell the agent; if it cannot be reached, the next look at it tries again."""
-        if (run.stopping or run.job.cancel.is_set()) and not _refuses(decision):
+        if (run.stopping or run.job.canceled.done()) and not _refuses(decision):
             return False
         try:
             wanted = await run.session.settle(interrupt, decision)

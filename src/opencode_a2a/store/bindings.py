@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ..domain.values import ModelRef, SessionRef
 from ..errors import StoreUnavailable
-from .database import Database
+from .database import Conflict, Database
 from .log import now_ms
 from .prepared import Prepared
 from .tables import contexts, home_models, places, sessions
+
+T = TypeVar("T")
 
 AT_ONCE = 500  # names in one question; databases have a limit
 
@@ -29,13 +32,19 @@ class SqlBindings:
         return await self._database.read(_context_of, owner, session_id)
 
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
-        await self._database.write(_bind, owner, context_id, session, now_ms())
+        await self._claiming(_bind, owner, context_id, session, now_ms())
 
     async def owners(self, sessions: Sequence[str]) -> Mapping[str, str]:
         return await self._database.read(_owners, sessions, now_ms())
 
     async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
-        return await self._database.write(_claim, owner, session, now_ms(), until)
+        return await self._claiming(_claim, owner, session, now_ms(), until)
+
+    async def _claiming(self, work: Callable[..., T], *args: Any) -> T:
+        try:
+            return await self._database.write(work, *args)
+        except Conflict:  # another process was faster: now its claim is there to be seen
+            return await self._database.write(work, *args)
 
     async def contexts(self, ids: Sequence[str]) -> Mapping[str, frozenset[str]]:
         return await self._database.read(_contexts, ids)
@@ -85,7 +94,7 @@ def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: 
             "The session was given another use at the same moment. Try again.", retry_after=1
         )
     bound = {"owner": owner, "context_id": context_id, "session_id": session.id}
-    _NEW_CONTEXT.run(db, {**bound, "created_at": at})
+    _NEW_CONTEXT.change(db, {**bound, "created_at": at})
 
 
 _NEW_SESSION = Prepared(insert(sessions), [column.name for column in sessions.c])
@@ -103,7 +112,8 @@ _CLAIMED = Prepared(
 
 
 def _context_of(db: Connection, owner: str, session_id: str) -> str | None:
-    return _CONTEXT.run(db, {"owner": owner, "session": session_id}).scalar()
+    row = _CONTEXT.first(db, {"owner": owner, "session": session_id})
+    return row.context_id if row is not None else None
 
 
 def _keep_model(db: Connection, session_id: str, model: ModelRef) -> None:
@@ -161,12 +171,14 @@ def _owners(db: Connection, ids: Sequence[str], at: int) -> dict[str, str]:
 
 
 def _claim(db: Connection, owner: str, session: SessionRef, at: int, until: int | None) -> str:
-    this = sessions.c.session_id == session.id
-    known = _CLAIMED.run(db, {"session": session.id}).first()
-    if known is not None and (known.claimed_until is None or known.claimed_until > at):
-        if known.owner == owner and known.claimed_until is not None:
-            db.execute(update(sessions).where(this).values(claimed_until=until))
-        return str(known.owner)
+    known = _CLAIMED.first(db, {"session": session.id})
+    if known is not None:
+        this = sessions.c.session_id == session.id
+        if known.claimed_until is None or known.claimed_until > at:
+            if known.owner == owner and known.claimed_until is not None:
+                db.execute(update(sessions).where(this).values(claimed_until=until))
+            return str(known.owner)
+        db.execute(delete(sessions).where(this, sessions.c.claimed_until <= at))
     row = {
         "session_id": session.id,
         "owner": owner,
@@ -176,12 +188,9 @@ def _claim(db: Connection, owner: str, session: SessionRef, at: int, until: int 
         "claimed_until": until,
     }
     try:
-        with db.begin_nested():
-            if known is not None:
-                db.execute(delete(sessions).where(this, sessions.c.claimed_until <= at))
-            _NEW_SESSION.run(db, row)
-    except IntegrityError:  # another process was faster
-        return str(_CLAIMED.run(db, {"session": session.id}).one().owner)
+        _NEW_SESSION.change(db, row)
+    except IntegrityError as exc:
+        raise Conflict from exc
     return owner
 
 

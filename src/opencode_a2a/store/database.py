@@ -36,6 +36,10 @@ CHECK_BYTES = 256 << 20
 BUSY_SECONDS = 5.0  # what a statement waits for another process that holds the file
 
 
+class Conflict(Exception):
+    """The database refused a row: nothing was written."""
+
+
 class Database:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -22,18 +22,18 @@ import structlog
 
 from ..domain.ports import Key, KeyTaken, TaskPage
 from ..domain.task import Task, TaskHead
-from ..domain.updates import BlockText, Ended, LogEntry, Update, coalesce
+from ..domain.updates import BlockText, Ended, LogEntry, Started, Update, coalesce
 from ..domain.values import TaskQuery, TaskState
 from ..errors import ServiceError, StoreUnavailable, TaskNotFound, UnsupportedOperation
 from . import asked, codec
 from . import statements as sql
-from .database import Database
+from .database import Conflict, Database
 from .holder import LEASE, Holder
 
 logger = structlog.get_logger()
 
 TAIL = 2_048  # entries of a running task kept in memory; older ones are read from the table
-GATHER_SECONDS = 0.033  # between two commits, when nothing but running text is to be said
+GATHER_SECONDS = 0.033  # between two commits, when nothing is to be said that cannot wait
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the disk refuses
 GOODBYE_SECONDS = 5.0  # for what still waits when the service stops
 SWEEP_SECONDS = 60.0
@@ -100,10 +100,13 @@ class _Live:
         return self.task.ended is not None or self.superseded
 
     def can_wait(self, update: Update) -> bool:
-        """Whether it only continues a text that can be seen already."""
-        return (
-            isinstance(update, BlockText) and update.append and update.block_id in self.task.blocks
-        )
+        """Whether nobody misses it for a moment: that work begins, or more of a text that is seen.
+
+        What it begins with is said soon, and the two are committed as one.
+        """
+        if isinstance(update, BlockText):
+            return update.append and update.block_id in self.task.blocks
+        return isinstance(update, Started)
 
     def claimed(self) -> set[str]:
         """The keys of what waits."""
@@ -287,7 +290,7 @@ class SqlTaskLog:
     async def _commit(self, batches: list[sql.Batch], until: int) -> dict[str, sql.Refusal]:
         try:
             return await self._database.write(sql.commit, batches, self._holder, until)
-        except sql.Conflict:
+        except Conflict:
             return await self._database.write(sql.commit_apart, batches, self._holder, until)
 
     def _take(self, live: _Live) -> sql.Batch:

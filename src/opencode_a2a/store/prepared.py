@@ -1,15 +1,19 @@
 """Statements in the driver's own words, found once for each kind of database.
 
 What is run for every delta and every task goes this way: SQLAlchemy takes several
-times as long to pass on a statement of its own as SQLite takes to run it.
+times as long to pass on a statement as SQLite takes to run it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, Delete, Insert, Select, Update
+from sqlalchemy import Connection, Delete, Insert, Select, Update
+from sqlalchemy.exc import DBAPIError
+
+Values = Mapping[str, Any]
 
 
 class Prepared:
@@ -20,22 +24,43 @@ class Prepared:
     ) -> None:
         self._statement = statement
         self._columns = list(columns) or None
-        self._words: dict[str, tuple[str, Sequence[str] | None]] = {}
+        self._words: dict[str, tuple[str, Callable[[Values], Any]]] = {}
+        names = statement.selected_columns.keys() if isinstance(statement, Select) else ()
+        self._row: Any = namedtuple("Row", names)  # type: ignore[misc]
 
-    def run(self, db: Connection, values: Mapping[str, Any]) -> CursorResult[Any]:
-        words, order = self._words.get(db.dialect.name) or self._find(db)
-        if order is None:
-            return db.exec_driver_sql(words, dict(values))
-        return db.exec_driver_sql(words, tuple([values[name] for name in order]))
+    def rows(self, db: Connection, values: Values) -> list[Any]:
+        """What is found, each with the names of its columns."""
+        return [self._row._make(row) for row in self._run(db, [values]).fetchall()]
 
-    def run_each(self, db: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        words, order = self._words.get(db.dialect.name) or self._find(db)
-        if order is None:
-            db.exec_driver_sql(words, [dict(row) for row in rows])
-        else:
-            db.exec_driver_sql(words, [tuple([row[name] for name in order]) for row in rows])
+    def first(self, db: Connection, values: Values) -> Any:
+        """The first that is found, or None."""
+        return next(iter(self.rows(db, values)), None)
 
-    def _find(self, db: Connection) -> tuple[str, Sequence[str] | None]:
+    def change(self, db: Connection, *each: Values) -> int:
+        """Write; how many rows that changed."""
+        changed: int = self._run(db, each).rowcount
+        return changed
+
+    def _run(self, db: Connection, each: Sequence[Values]) -> Any:
+        dialect = db.dialect
+        words, form = self._words.get(dialect.name) or self._find(db)
+        cursor = db.connection.cursor()
+        try:
+            if len(each) == 1:
+                cursor.execute(words, form(each[0]))
+            else:
+                cursor.executemany(words, [form(values) for values in each])
+        except dialect.loaded_dbapi.Error as exc:
+            cursor.close()  # whoever keeps the exception would keep the file open
+            # Said as SQLAlchemy says it, but without the values: they are somebody's text.
+            base = dialect.loaded_dbapi.Error
+            raise DBAPIError.instance(words, None, exc, base, dialect=dialect) from exc
+        return cursor
+
+    def _find(self, db: Connection) -> tuple[str, Callable[[Values], Any]]:
         compiled = self._statement.compile(dialect=db.dialect, column_keys=self._columns)
-        order = compiled.positiontup if compiled.positional else None
-        return self._words.setdefault(db.dialect.name, (str(compiled), order))
+        order = compiled.positiontup
+        form: Callable[[Values], Any] = dict
+        if compiled.positional and order is not None:
+            form = lambda values: [values[name] for name in order]  # noqa: E731
+        return self._words.setdefault(db.dialect.name, (str(compiled), form))

@@ -44,6 +44,7 @@ from ..domain.updates import (
 )
 from ..domain.values import Failure, OutputModes, Problem, SessionRef, TaskQuery, TaskState
 from . import asked, codec
+from .database import Conflict
 from .holder import Holder
 from .prepared import Prepared
 from .tables import IS_OPEN, OPEN_STATES, entries, keys, tasks, totals
@@ -80,10 +81,6 @@ class Refusal:
 
 
 GONE = Refusal()  # it has ended, is held by another process, or cannot be stored
-
-
-class Conflict(Exception):
-    """The database refused a row of somebody's: nothing was written."""
 
 
 def commit(db: Connection, batches: Sequence[Batch], holder: str, until: int) -> dict[str, Refusal]:
@@ -126,7 +123,7 @@ def _commit_together(
         if batch.is_new and batch.task.head.id not in refused
     ]
     if fresh:
-        _NEW_TASKS.run_each(db, fresh)
+        _NEW_TASKS.change(db, *fresh)
     rows: list[dict[str, Any]] = []
     for batch in batches:
         task_id = batch.task.head.id
@@ -141,7 +138,7 @@ def _commit_together(
             row = {"seq": entry.seq, "at": entry.at, "kind": kind, "body": body}
             rows.append({"task_id": task_id, **row})
     if rows:
-        _NEW_ENTRIES.run_each(db, rows)
+        _NEW_ENTRIES.change(db, *rows)
     return refused
 
 
@@ -167,7 +164,8 @@ def _held(db: Connection, task_ids: Sequence[str], holder: str) -> set[str]:
         # Asked in few sizes, each prepared once; the last id fills it up.
         size = 1 << (len(some) - 1).bit_length()
         asked = {f"id{i}": some[min(i, len(some) - 1)] for i in range(size)}
-        found.update(_holding(size).run(db, {**asked, "holder": holder}).scalars())
+        held = _holding(size).rows(db, {**asked, "holder": holder})
+        found.update(row.id for row in held)
     return found
 
 
@@ -177,7 +175,7 @@ def _claim(db: Connection, batch: Batch) -> frozenset[str]:
     taken = frozenset(k.name for k in batch.keys if find_key(db, owner, k.name) is not None)
     for key in batch.keys if not taken else ():
         row = {"owner": owner, "name": key.name, "digest": key.digest, "at": key.at}
-        _NEW_KEY.run(db, {**row, "task_id": task_id})
+        _NEW_KEY.change(db, {**row, "task_id": task_id})
     return taken
 
 
@@ -190,7 +188,7 @@ _KEY = Prepared(
 
 def find_key(db: Connection, owner: str, name: str) -> tuple[str, str] | None:
     """The task and the content a key stands for."""
-    row = _KEY.run(db, {"owner": owner, "name": name}).first()
+    row = _KEY.first(db, {"owner": owner, "name": name})
     return (row.task_id, row.digest) if row else None
 
 
@@ -222,8 +220,7 @@ def _move(db: Connection, batch: Batch) -> bool:
     for column in ("message", "title"):
         if text := values.get(column):
             values[column] = text.replace("\0", "")  # PostgreSQL has no place for it
-    moved = _moving(tuple(values)).run(db, {**values, "moved": batch.task.head.id})
-    return moved.rowcount == 1
+    return _moving(tuple(values)).change(db, {**values, "moved": batch.task.head.id}) == 1
 
 
 def _waiting(batch: Batch) -> str | None:
@@ -273,7 +270,7 @@ _TASK = Prepared(select(tasks).where(tasks.c.id == bindparam("id")))
 
 
 def load(db: Connection, task_id: str) -> Task | None:
-    row = _TASK.run(db, {"id": task_id}).first()
+    row = _TASK.first(db, {"id": task_id})
     if row is None:
         return None
     if row.folded is not None:
@@ -456,7 +453,7 @@ def ask_to_stop(db: Connection, task_id: str) -> None:
 
 def as_of(db: Connection, task_id: str, seq: int) -> Task | None:
     """The task as it was after an entry; None when its single entries are gone."""
-    row = _TASK.run(db, {"id": task_id}).first()
+    row = _TASK.first(db, {"id": task_id})
     if row is None or row.cleared:
         return None
     return Task.of(_head(row), entries_after(db, task_id, 0, None, until=seq))

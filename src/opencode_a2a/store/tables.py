@@ -73,6 +73,7 @@ contexts = Table(
     Column("context_id", String(255), primary_key=True),
     Column("session_id", String(64), nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Index("ix_contexts_session", "session_id"),
 )
 
 sessions = Table(
