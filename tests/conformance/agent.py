@@ -11,7 +11,7 @@ import asyncio
 import base64
 import itertools
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import orjson
@@ -142,10 +142,9 @@ class Stage:
         self._arriving: asyncio.Queue[Sequence[AgentEvent]] = asyncio.Queue()
         self._playing: asyncio.Task[None] | None = None
 
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[AsyncIterator[Sequence[AgentEvent]]]:
+    async def events(self) -> AbstractContextManager[AsyncIterator[Sequence[AgentEvent]]]:
         self._arriving = asyncio.Queue()
-        yield _Arriving(self._arriving)
+        return nullcontext(_Arriving(self._arriving))
 
     async def prompt(self, prompt: Prompt) -> None:
         task_id, message_id = await self._heard.message(prompt.message_id)

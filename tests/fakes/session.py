@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager
 
 from opencode_a2a.domain.catalog import Place
 from opencode_a2a.domain.events import (
@@ -135,17 +135,13 @@ class ScriptedSession(Watched):
 
     # -- the port
 
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[AsyncIterator[Sequence[AgentEvent]]]:
+    async def events(self) -> AbstractContextManager[AsyncIterator[Sequence[AgentEvent]]]:
         await self.line.wait()
         self._meet_trouble()
         self._events = asyncio.Queue()
         self.subscribed = True
         self.changed()
-        try:
-            yield _Arriving(self)
-        finally:
-            self.subscribed = False
+        return _Arriving(self)
 
     async def next(self) -> Sequence[AgentEvent]:
         return await self._events.get()
@@ -219,6 +215,12 @@ class _Arriving:
 
     def __init__(self, session: ScriptedSession) -> None:
         self._session = session
+
+    def __enter__(self) -> _Arriving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.subscribed = False
 
     def __aiter__(self) -> _Arriving:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,8 +34,8 @@ class AgentSession(Protocol):
     @property
     def ref(self) -> SessionRef: ...
 
-    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Sequence[AgentEvent]]]:
-        """Subscribe; on entry the subscription is live, so nothing sent later is missed.
+    async def events(self) -> AbstractContextManager[AsyncIterator[Sequence[AgentEvent]]]:
+        """Subscribe, until it is left; it is live already, so nothing sent later is missed.
 
         Yields what has arrived since the last look, in order. A `Gap` among the
         events says that some were lost: `read` brings the session up to date.

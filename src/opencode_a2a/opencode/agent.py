@@ -125,10 +125,9 @@ class OpenCodeSession:
         self._subscription: Subscription | None = None
         self._here = {"directory": ref.directory or defaults.directory}
 
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[AsyncIterator[Sequence[ev.AgentEvent]]]:
-        async with self._feed.subscribe(self.ref.id) as self._subscription:
-            yield self._subscription
+    async def events(self) -> Subscription:
+        self._subscription = await self._feed.subscribe(self.ref.id)
+        return self._subscription
 
     async def prompt(self, prompt: Prompt) -> None:
         body: dict[str, Any] = {
@@ -177,7 +176,7 @@ class OpenCodeSession:
             events.append(ev.ChildStarted(child, parent))
         for child in {*children, *again}:
             if self._subscription is not None:
-                self._feed.include(child, self._subscription)
+                self._subscription.include(child)
         events += told
         for child in children:
             events += [

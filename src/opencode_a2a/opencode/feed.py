@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -39,42 +38,56 @@ MAX_LINE = 256 << 20  # an event echoes whole attachments, but nobody sends this
 
 
 class Subscription:
-    """What has happened in a session and its sub-agents since the last look."""
+    """What has happened in a session and its sub-agents since the last look, until it is left."""
 
-    def __init__(self, session: str) -> None:
+    def __init__(self, session: str, routes: dict[str, Subscription]) -> None:
         self.session = session
-        self._events: deque[AgentEvent] = deque()
+        self._routes = routes
+        self._sessions = [session]
+        self._events: list[AgentEvent] = []
         self._gaps = 0
-        self._arrived = asyncio.Event()
+        self._arrived: asyncio.Future[None] | None = None  # while somebody waits
+        routes[session] = self
+
+    def include(self, session: str) -> None:
+        """Get the events of a sub-agent too, unless somebody else does."""
+        if session not in self._routes:
+            self._routes[session] = self
+            self._sessions.append(session)
 
     def put(self, events: Sequence[AgentEvent]) -> None:
         self._events.extend(events)
-        self._arrived.set()
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     def lost(self) -> None:
         self._gaps += 1
         self.put([Gap(self.session)])
 
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for session in self._sessions:
+            if self._routes.get(session) is self:  # it may have become a conversation of its own
+                del self._routes[session]
+
     def __aiter__(self) -> Subscription:
         return self
 
     async def __anext__(self) -> Sequence[AgentEvent]:
-        await self._arrived.wait()
-        if self._gaps:
-            return self._up_to_the_gap()
-        self._arrived.clear()
-        arrived = tuple(self._events)
-        self._events.clear()
-        return arrived
-
-    def _up_to_the_gap(self) -> Sequence[AgentEvent]:
-        """What follows a gap is looked at after the gap was closed, so that nothing overtakes."""
-        arrived: list[AgentEvent] = []
-        while not arrived or not isinstance(arrived[-1], Gap):
-            arrived.append(self._events.popleft())
-        self._gaps -= 1
         if not self._events:
-            self._arrived.clear()
+            self._arrived = asyncio.get_running_loop().create_future()
+            try:
+                await self._arrived
+            finally:
+                self._arrived = None
+        # What follows a gap is looked at after the gap was closed, so that nothing overtakes.
+        end = len(self._events)
+        if self._gaps:
+            end = next(i for i, event in enumerate(self._events, 1) if isinstance(event, Gap))
+            self._gaps -= 1
+        arrived, self._events = self._events[:end], self._events[end:]
         return arrived
 
 
@@ -117,20 +130,10 @@ class Feed:
             )
             raise trouble.with_traceback(None)  # raised often, and must not remember by whom
 
-    @asynccontextmanager
-    async def subscribe(self, session: str) -> AsyncIterator[Subscription]:
-        """Events of a session and of those it starts; live on entry."""
+    async def subscribe(self, session: str) -> Subscription:
+        """Events of a session and of those it starts; live from now on, until it is left."""
         await self.ready()
-        subscription = self._routes[session] = Subscription(session)
-        try:
-            yield subscription
-        finally:
-            for routed in [s for s, to in self._routes.items() if to is subscription]:
-                del self._routes[routed]
-
-    def include(self, child: str, subscription: Subscription) -> None:
-        """Route a sub-agent session, found by other means than its creation event."""
-        self._routes.setdefault(child, subscription)
+        return Subscription(session, self._routes)
 
     async def _read_forever(self) -> None:
         attempt = 0
@@ -202,7 +205,7 @@ class Feed:
                 subscription = self._routes.get(parent) if parent else None
                 if subscription is None:
                     return
-                self._routes[session] = subscription
+                subscription.include(session)
             events = translate(raw)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             # A broken event is a change of contract: seen in the log, survived by the turns.
@@ -210,7 +213,7 @@ class Feed:
             return
         for event in events:
             if isinstance(event, ToolSnapshot) and event.child is not None:
-                self.include(event.child, subscription)
+                subscription.include(event.child)
         if events:
             subscription.put(events)
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -121,7 +120,7 @@ class _Job:
     prepare: Prepare | None = None  # makes the parts of a prompt of an earlier process
     has_slot: bool = False
     resting: bool = False  # while a person thinks
-    inbox: deque[asyncio.Future[Prompt | None]] = field(default_factory=deque)
+    inbox: list[asyncio.Future[Prompt | None]] = field(default_factory=list)
     canceled: asyncio.Future[None] = field(default_factory=_promise)  # done when it is
     over: asyncio.Future[None] = field(default_factory=_promise)
     closed: bool = False  # nothing more is asked of the agent
@@ -234,12 +233,24 @@ class Turns:
         finally:
             self._arriving -= 1
 
-    def start(self, head: TaskHead, title: str, prompt: Prompt, *, fresh: bool = False) -> None:
-        """Work on a new task as soon as its session and a slot are free.
+    def start(
+        self, head: TaskHead, title: str, *, fresh: bool = False
+    ) -> asyncio.Future[Prompt | None]:
+        """Work on a new task as soon as its session and a slot are free, and its prompt is there.
 
-        In a `fresh` context, made for this task, nothing can be in its way.
+        Its session can be made while the task is being committed: fill the place that is returned
+        once it is, or `abandon` it. In a `fresh` context, made for this task, nothing is in its
+        way.
         """
-        self._begin(_Job(head, title, fresh), [prompt])
+        job = _Job(head, title, fresh)
+        self._begin(job)
+        return _place(job)
+
+    def abandon(self, task_id: str) -> None:
+        """Leave a task that did not come to be."""
+        job = self._jobs.get(task_id)
+        if job is not None and job.work is not None:
+            job.work.cancel()
 
     def resume(self, task: Task, title: str, message_ids: Sequence[str], prepare: Prepare) -> None:
         """Go on with a task that another process began; its prompts, oldest first.
@@ -247,17 +258,15 @@ class Turns:
         Their parts are prepared only if a prompt must still be sent.
         """
         job = _Job(task.head, title, resumed=task, prepare=prepare)
-        self._begin(job, [Prompt(message_id, ()) for message_id in message_ids])
+        for message_id in message_ids:
+            _place(job).set_result(Prompt(message_id, ()))
+        self._begin(job)
 
-    def _begin(self, job: _Job, prompts: Sequence[Prompt]) -> None:
+    def _begin(self, job: _Job) -> None:
         before = self._jobs.get(job.head.id)
         if before is not None and before.work is not None:
             before.work.cancel()  # the task was lost, and has come back
         self._jobs[job.head.id] = job
-        for prompt in prompts:
-            ready: asyncio.Future[Prompt | None] = asyncio.get_running_loop().create_future()
-            ready.set_result(prompt)
-            job.inbox.append(ready)
         self._contexts.setdefault((job.head.owner, job.head.context_id), []).append(job)
         job.work = asyncio.create_task(self._work(job))
 
@@ -275,9 +284,7 @@ class Turns:
                 retry_after=10,
                 task_id=task_id,
             )
-        place: asyncio.Future[Prompt | None] = asyncio.get_running_loop().create_future()
-        job.inbox.append(place)
-        return place
+        return _place(job)
 
     async def cancel(self, task_id: str) -> None:
         """Ask a task to stop, and wait (a bounded time) until it has."""
@@ -327,12 +334,12 @@ class Turns:
         try:
             # The session is free only when the end is in the log: were the next prompt sent before
             # and the end lost, this task would take the next one's answer for its own.
-            async with AsyncExitStack() as held:
-                outcome = await self._outcome(job, held)
-                job.closed = True
-                self._end(job, outcome)
-                await self._log.flushed(job.head.id)
+            outcome = await self._outcome(job)
+            job.closed = True
+            self._end(job, outcome)
+            await self._log.flushed(job.head.id)
         finally:
+            self._free(job)
             self._leave(job)
 
     def _leave(self, job: _Job) -> None:
@@ -346,9 +353,9 @@ class Turns:
             del self._jobs[job.head.id]
         job.over.set_result(None)
 
-    async def _outcome(self, job: _Job, held: AsyncExitStack) -> Outcome:
+    async def _outcome(self, job: _Job) -> Outcome:
         try:
-            return await self._queue(job, held)
+            return await self._queue(job)
         except asyncio.CancelledError:
             if not job.canceled.done():
                 raise  # the service stops; the next one to start goes on with the task
@@ -363,7 +370,7 @@ class Turns:
             logger.exception("turn.broken", task=job.head.id)
             return _because(BROKEN)
 
-    async def _queue(self, job: _Job, held: AsyncExitStack) -> Outcome:
+    async def _queue(self, job: _Job) -> Outcome:
         if job.canceled.done():
             return CANCELED
         head, fresh = job.head, job.fresh
@@ -375,7 +382,6 @@ class Turns:
         if self._slots is not None:
             await self._slots.acquire()
             job.has_slot = True
-        held.callback(self._free, job)
         job.session, job.session_title = session, session.ref.title
         if not fresh:
             with suppress(StoreUnavailable):  # asking once too often does no harm
@@ -435,7 +441,7 @@ class Turns:
         else:
             await self._skip_answered(job, session, changed)
         while job.inbox and not job.canceled.done():
-            prompt = await job.inbox.popleft()
+            prompt = await job.inbox.pop(0)
             if prompt is None:
                 continue  # its place was given up
             try:
@@ -474,14 +480,13 @@ class Turns:
             prompt = await places[index]
             if prompt is not None and await self._arrived(job, session, prompt):
                 for _ in range(index):
-                    answered = job.inbox.popleft().result()
+                    answered = job.inbox.pop(0).result()
                     changed += [answered.message_id] if answered is not None else []
                 return
 
     async def _turn(self, job: _Job, session: AgentSession, prompt: Prompt) -> tuple[Turn, Outcome]:
         turn = Turn(session.ref.id, prompt.message_id, self._deadline)
-        async with AsyncExitStack() as stack:
-            events = await self._patiently(job, lambda: stack.enter_async_context(session.events()))
+        with await self._patiently(job, session.events) as events:
             # Not earlier: until the run is there, what is decided is said to the log only.
             resumed, job.resumed = job.resumed, None
             if resumed is not None:
@@ -705,6 +710,13 @@ class Turns:
             state=outcome.state.value,
             problem=outcome.problem.type.value if outcome.problem else None,
         )
+
+
+def _place(job: _Job) -> asyncio.Future[Prompt | None]:
+    """A place for one more prompt of a task, after those it has."""
+    place: asyncio.Future[Prompt | None] = asyncio.get_running_loop().create_future()
+    job.inbox.append(place)
+    return place
 
 
 def _failed(exc: ServiceError) -> Outcome:
