@@ -182,7 +182,8 @@ def state_after(update: Update) -> TaskState | None:
 class LogEntry:
     """A committed update, and the state it leads to.
 
-    `encoded` keeps its wire bytes, one form per dialect. Both serve every reader, made once.
+    `encoded` keeps its wire bytes while it is the newest, one form per dialect. Both serve every
+    reader, made once.
     """
 
     seq: int

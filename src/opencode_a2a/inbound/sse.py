@@ -9,7 +9,7 @@ does not notice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -65,8 +65,9 @@ class Streams:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[LATER] = streams = list[EventStream]()
-        await self._app(scope, receive, send)
+        streams = list[EventStream]()
+        # A scope of its own, too: what the application keeps in it goes with it.
+        await self._app({**scope, LATER: streams}, receive, send)
         for stream in streams:
             await stream.run(receive, send)
 
@@ -155,24 +156,30 @@ class EventStream(Response):
                     body = envelope.frame(entries[0].seq, payload)
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self.wrote_at = clock()
-                continue
-            last = self._last(entries, self._cursor.caught_up)
-            over = last is not None
-            frames, size = [], 0
-            for index, entry in enumerate(entries if last is None else entries[: last + 1]):
-                if entry.state is not None:
-                    self._state, self._ends = entry.state, True
-                payload = renderer.event(self._head, entry, self._state, last=index == last)
-                if payload is not None:
-                    frames.append(envelope.frame(entry.seq, payload))
-                    size += len(frames[-1])
-                if size > WRITE_BYTES:
-                    await _send(send, b"".join(frames))
-                    frames, size = [], 0
-            if frames:
-                await _send(send, b"".join(frames))
-                self.wrote_at = clock()
+            else:
+                last = self._last(entries, self._cursor.caught_up)
+                over = last is not None
+                for body in self._bodies(entries, last):
+                    await _send(send, body)
+                    self.wrote_at = clock()
+            body, payload, entries = b"", None, ()  # not kept for the long rest
         await _send(send, b"", more=False)
+
+    def _bodies(self, entries: Sequence[LogEntry], last: int | None) -> Iterator[bytes]:
+        """What is written, up to the entry the stream ends with if there is one."""
+        frames, size = list[bytes](), 0
+        for index, entry in enumerate(entries if last is None else entries[: last + 1]):
+            if entry.state is not None:
+                self._state, self._ends = entry.state, True
+            payload = self._renderer.event(self._head, entry, self._state, last=index == last)
+            if payload is not None:
+                frames.append(self._envelope.frame(entry.seq, payload))
+                size += len(frames[-1])
+            if size > WRITE_BYTES:
+                yield b"".join(frames)
+                frames, size = [], 0
+        if frames:
+            yield b"".join(frames)
 
     def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
         """Which of these the stream ends with, if the task rests after them."""

@@ -92,6 +92,7 @@ class _Live:
     being_written: list[_Saying] = field(default_factory=list)
     tail: list[LogEntry] = field(default_factory=list)
     tail_start: int = 0  # the number before the first entry of the tail
+    newest: int = 0  # entries of the tail that came last, together
     waiters: dict[asyncio.Future[None], None] = field(default_factory=dict)  # for a change
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
@@ -113,6 +114,9 @@ class _Live:
         return {k.name for saying in (*self.being_written, *self.waiting) for k in saying.keys}
 
     def publish(self, committed: Sequence[LogEntry]) -> None:
+        for entry in self.tail[-self.newest :]:
+            entry.encoded.clear()  # readers that keep up have it; the others encode it again
+        self.newest = len(committed)
         for entry in committed:
             self.task.apply(entry)
         self.tail.extend(committed)
