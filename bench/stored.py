@@ -1,4 +1,4 @@
-"""What the store costs: reading among many tasks, and room on the disk."""
+"""What the store costs: work among many tasks, and room on the disk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import Retention, SqlTaskLog
 from tests.running import service
 
-from .client import Connection
+from .client import Connection, message
 from .clock import spending
 from .figures import Plot, Result, spread
 from .lab import Adapter, Lab, quiet
 
 SIZES = (100, 10_000, 100_000)
 TOKENS = 2_000
+COPIED = ("tasks", "contexts", "sessions")
 BYTES = 6 * TOKENS  # the fake says six bytes at a time
 
 
@@ -35,11 +36,12 @@ class Cost:
 
 async def by_size(lab: Lab) -> Result:
     result = Result(
-        "Reading among many finished tasks",
-        "`GetTask` at random and `ListTasks` in pages of 50, newest first, over one connection, "
-        "in a database with so many finished tasks of one caller.",
+        "Among many finished tasks",
+        "`GetTask` at random, `ListTasks` in pages of 50, newest first, and `SendMessage` for one "
+        "delta in a new context, over one connection, in a database with so many finished tasks "
+        "of one caller, each in a context of its own.",
     )
-    costs = await reading(lab, SIZES)
+    costs = await among(lab, SIZES)
     for name, sizes in costs.items():
         for size, cost in sizes.items():
             result.add(f"{name} among {size}, CPU", cost.cpu * 1e3, "ms")
@@ -56,29 +58,29 @@ async def by_size(lab: Lab) -> Result:
     return result
 
 
-async def reading(lab: Lab, sizes: tuple[int, ...]) -> dict[str, dict[int, Cost]]:
-    """What a get and a list cost, by the number of finished tasks: one service for each."""
+async def among(lab: Lab, sizes: tuple[int, ...]) -> dict[str, dict[int, Cost]]:
+    """What each request costs, by the number of finished tasks: one service for each."""
     with ExitStack() as stack:
         adapter = stack.enter_context(lab.on_fake())
         await adapter.streams(4, 4, "[[tokens:50]]")
-        readers: dict[int, Reader] = {}
+        callers: dict[int, Caller] = {}
         for size in sizes:
             folder = lab.new("stored")
             _fill(adapter.folder / "tasks.db", folder / "tasks.db", size)
             run = stack.enter_context(service(adapter.upstream, folder))
-            readers[size] = Reader(Adapter(run, adapter.upstream, folder))
-        for reader in readers.values():
-            await quiet(reader.adapter.pid)
+            callers[size] = Caller(Adapter(run, adapter.upstream, folder))
+        for caller in callers.values():
+            await quiet(caller.adapter.pid)
         seen: dict[str, dict[int, list[Cost]]] = {
-            name: {size: [] for size in sizes} for name in ("get", "list")
+            name: {size: [] for size in sizes} for name in ("get", "list", "send")
         }
         for i in range(lab.repeats + 2):  # in turn, so that all see the same machine
-            for size, reader in readers.items():
+            for size, caller in callers.items():
                 for name in seen:
-                    cost = await reader.read(name, lab.count(100, 30))
+                    cost = await caller.ask(name, lab.count(100, 30))
                     seen[name][size] += [cost] if i else []  # the first warms up
-        for reader in readers.values():
-            reader.connection.close()
+        for caller in callers.values():
+            caller.connection.close()
     return {
         name: {
             size: Cost(median(c.cpu for c in costs), median(c.wall for c in costs))
@@ -88,8 +90,8 @@ async def reading(lab: Lab, sizes: tuple[int, ...]) -> dict[str, dict[int, Cost]
     }
 
 
-class Reader:
-    """Reads from one service, at random places."""
+class Caller:
+    """Asks one service, at random places."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
@@ -99,42 +101,53 @@ class Reader:
         with sqlite3.connect(adapter.folder / "tasks.db") as db:
             self._ids = [row[0] for row in db.execute("SELECT id FROM tasks")]
 
-    async def read(self, name: str, count: int) -> Cost:
+    async def ask(self, name: str, count: int) -> Cost:
         """CPU on average, wall time at the median."""
         walls = []
         with spending(self.adapter.pid) as spent:
             for _ in range(count):
-                path = f"/tasks/{self._dice.choice(self._ids)}"
-                if name == "list":
-                    path = f"/tasks?pageSize=50&pageToken={self._dice.choice(self._pages)}"
                 began = perf_counter()
-                body = await self.connection.ask("GET", path)
+                await getattr(self, f"_{name}")()
                 walls.append(perf_counter() - began)
-                if name == "list" and len(body["tasks"]) == 50 and body["nextPageToken"]:
-                    self._pages = [*self._pages, body["nextPageToken"]][-40:]
         return Cost(spent.cpu / count, median(walls))
+
+    async def _get(self) -> None:
+        await self.connection.ask("GET", f"/tasks/{self._dice.choice(self._ids)}")
+
+    async def _list(self) -> None:
+        page = self._dice.choice(self._pages)
+        body = await self.connection.ask("GET", f"/tasks?pageSize=50&pageToken={page}")
+        if len(body["tasks"]) == 50 and body["nextPageToken"]:
+            self._pages = [*self._pages, body["nextPageToken"]][-40:]
+
+    async def _send(self) -> None:
+        await self.connection.ask("POST", "/message:send", message("[[tokens:1]]"))
 
 
 def _fill(source: Path, target: Path, size: int) -> None:
-    """A store with so many finished tasks, copies of those in another."""
+    """A store with so many finished tasks, each in its context, copies of those in another."""
     with sqlite3.connect(source) as db, sqlite3.connect(target) as copy:
         db.backup(copy)
     with sqlite3.connect(target) as db:
-        names = [row[1] for row in db.execute("PRAGMA table_info(tasks)")]
-        rows = db.execute("SELECT * FROM tasks").fetchall()
-        db.execute("DELETE FROM entries")
-        at = {name: i for i, name in enumerate(names)}
-        made = []
+        db.row_factory = lambda cursor, row: {
+            column[0]: value for column, value in zip(cursor.description, row, strict=True)
+        }
+        found = {table: db.execute(f"SELECT * FROM {table}").fetchall() for table in COPIED}
+        made: dict[str, list[dict[str, object]]] = {table: [] for table in COPIED}
         for i in range(size):
-            row = list(rows[i % len(rows)])
-            row[at["id"]] = f"{i:08x}-0000-4000-8000-{random.Random(i).getrandbits(48):012x}"
-            row[at["context_id"]] = f"context-{i}"
-            row[at["status_at"]] -= 10 * (size - i)
-            row[at["created_at"]] -= 10 * (size - i)
-            row[at["cleared"]] = 1
-            made.append(row)
-        db.execute("DELETE FROM tasks")
-        db.executemany(f"INSERT INTO tasks VALUES ({','.join('?' * len(names))})", made)
+            task, context, session = (rows[i % len(rows)] for rows in found.values())
+            ids = {"context_id": f"context-{i}", "session_id": f"ses_{i:026d}"}
+            earlier = 10 * (size - i)
+            times = {at: task[at] - earlier for at in ("status_at", "created_at")}
+            name = f"{i:08x}-0000-4000-8000-{random.Random(i).getrandbits(48):012x}"
+            made["tasks"].append({**task, **ids, **times, "id": name, "cleared": 1})
+            made["contexts"].append({**context, **ids})
+            made["sessions"].append({**session, "session_id": ids["session_id"]})
+        for table in ("entries", *COPIED):
+            db.execute(f"DELETE FROM {table}")
+        for table, rows in made.items():
+            values = ",".join(f":{column}" for column in rows[0])
+            db.executemany(f"INSERT INTO {table} VALUES ({values})", rows)
     db.close()
 
 

@@ -90,7 +90,7 @@ async def by_length(lab: Lab) -> Result:
         "×",
         1.2,
         note=f"a task costs {task_cost:.1f} ms whatever its length: a request in, two to OpenCode, "
-        f"a session bound, and three to five transactions. Spread over 100 deltas that is "
+        f"a session bound, and three or four transactions in all. Spread over 100 deltas that is "
         f"{task_cost * 10:.0f} µs each. The rows below take it off.",
     )
     for n, seen in micro.items():
