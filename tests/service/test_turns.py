@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -298,6 +299,37 @@ async def test_a_message_that_cannot_be_stored_gives_up_its_place() -> None:
         done = await at.ended(task)
         assert (done.state, answers(done)) == (COMPLETED, ["done"])
         assert len(session.prompts) == len(done.messages) == 1
+
+
+async def test_a_task_that_cannot_be_stored_is_not_worked_on() -> None:
+    async with house() as at:
+        at.agent.gate.clear()  # its session is still being made
+        await at.database.write(rename, "entries", "away")
+        with pytest.raises(StoreUnavailable):
+            await at.send("lost", "c")
+        await at.database.write(rename, "away", "entries")
+        at.agent.gate.set()
+        task, session = await at.working("c", "heard")
+        session.answer("done")
+        assert answers(await at.ended(task)) == ["done"]
+        assert [prompt.parts for prompt in session.prompts] == [("heard",)]
+
+
+async def test_a_session_is_made_while_its_task_is_being_stored() -> None:
+    stored = threading.Event()
+    async with house() as at:
+        blocking = asyncio.create_task(at.database.write(lambda _: stored.wait(PATIENCE)))
+        sending = asyncio.create_task(at.send("hello"))
+        try:
+            await at.agent.until(lambda: bool(at.agent.sessions))
+            assert not sending.done()
+        finally:
+            stored.set()
+        await blocking
+        (session,) = at.agent.sessions.values()
+        await session.until_asked("hello")
+        session.answer("done")
+        assert answers(await at.ended(await sending)) == ["done"]
 
 
 # -- when it is over
