@@ -57,7 +57,7 @@ async def start(lab: Lab) -> Result:
 
 def _imports(env: dict[str, str]) -> str:
     """What loading takes, by package, the dearest first."""
-    command = [sys.executable, "-X", "importtime", "-c", "import opencode_a2a.cli"]
+    command = [sys.executable, "-X", "importtime", "-c", "import opencode_a2a.__main__"]
     told = subprocess.run(command, env=os.environ | env, check=True, capture_output=True, text=True)
     spent: Counter[str] = Counter()
     for line in told.stderr.splitlines():
