@@ -57,7 +57,7 @@ async def start(lab: Lab) -> Result:
 
 def _imports(env: dict[str, str]) -> str:
     """What loading takes, by package, the dearest first."""
-    command = [sys.executable, "-X", "importtime", "-c", "import opencode_a2a.cli"]
+    command = [sys.executable, "-X", "importtime", "-c", "import opencode_a2a.__main__"]
     told = subprocess.run(command, env=os.environ | env, check=True, capture_output=True, text=True)
     spent: Counter[str] = Counter()
     for line in told.stderr.splitlines():
@@ -143,12 +143,7 @@ async def memory(lab: Lab) -> Result:
             again = run.program.process.pid
             await quiet(again)
             result.add("idle", rss(again) / 1e6, "MB", 90)
-        idle = result.add(
-            "idle after the first start of all",
-            first,
-            "MB",
-            note="it has made the tables, for which it loads Alembic.",
-        )
+        idle = result.add("idle after the first start of all", first, "MB")
         done, step = 0, lab.count(TASKS) // 10
         for _ in range(10):
             await adapter.streams(step, 16, "[[tokens:20]]")

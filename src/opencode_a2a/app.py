@@ -35,7 +35,8 @@ from .inbound.sse import Streams
 from .opencode.agent import Defaults, OpenCode
 from .opencode.catalog import OpenCodeCatalog
 from .opencode.http import Endpoint
-from .outbound.fetch import Egress, Fetcher
+from .outbound.egress import Egress
+from .outbound.files import NamedFiles
 from .service.access import Access
 from .service.checks import Checks
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
@@ -99,7 +100,7 @@ async def build(
         OpenCode.connect(
             endpoint, defaults, upstream.timeout, upstream.max_concurrent_requests
         ) as opencode,
-        Fetcher.open(egress, root) as files,
+        NamedFiles.open(egress, root) as files,
         Turns.open(
             log,
             sessions := Sessions(agent or opencode, bindings := SqlBindings(database)),

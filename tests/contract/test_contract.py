@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from opencode_a2a.contract.a2a import Message, Rendered, written
 from opencode_a2a.contract.declare import Extension, Toggle
 from opencode_a2a.contract.dispatch import Contract
-from opencode_a2a.contract.params import Params
+from opencode_a2a.contract.params import Params, Result
 from opencode_a2a.errors import AuthorizationForbidden, InvalidParams, MethodDisabled
 
 TOY = Extension("toy-v1", "Toy v1", "Plays.", "opencode")
@@ -35,13 +35,13 @@ class Ball(Params):
     colours: list[Colour] = Field(default=[])
 
 
-class Played(BaseModel):
+class Played(Result):
     size: int
     toys: int
     by: str | None = None
 
 
-class Word(BaseModel):
+class Word(Result):
     item: Annotated[Toys, Rendered(Message)]
 
 
@@ -112,5 +112,7 @@ def test_the_declaration_describes_itself() -> None:
     assert play.summary == "Play with the ball."
     assert play.params_schema["required"] == ["size"]
     assert play.params_schema["additionalProperties"] is False
-    assert throw.result_schema["properties"]["item"]["$ref"] == "#/$defs/Message"
-    assert "messageId" in throw.result_schema["$defs"]["Message"]["properties"]
+    assert throw.result_fields == ["item"]
+    published = throw.result.model_json_schema(mode="serialization")
+    assert published["properties"]["item"]["$ref"] == "#/$defs/Message"
+    assert "messageId" in published["$defs"]["Message"]["properties"]

@@ -28,9 +28,6 @@ from tests.store.saying import HELLO, OWNER, head, soon
 async def test_an_empty_database_gets_the_schema_that_the_tables_describe(
     database: Database,
 ) -> None:
-    def differences(db: Connection) -> list[object]:
-        return list(compare_metadata(MigrationContext.configure(db), metadata))
-
     def revision(db: Connection) -> str:
         return str(db.execute(text("SELECT version_num FROM alembic_version")).scalar_one())
 
@@ -39,25 +36,37 @@ async def test_an_empty_database_gets_the_schema_that_the_tables_describe(
         assert await database.read(revision) == migrate.HEAD
 
 
-async def test_the_sqlite_schema_is_the_described_one_to_the_letter(
+def differences(db: Connection) -> list[object]:
+    return list(compare_metadata(MigrationContext.configure(db), metadata))
+
+
+def test_the_migrations_make_the_schema_that_the_tables_describe(url: str) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        migrate.migrate(connection, None)
+        assert differences(connection) == []
+    engine.dispose()
+
+
+async def test_a_new_file_has_what_the_migrations_would_make_to_the_letter(
     path: Path, file_url: str
 ) -> None:
     async with soon(), Database.open(file_url):
         pass
-    described = path.with_name("described.db")
-    engine = create_engine(f"sqlite:///{described}")
-    metadata.create_all(engine)
+    migrated = path.with_name("migrated.db")
+    engine = create_engine(f"sqlite:///{migrated}")
+    with engine.begin() as connection:
+        migrate.migrate(connection, None)
     engine.dispose()
-    assert schema(path) == schema(described)
+    assert schema(path) == schema(migrated)
 
 
 def schema(path: Path) -> set[str]:
+    """Tables, indexes and triggers, and the revision."""
     with closing(sqlite3.connect(path)) as connection:
-        rows = connection.execute(
-            "SELECT sql FROM sqlite_master WHERE name NOT LIKE '%alembic%' AND sql IS NOT NULL "
-            "AND type != 'trigger'"  # those are the migrations' alone
-        )
-        return {" ".join(sql.split()) for (sql,) in rows}
+        rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+        revision = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        return {" ".join(sql.split()) for (sql,) in rows} | {str(revision)}
 
 
 def test_the_head_is_the_newest_script_of_one_unbroken_line() -> None:

@@ -16,7 +16,9 @@ from urllib.parse import quote
 import pytest
 
 from opencode_a2a.domain.ports import Refused
-from opencode_a2a.outbound.fetch import REDIRECTS, Address, Egress, Fetcher
+from opencode_a2a.outbound.egress import Address, Egress
+from opencode_a2a.outbound.fetch import REDIRECTS
+from opencode_a2a.outbound.files import NamedFiles
 
 LIMIT = 1000
 ANYWHERE = Egress(allow_private=True)
@@ -84,8 +86,8 @@ async def fetched(
     root: Path = Path("/nowhere"),
     seconds: float = 5.0,
 ) -> tuple[bytes, str]:
-    async with asyncio.timeout(10), Fetcher.open(egress, root, seconds) as fetcher:
-        found = await fetcher.fetch(url, LIMIT)
+    async with asyncio.timeout(10), NamedFiles.open(egress, root, seconds) as files:
+        found = await files.fetch(url, LIMIT)
     return found.content, found.media_type
 
 
@@ -270,9 +272,9 @@ async def test_no_cookie_is_kept() -> None:
     """What one caller's server sets must not travel with another caller's request."""
     cookie = "Set-Cookie: session=1; Path=/"
     async with web(told(b"x", "text/plain", cookie)) as server:
-        async with Fetcher.open(ANYWHERE, Path("/nowhere")) as fetcher:
+        async with NamedFiles.open(ANYWHERE, Path("/nowhere")) as files:
             for _ in range(2):
-                await fetcher.fetch(server.url(host="localhost"), LIMIT)
+                await files.fetch(server.url(host="localhost"), LIMIT)
         assert len(server.heads) == 2
         assert not any("cookie" in head.lower() for head in server.heads)
 

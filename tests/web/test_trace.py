@@ -17,7 +17,7 @@ from opencode_a2a.contract.dispatch import Contract
 from opencode_a2a.domain import scopes
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import Caller
-from opencode_a2a.inbound.card import Card
+from opencode_a2a.inbound.card import Card, CardFacts
 from opencode_a2a.inbound.failures import failure
 from opencode_a2a.inbound.health import Health
 from opencode_a2a.inbound.operations import Operations
@@ -56,7 +56,8 @@ async def breaks_midway(request: Request) -> Response:
 def service() -> ASGIApp:
     """The whole edge, in the order in which the service has it."""
     app = FastAPI()
-    operations = Operations(cast(Tasks, BrokenTasks()), Card({}, {}, {}, {}), asyncio.Future())
+    card = Card(CardFacts("http://test", "", "", "", (), (), ()), [], list)
+    operations = Operations(cast(Tasks, BrokenTasks()), card, asyncio.Future())
 
     async def broken_check() -> bool:
         raise BROKEN

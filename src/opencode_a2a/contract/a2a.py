@@ -16,7 +16,8 @@ from pydantic_core import CoreSchema, core_schema
 class Shape(BaseModel):
     """Names as on the wire. More members may come with either line."""
 
-    model_config = ConfigDict(extra="allow")
+    # Published, and rarely: built when that happens.
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
 
 class Part(Shape):

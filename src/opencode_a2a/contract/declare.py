@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from inspect import getdoc
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, TypeAdapter
-
 from ..errors import (
     AuthorizationForbidden,
     InvalidParams,
@@ -24,11 +22,11 @@ from ..errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from .params import Params
+from .params import Params, Result
 
 Json = dict[str, Any]
 P = TypeVar("P", bound=Params)
-R = TypeVar("R", bound=BaseModel)
+R = TypeVar("R", bound=Result)
 Run = Callable[[Any, Any, P], Awaitable[R]]
 
 SPECIFICATIONS = (
@@ -61,7 +59,7 @@ class Method:
     name: str
     summary: str
     params: type[Params]
-    result: type[BaseModel]
+    result: type[Result]
     scope: str  # what the caller's credential must allow
     run: Run[Any, Any]
     errors: tuple[type[ServiceError], ...] = ()  # beyond those every method can answer
@@ -78,8 +76,8 @@ class Method:
         return self.params.model_json_schema()
 
     @property
-    def result_schema(self) -> Json:
-        return TypeAdapter(self.result).json_schema(mode="serialization")
+    def result_fields(self) -> list[str]:
+        return list(self.result.model_fields)
 
 
 @dataclass(frozen=True, slots=True)

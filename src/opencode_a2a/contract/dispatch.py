@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
-from pydantic import BaseModel
-
 from ..errors import AuthorizationForbidden, MethodDisabled
 from .declare import Extension, Method
-from .params import validated
+from .params import Result, validated
 
 
 class Asking(Protocol):
@@ -41,7 +39,7 @@ class Contract:
         """The names of the methods that can be called here."""
         return [name for name, method in self._methods.items() if self.enabled(method)]
 
-    async def call(self, name: str, caller: Asking, params: Any) -> BaseModel:
+    async def call(self, name: str, caller: Asking, params: Any) -> Result:
         method = self._methods[name]
         if method.toggle is not None and not self.enabled(method):
             raise MethodDisabled(
@@ -53,7 +51,5 @@ class Contract:
             raise AuthorizationForbidden(
                 f"This credential lacks the scope {method.scope}.", required_scope=method.scope
             )
-        result: BaseModel = await method.run(
-            self._services, caller, validated(method.params, params)
-        )
+        result: Result = await method.run(self._services, caller, validated(method.params, params))
         return result

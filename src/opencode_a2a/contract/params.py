@@ -33,6 +33,12 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 
+class Result(BaseModel):
+    """What a method of ours answers."""
+
+    model_config = ConfigDict(defer_build=True)  # as with parameters
+
+
 def validated(model: type[M], raw: Any) -> M:
     try:
         return model.model_validate(raw if raw is not None else {})

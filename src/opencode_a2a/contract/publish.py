@@ -58,7 +58,7 @@ def method_contract(contract: Contract, method: Method) -> Json:
         "scope": method.scope,
         **availability(contract, method),
         "params": untitled(method.params_schema),
-        "result_fields": list(method.result_schema["properties"]),
+        "result_fields": method.result_fields,
         "errors": [error.type for error in method.all_errors if error not in COMMON_ERRORS],
     }
 
@@ -114,7 +114,7 @@ def markdown(extension: Extension) -> list[str]:
         schema = method.params_schema
         if fields := list(_fields(schema, schema)):
             lines += ["", "| parameter | type | meaning |", "|---|---|---|", *fields]
-        results = ", ".join(f"`{name}`" for name in method.result_schema.get("properties", {}))
+        results = ", ".join(f"`{name}`" for name in method.result_fields)
         lines += ["", f"Result: {results}."]
         errors = ", ".join(f"`{error.type}`" for error in method.errors)
         if errors:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ..contract.declare import Extension
-from ..contract.params import Params
+from ..contract.params import Params, Result
 from ..domain.ports import Pending
 from ..domain.replies import HITL
 from ..domain.requests import details
@@ -93,7 +93,7 @@ class QuestionReply(Reply):
     answers: list[list[str]] = Field(description="One list per question: labels, or own words")
 
 
-class Taken(BaseModel):
+class Taken(Result):
     """The decision is committed, and the agent has been told or will be."""
 
     ok: Literal[True] = True
@@ -128,7 +128,7 @@ class Listing(Params):
     metadata: dict[str, Any] = Field(default={}, description="Not used")
 
 
-class Item(BaseModel):
+class Item(Result):
     request_id: str
     session_id: str = Field(description="The session that asks; a sub-agent has its own")
     interrupt_type: Literal["permission", "question"]
@@ -151,7 +151,7 @@ class Item(BaseModel):
         )
 
 
-class Items(BaseModel):
+class Items(Result):
     items: list[Item]
 
 

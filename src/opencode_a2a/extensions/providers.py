@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ..contract.declare import Extension
+from ..contract.params import Result
 from ..domain.catalog import Model, Provider, Providers
 from ..domain.scopes import Scope
 from ..domain.values import Caller
@@ -25,7 +26,7 @@ class Which(Placed):
     provider_id: Name | None = Field(default=None, description="Only this one")
 
 
-class Found(BaseModel):
+class Found(Result):
     default_by_provider: dict[str, str]
     connected: list[str] = Field(description="Providers that can be used now")
 

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ..contract.a2a import Message as MessageShape
 from ..contract.a2a import Rendered
 from ..contract.a2a import Task as TaskShape
 from ..contract.declare import Extension
-from ..contract.params import Directory, MessageId, Params, PartId, SessionId
+from ..contract.params import Directory, MessageId, Params, PartId, Result, SessionId
 from ..domain.catalog import (
     SessionInfo,
     SessionMessage,
@@ -100,16 +100,16 @@ class Session(Params):
     )
 
 
-class OneTask(BaseModel):
+class OneTask(Result):
     item: SessionTask
 
 
-class Tasks(BaseModel):
+class Tasks(Result):
     items: list[SessionTask]
 
 
 S = TypeVar("S", bound=Session)
-R = TypeVar("R", bound=BaseModel)
+R = TypeVar("R", bound=Result)
 Change = Callable[[Services, Caller, S, SessionInfo], Awaitable[R]]
 
 
@@ -138,7 +138,7 @@ def changing(
 _mutation = partial(changing, effect="mutation")
 
 
-class OneMessage(BaseModel):
+class OneMessage(Result):
     item: ShownMessage
 
     @classmethod
@@ -146,7 +146,7 @@ class OneMessage(BaseModel):
         return cls(item=SessionMessage(_head(session_id, caller), message))
 
 
-class SessionSummary(BaseModel):
+class SessionSummary(Result):
     id: str
     title: str
     context_id: str
@@ -157,7 +157,7 @@ class SessionSummary(BaseModel):
     updated_at: Moment
 
 
-class Summary(BaseModel):
+class Summary(Result):
     item: SessionSummary
 
     @classmethod
@@ -183,7 +183,7 @@ class InDirectory(Placed):
     directory: Directory | None = None
 
 
-class Statuses(BaseModel):
+class Statuses(Result):
     items: list[SessionStatus]
 
 
@@ -233,7 +233,7 @@ async def children(services: Services, caller: Caller, params: Session) -> Tasks
     return Tasks(items=[_task(child, caller) for child in found])
 
 
-class Todos(BaseModel):
+class Todos(Result):
     items: list[TodoItem]
 
 
@@ -250,7 +250,7 @@ class Diff(Session):
     )
 
 
-class Changes(BaseModel):
+class Changes(Result):
     items: list[FileChange]
 
 
@@ -285,7 +285,7 @@ class Page(Session):
     )
 
 
-class Messages(BaseModel):
+class Messages(Result):
     items: list[ShownMessage]
     next_cursor: str | None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import ConfigDict, Field, PlainSerializer
 
-from ..contract.params import Directory, Params, WorkspaceId
+from ..contract.params import Directory, Params, Result, WorkspaceId
 from ..domain.catalog import Place
 from ..domain.values import Caller, ModelRef, timestamp
 from .services import Services
@@ -68,5 +68,5 @@ class ModelName(Params):
         return ModelRef(self.providerID, self.modelID)
 
 
-class Done(BaseModel):
+class Done(Result):
     ok: Literal[True] = True

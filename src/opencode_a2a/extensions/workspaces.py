@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ..contract.declare import Extension, Toggle
-from ..contract.params import Directory, Params, WorkspaceId
+from ..contract.params import Directory, Params, Result, WorkspaceId
 from ..domain.catalog import Place, Project, Workspace, Worktree
 from ..domain.scopes import Scope
 from ..domain.values import Caller
@@ -47,11 +47,11 @@ _mutation = partial(
 Branch = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 
 
-class Projects(BaseModel):
+class Projects(Result):
     items: list[Project]
 
 
-class OneProject(BaseModel):
+class OneProject(Result):
     item: Project
 
 
@@ -70,11 +70,11 @@ async def current_project(services: Services, caller: Caller, params: Placed) ->
     return OneProject(item=await services.catalog.project(await params.place(services, caller)))
 
 
-class Workspaces(BaseModel):
+class Workspaces(Result):
     items: list[Workspace]
 
 
-class OneWorkspace(BaseModel):
+class OneWorkspace(Result):
     item: Workspace
 
 
@@ -126,11 +126,11 @@ async def remove_workspace(services: Services, caller: Caller, params: RemoveWor
     return Done()
 
 
-class Worktrees(BaseModel):
+class Worktrees(Result):
     items: list[Worktree]
 
 
-class OneWorktree(BaseModel):
+class OneWorktree(Result):
     item: Worktree
 
 

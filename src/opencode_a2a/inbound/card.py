@@ -9,9 +9,10 @@ extensions, to those who have logged in.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import cached_property
 
 import orjson
 from starlette.requests import Request
@@ -48,12 +49,26 @@ class Document:
 
 class Card:
     def __init__(
-        self, hybrid: Json, pure: Json, extended_hybrid: Json, extended_pure: Json
+        self, facts: CardFacts, public: Sequence[Json], extended: Callable[[], Sequence[Json]]
     ) -> None:
-        self.hybrid = Document.of(hybrid)
-        self.pure = Document.of(pure)
-        self.extended_hybrid = extended_hybrid
-        self.extended_pure = extended_pure
+        self.hybrid = Document.of(hybrid(facts, public))
+        self.pure = Document.of(pure(facts, public))
+        self._facts = facts
+        self._extended = extended
+
+    # Made when first asked for: the schemas of all methods would be a tenth of the start.
+
+    @cached_property
+    def extended_hybrid(self) -> Json:
+        return hybrid(self._facts, self._full)
+
+    @cached_property
+    def extended_pure(self) -> Json:
+        return pure(self._facts, self._full)
+
+    @cached_property
+    def _full(self) -> Sequence[Json]:
+        return self._extended()
 
     async def serve(self, request: Request) -> Response:
         wants_pure = (version_of(request) or "").startswith("1.")

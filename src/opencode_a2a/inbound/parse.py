@@ -68,7 +68,10 @@ Schema = dict[str, Any]
 class Wire(BaseModel):
     """camelCase on the wire; snake_case is understood too, and null means absent."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, strict=True)
+    # Built when first used, as `Params` are.
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, strict=True, defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -272,8 +275,8 @@ class SendParams(Wire):
     metadata: Metadata = None
 
 
-class _Wishes(BaseModel):
-    class Message(BaseModel):
+class _Wishes(BaseModel, defer_build=True):
+    class Message(BaseModel, defer_build=True):
         metadata: RequestMetadata
 
     metadata: RequestMetadata

@@ -15,7 +15,7 @@ from ..contract.dispatch import Contract
 from ..contract.publish import availability, card_extensions, full_contract, methods_of
 from ..errors import MethodNotFound
 from ..extensions.declared import COMPATIBILITY, WIRE
-from .card import Card, CardFacts, hybrid, pure
+from .card import Card, CardFacts
 from .operations import PUSH, RPC_METHODS, SUPPORTED_METHODS
 from .render import Json
 from .routes import REST_ROUTES
@@ -50,15 +50,13 @@ class Published:
 
     @cached_property
     def card(self) -> Card:
-        public = card_extensions(self.contract, extended=False)
-        more = {COMPATIBILITY.anchor: self.profile, WIRE.anchor: self.wire_contract}
-        full = card_extensions(self.contract, extended=True, more=more)
         return Card(
-            hybrid(self.facts, public),
-            pure(self.facts, public),
-            hybrid(self.facts, full),
-            pure(self.facts, full),
+            self.facts, card_extensions(self.contract, extended=False), self._extended_extensions
         )
+
+    def _extended_extensions(self) -> list[Json]:
+        more = {COMPATIBILITY.anchor: self.profile, WIRE.anchor: self.wire_contract}
+        return card_extensions(self.contract, extended=True, more=more)
 
     @cached_property
     def extension_contracts(self) -> Json:

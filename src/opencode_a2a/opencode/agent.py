@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import Field
 
 from ..domain import events as ev
 from ..domain.catalog import Place
@@ -48,18 +48,9 @@ class Defaults:
     rules: tuple[PermissionRule, ...] = ()  # for new sessions
 
 
-class StoredMessage(BaseModel):
+class StoredMessage(wire.Wire):
     info: wire.MessageInfo
-    parts: list[wire.PartInfo] = []
-
-
-_MESSAGES = TypeAdapter(list[StoredMessage])
-_SESSION = TypeAdapter(wire.SessionInfo)
-_SESSIONS = TypeAdapter(list[wire.SessionInfo])
-_STATUS = TypeAdapter(dict[str, wire.Status])
-_PERMISSIONS = TypeAdapter(list[wire.PermissionInfo])
-_QUESTIONS = TypeAdapter(list[wire.QuestionInfo])
-_DIFFS = TypeAdapter(list[wire.DiffInfo])
+    parts: list[wire.PartInfo] = Field(default=[])
 
 
 class OpenCode:
@@ -109,7 +100,7 @@ class OpenCode:
             body["permission"] = [asdict(rule) for rule in self._defaults.rules]
         await self._feed.ready()
         answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
-        created = wire.read(_SESSION, answer)
+        created = wire.read(wire.SessionInfo, answer)
         return SessionRef(created.id, created.title, created.directory or directory)
 
     def session(self, ref: SessionRef) -> OpenCodeSession:
@@ -163,7 +154,8 @@ class OpenCodeSession:
         # The status first: a message that completes in between is then seen completed and idle
         # comes with the next look, whereas the other order would show idle and unfinished.
         statuses = wire.read(
-            _STATUS, await self._http.call("GET", "session", "status", query=self._here)
+            dict[str, wire.Status],
+            await self._http.call("GET", "session", "status", query=self._here),
         )
         messages = await self._messages_since(since)
         children = await self._children(messages[0].info.time.created if messages else 0)
@@ -234,7 +226,7 @@ class OpenCodeSession:
         answer = await self._http.call(
             "GET", "session", self.ref.id, "diff", query={"messageID": message_id}
         )
-        return tuple(wire.file_change(diff) for diff in wire.read(_DIFFS, answer))
+        return tuple(wire.file_change(diff) for diff in wire.read(list[wire.DiffInfo], answer))
 
     async def _pending(
         self, family: Collection[str]
@@ -244,8 +236,8 @@ class OpenCodeSession:
             self._http.call("GET", "question", query=self._here),
         )
         return (
-            [p for p in wire.read(_PERMISSIONS, permissions) if p.session in family],
-            [q for q in wire.read(_QUESTIONS, questions) if q.session in family],
+            [p for p in wire.read(list[wire.PermissionInfo], permissions) if p.session in family],
+            [q for q in wire.read(list[wire.QuestionInfo], questions) if q.session in family],
         )
 
     async def _children(self, since: int) -> dict[str, str]:
@@ -255,14 +247,16 @@ class OpenCodeSession:
         while parents:
             parent = parents.pop()
             answer = await self._http.call("GET", "session", parent, "children")
-            for child in wire.read(_SESSIONS, answer):
+            for child in wire.read(list[wire.SessionInfo], answer):
                 if child.time.created >= since and child.id not in found:
                     found[child.id] = parent
                     parents.append(child.id)
         return found
 
     async def _messages(self, session: str) -> list[StoredMessage]:
-        return wire.read(_MESSAGES, await self._http.call("GET", "session", session, "message"))
+        return wire.read(
+            list[StoredMessage], await self._http.call("GET", "session", session, "message")
+        )
 
     async def _messages_since(self, since: str) -> list[StoredMessage]:
         """The messages from `since` on, oldest first; none when OpenCode never got it."""
@@ -273,7 +267,7 @@ class OpenCodeSession:
                 answer, headers = await self._http.exchange(
                     "GET", "session", self.ref.id, "message", query=query
                 )
-            messages = [*wire.read(_MESSAGES, answer), *messages]
+            messages = [*wire.read(list[StoredMessage], answer), *messages]
             for index, message in enumerate(messages):
                 if message.info.id == since:
                     return messages[index:]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import Field
 
 from ..domain import catalog as c
 from ..domain import events as ev
@@ -30,20 +30,20 @@ from .http import Http
 from .ids import new_id, part_id
 
 
-class _Share(BaseModel):
+class _Share(wire.Wire):
     url: str
 
 
-class _Revert(BaseModel):
+class _Revert(wire.Wire):
     message: str = Field(alias="messageID")
 
 
-class _Times(BaseModel):
+class _Times(wire.Wire):
     created: int = 0
     updated: int = 0
 
 
-class _Session(BaseModel):
+class _Session(wire.Wire):
     id: str
     title: str = ""
     directory: str = ""
@@ -51,7 +51,7 @@ class _Session(BaseModel):
     share: _Share | None = None
     revert: _Revert | None = None
     metadata: dict[str, Any] | None = None
-    time: _Times = _Times()
+    time: _Times = Field(default_factory=_Times)
 
     def info(self) -> c.SessionInfo:
         ours = (self.metadata or {}).get("a2a")
@@ -69,7 +69,7 @@ class _Session(BaseModel):
         )
 
 
-class _ModelName(BaseModel):
+class _ModelName(wire.Wire):
     provider: str = Field(alias="providerID")
     model: str = Field(alias="modelID")
 
@@ -88,12 +88,12 @@ class _PartInfo(wire.PartInfo):
     agent: str = ""
 
 
-class _Message(BaseModel):
+class _Message(wire.Wire):
     info: _MessageInfo
-    parts: list[_PartInfo] = []
+    parts: list[_PartInfo] = Field(default=[])
 
 
-class _Modes(BaseModel):
+class _Modes(wire.Wire):
     text: bool = False
     audio: bool = False
     image: bool = False
@@ -104,54 +104,54 @@ class _Modes(BaseModel):
         return tuple(name for name, there in self if there)
 
 
-class _Model(BaseModel):
-    class Capabilities(BaseModel):
+class _Model(wire.Wire):
+    class Capabilities(wire.Wire):
         reasoning: bool = False
         attachment: bool = False
         toolcall: bool = False
-        input: _Modes = _Modes()
-        output: _Modes = _Modes()
+        input: _Modes = Field(default_factory=_Modes)
+        output: _Modes = Field(default_factory=_Modes)
 
-    class Limit(BaseModel):
+    class Limit(wire.Wire):
         context: float = 0
         output: float = 0
 
     id: str
     name: str = ""
     status: str = "active"
-    capabilities: Capabilities = Capabilities()
-    limit: Limit = Limit()
+    capabilities: Capabilities = Field(default_factory=Capabilities)
+    limit: Limit = Field(default_factory=Limit)
     variants: dict[str, Any] | None = None
 
 
-class _Provider(BaseModel):
+class _Provider(wire.Wire):
     id: str
     name: str = ""
     source: str = ""
-    models: dict[str, _Model] = {}
+    models: dict[str, _Model] = Field(default={})
 
 
-class _Providers(BaseModel):
+class _Providers(wire.Wire):
     all: list[_Provider]
-    default: dict[str, str] = {}
-    connected: list[str] = []
+    default: dict[str, str] = Field(default={})
+    connected: list[str] = Field(default=[])
 
 
-class _Agent(BaseModel):
+class _Agent(wire.Wire):
     name: str
     model: _ModelName | None = None
 
 
-class _Command(BaseModel):
+class _Command(wire.Wire):
     name: str
     template: str
 
 
-class _Type(BaseModel):
+class _Type(wire.Wire):
     type: str
 
 
-class _Project(BaseModel):
+class _Project(wire.Wire):
     id: str
     worktree: str
     vcs: str | None = None
@@ -161,7 +161,7 @@ class _Project(BaseModel):
         return c.Project(self.id, self.worktree, self.vcs, self.name)
 
 
-class _Workspace(BaseModel):
+class _Workspace(wire.Wire):
     id: str
     type: str
     name: str = ""
@@ -173,25 +173,10 @@ class _Workspace(BaseModel):
         return c.Workspace(self.id, self.type, self.name, self.branch, self.directory, self.project)
 
 
-class _Worktree(BaseModel):
+class _Worktree(wire.Wire):
     name: str
     directory: str
     branch: str | None = None
-
-
-_SESSION, _SESSIONS = TypeAdapter(_Session), TypeAdapter(list[_Session])
-_MESSAGE, _MESSAGES = TypeAdapter(_Message), TypeAdapter(list[_Message])
-_STATUSES = TypeAdapter(dict[str, wire.Status])
-_TODOS, _DIFFS = TypeAdapter(list[wire.TodoInfo]), TypeAdapter(list[wire.DiffInfo])
-_PROVIDERS, _AGENTS, _TYPES = (
-    TypeAdapter(_Providers),
-    TypeAdapter(list[_Agent]),
-    TypeAdapter(list[_Type]),
-)
-_COMMANDS = TypeAdapter(list[_Command])
-_PROJECT, _PROJECTS = TypeAdapter(_Project), TypeAdapter(list[_Project])
-_WORKSPACE, _WORKSPACES = TypeAdapter(_Workspace), TypeAdapter(list[_Workspace])
-_WORKTREE, _PATHS = TypeAdapter(_Worktree), TypeAdapter(list[str])
 
 
 class OpenCodeCatalog:
@@ -212,14 +197,14 @@ class OpenCodeCatalog:
             asked["start"] = str(query.start)
         if query.search is not None:
             asked["search"] = query.search
-        found = wire.read(_SESSIONS, await self._http.call("GET", "session", query=asked))
+        found = wire.read(list[_Session], await self._http.call("GET", "session", query=asked))
         return [session.info() for session in found]
 
     async def session(self, session: str) -> c.SessionInfo:
         return _info(await self._of(session, "GET"))
 
     async def children(self, session: str) -> Sequence[c.SessionInfo]:
-        found = wire.read(_SESSIONS, await self._of(session, "GET", "children"))
+        found = wire.read(list[_Session], await self._of(session, "GET", "children"))
         return [child.info() for child in found]
 
     async def statuses(self, place: c.Place) -> Mapping[str, c.SessionStatus]:
@@ -232,16 +217,16 @@ class OpenCodeCatalog:
                 if status.type == "retry"
                 else (),
             )
-            for session, status in wire.read(_STATUSES, answer).items()
+            for session, status in wire.read(dict[str, wire.Status], answer).items()
         }
 
     async def todos(self, session: str) -> Sequence[c.TodoItem]:
-        found = wire.read(_TODOS, await self._of(session, "GET", "todo"))
+        found = wire.read(list[wire.TodoInfo], await self._of(session, "GET", "todo"))
         return [c.TodoItem(todo.content, todo.status, todo.priority) for todo in found]
 
     async def diff(self, session: str, message: str) -> Sequence[FileChange]:
         answer = await self._of(session, "GET", "diff", query={"messageID": message})
-        return [wire.file_change(diff) for diff in wire.read(_DIFFS, answer)]
+        return [wire.file_change(diff) for diff in wire.read(list[wire.DiffInfo], answer)]
 
     async def messages(self, session: str, limit: int, before: str | None) -> c.MessagePage:
         query = {"limit": str(limit)} | ({"before": before} if before else {})
@@ -253,7 +238,7 @@ class OpenCodeCatalog:
             if before and exc.facts.get("upstream_status") == 400:
                 raise InvalidParams.at("before", "is not a cursor of this list") from exc
             raise _refused(exc, session) from exc
-        found = wire.read(_MESSAGES, answer)
+        found = wire.read(list[_Message], answer)
         return c.MessagePage(tuple(map(_message, found)), headers.get("X-Next-Cursor"))
 
     async def message(self, session: str, message: str) -> Message | None:
@@ -263,7 +248,7 @@ class OpenCodeCatalog:
             if exc.facts.get("upstream_status") == 404:
                 return None
             raise
-        found = wire.read(_MESSAGE, answer)
+        found = wire.read(_Message, answer)
         return _message(found) if found.info.session == session else None
 
     async def prompt(self, session: str, prompt: c.SessionPrompt) -> str:
@@ -344,7 +329,7 @@ class OpenCodeCatalog:
         return ModelRef(provider, model) if slash and provider and model else None
 
     async def providers(self, place: c.Place) -> c.Providers:
-        found = wire.read(_PROVIDERS, await self._http.call("GET", "provider", query=_at(place)))
+        found = wire.read(_Providers, await self._http.call("GET", "provider", query=_at(place)))
         connected = set(found.connected)
         return c.Providers(
             tuple(
@@ -366,33 +351,33 @@ class OpenCodeCatalog:
         )
 
     async def agents(self, place: c.Place) -> Mapping[str, ModelRef | None]:
-        found = wire.read(_AGENTS, await self._http.call("GET", "agent", query=_at(place)))
+        found = wire.read(list[_Agent], await self._http.call("GET", "agent", query=_at(place)))
         return {
             agent.name: ModelRef(agent.model.provider, agent.model.model) if agent.model else None
             for agent in found
         }
 
     async def commands(self, place: c.Place) -> Mapping[str, str]:
-        found = wire.read(_COMMANDS, await self._http.call("GET", "command", query=_at(place)))
+        found = wire.read(list[_Command], await self._http.call("GET", "command", query=_at(place)))
         return {command.name: command.template for command in found}
 
     # -- places
 
     async def projects(self) -> Sequence[c.Project]:
-        found = wire.read(_PROJECTS, await self._http.call("GET", "project"))
+        found = wire.read(list[_Project], await self._http.call("GET", "project"))
         return [project.project() for project in found]
 
     async def project(self, place: c.Place) -> c.Project:
         answer = await self._http.call("GET", "project", "current", query=_at(place))
-        return wire.read(_PROJECT, answer).project()
+        return wire.read(_Project, answer).project()
 
     async def workspaces(self, place: c.Place) -> Sequence[c.Workspace]:
         answer = await self._http.call("GET", "experimental", "workspace", query=_at(place))
-        return [workspace.workspace() for workspace in wire.read(_WORKSPACES, answer)]
+        return [workspace.workspace() for workspace in wire.read(list[_Workspace], answer)]
 
     async def workspace_types(self, place: c.Place) -> Sequence[str]:
         where = ("experimental", "workspace", "adapter")
-        found = wire.read(_TYPES, await self._http.call("GET", *where, query=_at(place)))
+        found = wire.read(list[_Type], await self._http.call("GET", *where, query=_at(place)))
         return [adapter.type for adapter in found]
 
     async def create_workspace(self, place: c.Place, type: str, branch: str | None) -> c.Workspace:
@@ -401,7 +386,7 @@ class OpenCodeCatalog:
         answer = await self._http.call(
             "POST", *where, query=_at(place), body=body, timeout=self._patience
         )
-        return wire.read(_WORKSPACE, answer).workspace()
+        return wire.read(_Workspace, answer).workspace()
 
     async def remove_workspace(self, place: c.Place, workspace: str) -> None:
         where = ("experimental", "workspace", workspace)
@@ -409,11 +394,11 @@ class OpenCodeCatalog:
 
     async def worktrees(self, place: c.Place) -> Sequence[str]:
         answer = await self._http.call("GET", "experimental", "worktree", query=_at(place))
-        return wire.read(_PATHS, answer)
+        return wire.read(list[str], answer)
 
     async def create_worktree(self, place: c.Place, name: str | None) -> c.Worktree:
         answer = await self._worktree("POST", place, body=_given({"name": name}))
-        made = wire.read(_WORKTREE, answer)
+        made = wire.read(_Worktree, answer)
         return c.Worktree(made.directory, made.name, made.branch)
 
     async def remove_worktree(self, place: c.Place, directory: str) -> None:
@@ -448,7 +433,7 @@ class OpenCodeCatalog:
 
     async def _run(self, session: str, verb: str, body: Any) -> Message:
         answer = await self._of(session, "POST", verb, body=body, timeout=self._patience)
-        return _message(wire.read(_MESSAGE, answer))
+        return _message(wire.read(_Message, answer))
 
 
 def _refused(exc: UpstreamHttpError, session: str) -> SessionNotFound | UpstreamBusy | Exception:
@@ -472,7 +457,7 @@ def _given(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _info(answer: Any) -> c.SessionInfo:
-    return wire.read(_SESSION, answer).info()
+    return wire.read(_Session, answer).info()
 
 
 def _model(model: ModelRef | None) -> dict[str, str] | None:

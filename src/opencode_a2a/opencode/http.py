@@ -1,29 +1,26 @@
-"""HTTP to OpenCode: the only module that knows the HTTP library.
+"""HTTP to OpenCode, by way of `client`.
 
-Every path segment is encoded, every answer's content type is checked (an unknown
-route answers 200 with a web page), and every failure is translated here.
+Every path segment is encoded, and every answer's content type is checked: an unknown
+route answers 200 with a web page.
 """
 
 from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-import aiohttp
 import orjson
-from yarl import URL
 
-from ..errors import (
-    UpstreamHttpError,
-    UpstreamPayloadError,
-    UpstreamTimeout,
-    UpstreamUnreachable,
-)
+from ..errors import UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
+
+if TYPE_CHECKING:
+    from .client import Answer, Client
 
 FIRST_TRY = 5.0  # seconds until a question is asked again
 
@@ -46,11 +43,10 @@ class Endpoint:
 
 
 class Http:
-    def __init__(
-        self, session: aiohttp.ClientSession, base_url: str, timeout: float, concurrency: int
-    ) -> None:
-        self._session = session
-        self._base = base_url.rstrip("/")
+    def __init__(self, endpoint: Endpoint, timeout: float, concurrency: int) -> None:
+        self._endpoint = endpoint
+        self._base = endpoint.base_url.rstrip("/")
+        self._client: Client | None = None
         self._timeout = timeout
         self._slots = asyncio.Semaphore(concurrency) if concurrency else None
 
@@ -59,13 +55,12 @@ class Http:
     async def open(
         cls, endpoint: Endpoint, timeout: float = 30.0, concurrency: int = 0
     ) -> AsyncIterator[Http]:
-        async with aiohttp.ClientSession(
-            headers=endpoint.authorization,
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None),
-            read_bufsize=1 << 20,  # one event is one line, and may hold a whole attachment
-        ) as session:
-            yield cls(session, endpoint.base_url, timeout, concurrency)
+        self = cls(endpoint, timeout, concurrency)
+        try:
+            yield self
+        finally:
+            if self._client is not None:
+                await self._client.close()
 
     async def call(
         self,
@@ -119,31 +114,30 @@ class Http:
     ) -> tuple[Any, Mapping[str, str]]:
         headers = {"content-type": "application/json"} if body is not None else {}
         data = orjson.dumps(body) if body is not None else None
-        with _translated():
-            async with (
-                asyncio.timeout(timeout),
-                self._session.request(
-                    method, self._url(segments, query), data=data, headers=headers
-                ) as response,
-            ):
-                raw = await response.read()
-        return _checked(response, raw), response.headers
+        url = self._url(segments, query)
+        answer, raw = await self._connection().ask(method, url, data, headers, timeout)
+        return _checked(answer, raw), answer.headers
 
     @asynccontextmanager
     async def stream(self, *segments: str, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """An endless answer in chunks; ends with an error when silent for too long."""
-        with _translated():
-            async with self._session.get(
-                self._url(segments, None),
-                timeout=aiohttp.ClientTimeout(total=None, connect=5, sock_read=silence),
-            ) as response:
-                if response.status != 200:
-                    _checked(response, await response.read())
-                if response.content_type != "text/event-stream":
-                    raise _not_opencode(response)
-                yield response.content.iter_any()
+        # Asked for as the service starts, which goes on while this loads.
+        await asyncio.to_thread(import_module, ".client", __package__)
+        async with self._connection().listen(self._url(segments, None), silence) as answer:
+            if answer.status != 200:
+                _checked(answer, await answer.read())
+            if answer.content_type != "text/event-stream":
+                raise _not_opencode(answer)
+            yield answer.content.iter_any()
 
-    def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> URL:
+    def _connection(self) -> Client:
+        if self._client is None:
+            from .client import Client  # when needed: see there
+
+            self._client = Client(self._endpoint.authorization)
+        return self._client
+
+    def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> str:
         if not all(segment.strip(".") for segment in segments):
             # Encoded or not, dots are resolved on the way: this would be another route.
             raise UpstreamHttpError(
@@ -151,17 +145,17 @@ class Http:
             )
         path = "/".join(quote(segment, safe="") for segment in segments)
         search = f"?{urlencode(query, quote_via=quote)}" if query else ""
-        return URL(f"{self._base}/{path}{search}", encoded=True)
+        return f"{self._base}/{path}{search}"
 
 
-def _checked(response: aiohttp.ClientResponse, raw: bytes) -> Any:
-    is_json = response.content_type == "application/json"
-    if response.status >= 400:
-        raise _refused(response.status, raw if is_json else b"")
+def _checked(answer: Answer, raw: bytes) -> Any:
+    is_json = answer.content_type == "application/json"
+    if answer.status >= 400:
+        raise _refused(answer.status, raw if is_json else b"")
     if not raw:
         return None
     if not is_json:
-        raise _not_opencode(response)
+        raise _not_opencode(answer)
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as exc:
@@ -188,22 +182,9 @@ def _refused(status: int, raw: bytes) -> UpstreamHttpError:
     return error
 
 
-def _not_opencode(response: aiohttp.ClientResponse) -> UpstreamPayloadError:
+def _not_opencode(answer: Answer) -> UpstreamPayloadError:
     return UpstreamPayloadError(
-        f"The server at OPENCODE_BASE_URL answered {response.content_type} where OpenCode's API "
+        f"The server at OPENCODE_BASE_URL answered {answer.content_type} where OpenCode's API "
         "answers JSON. Check that it is `opencode serve`, of a supported version.",
-        upstream_status=response.status,
+        upstream_status=answer.status,
     )
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as exc:  # aiohttp's own timeouts are among these
-        raise UpstreamTimeout("OpenCode did not answer in time.") from exc
-    except (aiohttp.ClientError, OSError) as exc:
-        raise UpstreamUnreachable(
-            "OpenCode cannot be reached. Check that it runs and that OPENCODE_BASE_URL names it.",
-            retry_after=5,
-        ) from exc

@@ -9,10 +9,11 @@ change we want to see. Text deltas, nine tenths of all traffic, take a short way
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..domain import events as ev
 from ..domain.values import (
@@ -39,52 +40,57 @@ FILE_LIMIT = 12 << 20  # characters of a data URL: as much as may be sent in one
 RUNNING_OUTPUT = 4_096  # characters shown of a tool that still runs: its latest
 
 
-# Frozen: pydantic would make a deep copy of any other default for every event.
-class Time(BaseModel, frozen=True):
+class Wire(BaseModel):
+    """Something OpenCode sends. Built when first used, and not while the service starts."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class Time(Wire):
     created: int = 0
     completed: int | None = None
     start: int | None = None
     end: int | None = None
 
 
-class Tokens(BaseModel, frozen=True):
-    class Cache(BaseModel, frozen=True):
+class Tokens(Wire):
+    class Cache(Wire):
         read: int = 0
         write: int = 0
 
     input: int = 0
     output: int = 0
     reasoning: int = 0
-    cache: Cache = Cache()
+    cache: Cache = Field(default_factory=Cache)
 
 
-class ErrorInfo(BaseModel):
-    class Data(BaseModel, frozen=True):
+class ErrorInfo(Wire):
+    class Data(Wire):
         message: str = ""
         status: int | None = Field(default=None, alias="statusCode")
 
     name: str = "UnknownError"
-    data: Data = Data()
+    data: Data = Field(default_factory=Data)
 
 
-class MessageInfo(BaseModel):
+class MessageInfo(Wire):
     id: str
     session: str = Field(alias="sessionID")
     role: Literal["user", "assistant"]
     parent: str | None = Field(default=None, alias="parentID")
-    time: Time = Time()
+    time: Time = Field(default_factory=Time)
     finish: str | None = None
     error: ErrorInfo | None = None
     summary: Any = None
 
 
-class FileInfo(BaseModel):
+class FileInfo(Wire):
     mime: str = ""
     url: str = ""
     filename: str | None = None
 
 
-class ToolState(BaseModel):
+class ToolState(Wire):
     status: Literal["pending", "running", "completed", "error"]
     title: str | None = None
     input: dict[str, Any] | None = None
@@ -108,30 +114,30 @@ class PartInfo(FileInfo):
     call_id: str = Field(default="", alias="callID")
     tool: str = ""
     state: ToolState | None = None
-    tokens: Tokens = Tokens()
+    tokens: Tokens | None = None  # nothing is made for all the parts that have none
     cost: float = 0.0
 
 
-class SessionInfo(BaseModel):
+class SessionInfo(Wire):
     id: str
     parent: str | None = Field(default=None, alias="parentID")
     title: str = ""
     directory: str = ""
-    time: Time = Time()
+    time: Time = Field(default_factory=Time)
 
 
-class Status(BaseModel):
+class Status(Wire):
     type: Literal["idle", "busy", "retry"]
     attempt: int = 0
     message: str = ""
     next: int = 0
 
 
-class AskingTool(BaseModel):
+class AskingTool(Wire):
     call_id: str = Field(alias="callID")
 
 
-class PermissionInfo(BaseModel):
+class PermissionInfo(Wire):
     id: str
     session: str = Field(alias="sessionID")
     permission: str
@@ -141,9 +147,9 @@ class PermissionInfo(BaseModel):
     tool: AskingTool | None = None
 
 
-class QuestionInfo(BaseModel):
-    class Item(BaseModel):
-        class Option(BaseModel):
+class QuestionInfo(Wire):
+    class Item(Wire):
+        class Option(Wire):
             label: str
             description: str = ""
 
@@ -159,13 +165,13 @@ class QuestionInfo(BaseModel):
     tool: AskingTool | None = None
 
 
-class TodoInfo(BaseModel):
+class TodoInfo(Wire):
     content: str = ""
     status: str = ""
     priority: str = ""
 
 
-class DiffInfo(BaseModel):
+class DiffInfo(Wire):
     file: str
     patch: str = ""
     additions: int = 0
@@ -173,15 +179,21 @@ class DiffInfo(BaseModel):
     status: str = "modified"
 
 
-def read(shape: TypeAdapter[T], answer: Any) -> T:
+def read(shape: type[T], answer: Any) -> T:
     """An answer of OpenCode's as what it should be."""
     try:
-        return shape.validate_python(answer)
+        found: T = _reader(cast(Hashable, shape)).validate_python(answer)
     except ValidationError as exc:
         raise UpstreamPayloadError(
             "OpenCode sent an answer in a shape this version does not know.",
             fields=[".".join(map(str, error["loc"])) for error in exc.errors()[:5]],
         ) from exc
+    return found
+
+
+@cache
+def _reader(shape: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(shape)
 
 
 def prompt_part(part: str | Attachment) -> dict[str, Any]:
@@ -254,7 +266,7 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
         case "step-start":
             return [ev.StepStarted(*where)]
         case "step-finish":
-            t = part.tokens
+            t = part.tokens or Tokens()
             usage = Usage(t.input, t.output, t.reasoning, t.cache.read, t.cache.write, part.cost)
             return [ev.StepFinished(*where, usage)]
         case "patch":

@@ -14,9 +14,6 @@ import ipaddress
 import mimetypes
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -25,46 +22,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from ..domain.ports import Fetched, Refused
+from .egress import Egress
 
 REDIRECTS = 3
-SECONDS = 30.0  # for one file, redirects included
-CARRIERS = tuple(ipaddress.ip_network(f"{prefix}::/96") for prefix in ("", "64:ff9b"))  # of IPv4
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-@dataclass(frozen=True, slots=True)
-class Egress:
-    """Where this service may connect to when a caller or a peer names the address."""
-
-    allowed_hosts: frozenset[str] = frozenset()  # none named means any public host
-    allow_private: bool = False
-
-    def check_host(self, host: str | None) -> None:
-        if not host:
-            raise Refused("the URL names no host")
-        if self.allowed_hosts and host.lower() not in self.allowed_hosts:
-            raise Refused(f"{host} is not among A2A_CLIENT_ALLOWED_HOSTS")
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            if host.replace(".", "").isdigit():  # 127.1: the connection takes it for an address
-                raise Refused(f"{host} is neither a name nor an address") from None
-            return  # a name: its addresses are checked when it is resolved
-        self.check_address(address)
-
-    def check_address(self, address: Address) -> None:
-        if not self.allow_private and not _destination(address).is_global:
-            raise Refused("the host is not on the public network (A2A_CLIENT_ALLOW_PRIVATE_HOSTS)")
-
-
-def _destination(address: Address) -> Address:
-    """Where an address leads: some IPv6 ones only carry an IPv4 one through a gateway."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if any(address in prefix for prefix in CARRIERS):
-        return ipaddress.IPv4Address(address.packed[-4:])
-    return address.ipv4_mapped or address.sixtofour or address
 
 
 class _GuardedResolver(AbstractResolver):
@@ -85,30 +45,21 @@ class _GuardedResolver(AbstractResolver):
 
 
 class Fetcher:
-    """Implements `domain.ports.Files`."""
+    """What `NamedFiles` asks; one file may take so many seconds, redirects included."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, egress: Egress, root: Path, seconds: float
-    ) -> None:
-        self._session = session
+    def __init__(self, egress: Egress, root: Path, seconds: float) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(resolver=_GuardedResolver(egress), use_dns_cache=False),
+            timeout=aiohttp.ClientTimeout(total=None, connect=5),
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
         self._egress = egress
         self._root = root
         self._seconds = seconds
 
-    @classmethod
-    @asynccontextmanager
-    async def open(
-        cls, egress: Egress, root: Path, seconds: float = SECONDS
-    ) -> AsyncIterator[Fetcher]:
-        connector = aiohttp.TCPConnector(resolver=_GuardedResolver(egress), use_dns_cache=False)
-        timeout = aiohttp.ClientTimeout(total=None, connect=5)
-        async with aiohttp.ClientSession(
-            connector=connector,
-            timeout=timeout,
-            trust_env=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        ) as session:
-            yield cls(session, egress, root, seconds)
+    async def close(self) -> None:
+        await self._session.close()
 
     async def fetch(self, url: str, limit: int) -> Fetched:
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Index,
     LargeBinary,
     MetaData,
     String,
     Table,
     Text,
+    event,
     text,
 )
 
@@ -54,6 +56,34 @@ totals = Table(
     Column("state", String(32), primary_key=True),
     Column("tasks", BigInteger, nullable=False),
 )
+_TRIGGERS = (
+    """
+    CREATE TRIGGER tasks_made AFTER INSERT ON tasks BEGIN
+        INSERT INTO totals (owner, state, tasks) VALUES (NEW.owner, NEW.state, 1)
+            ON CONFLICT (owner, state) DO UPDATE SET tasks = tasks + 1;
+    END
+    """,
+    """
+    CREATE TRIGGER tasks_moved AFTER UPDATE OF state ON tasks WHEN OLD.state <> NEW.state BEGIN
+        UPDATE totals SET tasks = tasks - 1 WHERE owner = OLD.owner AND state = OLD.state;
+        INSERT INTO totals (owner, state, tasks) VALUES (NEW.owner, NEW.state, 1)
+            ON CONFLICT (owner, state) DO UPDATE SET tasks = tasks + 1;
+    END
+    """,
+    """
+    CREATE TRIGGER tasks_forgotten AFTER DELETE ON tasks BEGIN
+        UPDATE totals SET tasks = tasks - 1 WHERE owner = OLD.owner AND state = OLD.state;
+    END
+    """,
+)
+
+
+@event.listens_for(metadata, "after_create")
+def _add_triggers(_: object, connection: Connection, **__: object) -> None:
+    if connection.dialect.name == "sqlite":
+        for trigger in _TRIGGERS:
+            connection.exec_driver_sql(trigger)
+
 
 entries = Table(
     "entries",

@@ -1,0 +1,67 @@
+"""The HTTP library, and what its failures are called here.
+
+The only module of this package that knows the library. It is loaded when OpenCode is first
+asked, and not while the service starts: it is large, and gets ready for TLS as it loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+
+import aiohttp
+from yarl import URL
+
+from ..errors import UpstreamTimeout, UpstreamUnreachable
+
+Answer = aiohttp.ClientResponse
+
+
+class Client:
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            read_bufsize=1 << 20,  # one event is one line, and may hold a whole attachment
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def ask(
+        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str], timeout: float
+    ) -> tuple[Answer, bytes]:
+        """One request, and all of its answer. The URL is encoded already."""
+        with _translated():
+            async with (
+                asyncio.timeout(timeout),
+                self._session.request(
+                    method, URL(url, encoded=True), data=data, headers=headers
+                ) as answer,
+            ):
+                return answer, await answer.read()
+
+    @asynccontextmanager
+    async def listen(self, url: str, silence: float) -> AsyncIterator[Answer]:
+        """An answer that need not end; an error when it is silent for too long."""
+        with _translated():
+            async with self._session.get(
+                URL(url, encoded=True),
+                timeout=aiohttp.ClientTimeout(total=None, connect=5, sock_read=silence),
+            ) as answer:
+                yield answer
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as exc:  # aiohttp's own timeouts are among these
+        raise UpstreamTimeout("OpenCode did not answer in time.") from exc
+    except (aiohttp.ClientError, OSError) as exc:
+        raise UpstreamUnreachable(
+            "OpenCode cannot be reached. Check that it runs and that OPENCODE_BASE_URL names it.",
+            retry_after=5,
+        ) from exc

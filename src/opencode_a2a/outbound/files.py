@@ -1,0 +1,45 @@
+"""Files that callers name, once one of them does: most never need what fetches them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..domain.ports import Fetched
+from .egress import Egress
+
+if TYPE_CHECKING:
+    from .fetch import Fetcher
+
+SECONDS = 30.0  # for one file
+
+
+class NamedFiles:
+    """Implements `domain.ports.Files`."""
+
+    def __init__(self, egress: Egress, root: Path, seconds: float) -> None:
+        self._egress = egress
+        self._root = root
+        self._seconds = seconds
+        self._fetcher: Fetcher | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, egress: Egress, root: Path, seconds: float = SECONDS
+    ) -> AsyncIterator[NamedFiles]:
+        self = cls(egress, root, seconds)
+        try:
+            yield self
+        finally:
+            if self._fetcher is not None:
+                await self._fetcher.close()
+
+    async def fetch(self, url: str, limit: int) -> Fetched:
+        if self._fetcher is None:
+            from .fetch import Fetcher  # with the HTTP library, for which no start should wait
+
+            self._fetcher = Fetcher(self._egress, self._root, self._seconds)
+        return await self._fetcher.fetch(url, limit)
