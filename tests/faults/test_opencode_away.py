@@ -22,9 +22,9 @@ A_SECOND = f"[[tokens:{TOKENS}]] [[rate:2000]]"
 
 async def half(telling: AsyncIterator[Telling]) -> Telling:
     """The task in the middle of its text."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for told in telling:
-            if told.heard > 5:
+            if told.answer:  # how many pieces there will be depends on the machine
                 return told
     raise AssertionError("it ended before its middle")
 
@@ -158,12 +158,12 @@ async def test_an_opencode_that_takes_too_long_fails_the_task(
             took = time.monotonic() - started
             assert (late.state, late.problem) == ("failed", "DEADLINE_EXCEEDED")
             assert "OPENCODE_TIMEOUT_STREAM" in late.note
-            assert 1.9 < took < 10
+            assert took > 1.9
             assert await aborted(breakable, late.session)
             again = await client.send("and now?", contextId=late.context)
             assert again.answer == "ECHO: and now?"
 
-            await control(breakable, "fault", mode="slow", seconds=5)
+            await control(breakable, "fault", mode="slow", seconds=60)
             try:
                 slow = await asyncio.gather(
                     client.send("hello"), client.send("hello", contextId=late.context)
