@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.opencode.process import free_port
 from tests.fakes.opencode import expected_text
 from tests.faults.steering import aborted, control, ready
 from tests.load.client import FORMS, Client, Refused, Telling, connected, last
@@ -63,7 +63,13 @@ async def test_while_opencode_is_down_a_send_is_refused_and_leaves_no_task(
 async def test_a_service_without_opencode_starts_and_works_as_soon_as_there_is_one(
     tmp_path: Path,
 ) -> None:
-    port = free_port()
+    with socket.socket() as kept:  # nobody else gets its port, and one more may listen there
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        await late_opencode(kept.getsockname()[1], tmp_path)
+
+
+async def late_opencode(port: int, tmp_path: Path) -> None:
     nobody = Upstream(f"http://127.0.0.1:{port}", None, tmp_path)
     with service(nobody, tmp_path) as running:
         assert (await ready(running, 503))["status"] == "unavailable"
