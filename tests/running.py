@@ -79,7 +79,7 @@ class Program:
         assert match, f"{self.process.args!r} never said {pattern!r}:\n{self.output}"
         return match
 
-    def stop(self, seconds: float = 15.0) -> int:
+    def stop(self, seconds: float = 60.0) -> int:
         """Ask it to stop, and insist if it does not; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -301,7 +301,7 @@ class Form:
         proto = f"TASK_STATE_{name.upper().replace('-', '_')}"
         return "TASK_STATE_CANCELLED" if self.line == "0.3" and name == "canceled" else proto
 
-    def settled(self, client: httpx.Client, task_id: str, seconds: float = 10.0) -> Json:
+    def settled(self, client: httpx.Client, task_id: str, seconds: float = 60.0) -> Json:
         """The task once it has ended; polled, as a client without streams does."""
         ends = [self.state(name) for name in ("completed", "failed", "canceled")]
         deadline = time.monotonic() + seconds
@@ -447,7 +447,7 @@ def blocks(response: httpx.Response) -> Iterator[str]:
 def line_to(service: Service, **options: Any) -> httpx.Client:
     """A client of a service, with its credential."""
     options.setdefault("headers", service.headers)
-    return httpx.Client(base_url=service.url, timeout=20, **options)
+    return httpx.Client(base_url=service.url, timeout=60, **options)
 
 
 RPC_1, RPC_03 = Form("1.0", True), Form("0.3", True)

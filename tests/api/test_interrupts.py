@@ -177,8 +177,12 @@ def test_what_nobody_decided_in_time_is_expired(fake: Upstream, tmp_path: Path) 
         line_to(hasty) as client,
     ):
         for form in (RPC_1, RPC_03):
-            task, request_id = asking(client, form)
-            done = form.settled(client, task["id"])
+            # By stream, which tells what was asked also to who hears of it too late.
+            with form.following(client, "stream", form.sending("[[permission]]")) as frames:
+                task_id = next(frames).body["id"]
+                told = [frame.body.get("metadata", {}).get("shared", {}) for frame in frames]
+            request_id = next(t["interrupt"]["request_id"] for t in told if "interrupt" in t)
+            done = form.settled(client, task_id)
             assert "Nobody was there to decide in time." in json.dumps(done["artifacts"])
             params = {"request_id": request_id, "reply": "once"}
             refusal = refused(client, form, INTERRUPT_EXPIRED, PERMIT, **params)

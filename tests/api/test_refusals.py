@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from opencode_a2a.contract.params import MOST_PARTS
 from tests.api.forms import (
     CONTENT_TYPE_NOT_SUPPORTED,
     FORMS,
@@ -402,6 +403,18 @@ def test_a_broken_message_is_refused_with_the_field_that_is_wrong(
         assert refusal.fields.keys() == {field.format(form.content)}
         assert all(name in refusal.message for name in refusal.fields)
         assert "instance of" not in refusal.message, "no name of a class of ours"
+
+
+def test_a_message_has_so_many_parts_and_no_more(client: httpx.Client, form: Form) -> None:
+    parts = [str(number) for number in range(MOST_PARTS + 1)]
+    task = form.send(client, *parts[:-1])
+    assert task["status"]["state"] == form.state("completed")
+    assert len(task["history"][0][form.content]) == MOST_PARTS
+    for operation in SENDS:
+        response = form.call(client, operation, form.sending(*parts))
+        refusal = form.refused(response, INVALID_PARAMS)
+        assert refusal.fields.keys() == {f"message.{form.content}"}
+        assert f"at most {MOST_PARTS} " in refusal.message
 
 
 @pytest.mark.parametrize("form", [RPC_03], ids=lambda form: form.name)

@@ -8,6 +8,8 @@ from tests.chaos.disk import SmallDisk
 from tests.chaos.ledger import Ledger
 from tests.chaos.scenario import Plan, run
 
+# A storm ends when it has done what it was to do, in a minute as a rule; a slow machine gets there.
+pytestmark = pytest.mark.timeout(900)
 needs_mount = pytest.mark.skipif(not SmallDisk.possible(), reason="nothing can be mounted here")
 
 
@@ -17,14 +19,14 @@ def verdict(plan: Plan, ledger: Ledger) -> str:
 
 
 async def test_nothing_is_lost_changed_or_repeated_when_the_service_is_killed() -> None:
-    plan = Plan("fake", kills=20, cuts=200, seed=1, seconds=60)
+    plan = Plan("fake", kills=20, cuts=200, seed=1, seconds=300)
     ledger = await run(plan, print)
     assert not ledger.violations, verdict(plan, ledger)
     assert plan.fulfilled(ledger), ledger.counts
 
 
 async def test_the_same_holds_with_the_real_opencode() -> None:
-    plan = Plan("real", kills=3, cuts=10, seed=2, seconds=45, clients=3)
+    plan = Plan("real", kills=3, cuts=10, seed=2, seconds=300, clients=3)
     ledger = await run(plan, print)
     assert not ledger.violations, verdict(plan, ledger)
     assert ledger.counts["kills"] >= plan.kills
@@ -32,7 +34,7 @@ async def test_the_same_holds_with_the_real_opencode() -> None:
 
 @needs_mount
 async def test_the_same_holds_when_the_disk_is_full_at_times() -> None:
-    plan = Plan("fake", kills=3, cuts=20, seed=3, seconds=45, disk=True)
+    plan = Plan("fake", kills=3, cuts=20, seed=3, seconds=300, disk=True)
     ledger = await run(plan, print)
     assert not ledger.violations, verdict(plan, ledger)
     assert ledger.counts["full disks"]

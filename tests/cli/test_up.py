@@ -130,7 +130,7 @@ def test_the_printed_command_works_opencode_may_die_and_ctrl_c_leaves_nothing(
         assert answered(typed(said))
 
         program.process.send_signal(signal.SIGINT)
-        assert program.process.wait(20) == 0
+        assert program.process.wait(60) == 0
         started = opencodes(program)
         assert len(started) == 3  # to look for a provider, with the demo model, after its death
         assert not any(alive(pid) for pid in started)
@@ -148,7 +148,7 @@ def test_with_a_provider_and_a_token_of_ones_own_nothing_is_made_up(tmp_path: Pa
         assert '"Authorization: Bearer $A2A_BEARER_TOKEN"' in program.output
         (pid,) = opencodes(program)
         program.process.send_signal(signal.SIGTERM)
-        assert program.process.wait(20) == 0
+        assert program.process.wait(60) == 0
         assert not alive(pid)
 
 
@@ -157,6 +157,6 @@ def test_stopped_while_it_starts_it_leaves_nothing_either(tmp_path: Path) -> Non
     with up(tmp_path) as program:
         program.wait_for("event=opencode.started", 90)
         program.process.send_signal(signal.SIGTERM)
-        assert program.process.wait(20) == 0
+        assert program.process.wait(60) == 0
         assert not any(alive(pid) for pid in opencodes(program))
         assert "Traceback" not in program.output

@@ -104,13 +104,16 @@ class Inside:
     workspace: Path
 
     @contextmanager
-    def awaiting(self, kind: str) -> Iterator[None]:
-        """Leave only when OpenCode has said that such a thing has happened since."""
+    def awaiting(self, kind: str, about: str = "") -> Iterator[None]:
+        """Leave only when OpenCode has said that such a thing has happened since.
+
+        A prompt that it has taken is not at work yet, nor even stored.
+        """
         with self.http.stream("GET", "/global/event") as response:
             lines = (line for line in response.iter_lines() if line.startswith("data:"))
             next(lines)  # connected
             yield
-            next(line for line in lines if f'"{kind}"' in line)
+            next(line for line in lines if f'"{kind}"' in line and about in line)
 
     def session(self, title: str, directory: Path | None = None) -> str:
         where = {"directory": str(directory or self.workspace)}

@@ -116,9 +116,9 @@ def test_a_list_of_roots_leaves_out_sub_agents(alice: Line) -> None:
 
 def test_the_status_tells_who_is_at_work(alice: Line, inside: Inside) -> None:
     session = alice.session("hello", fresh())
-    text = {"type": "text", "text": "[[tokens:400]][[delay:25]] slowly"}
-    request = {"parts": [text]}
-    started = alice.call("opencode.sessions.prompt_async", session_id=session, request=request)
+    request = {"parts": [{"type": "text", "text": "[[hangmid:2]]"}]}
+    with inside.awaiting("busy", session):
+        started = alice.call("opencode.sessions.prompt_async", session_id=session, request=request)
     statuses = alice.call("opencode.sessions.status")["items"]
     assert {"session_id": session, "type": "busy"}.items() <= next(
         s for s in statuses if s["session_id"] == session
@@ -211,15 +211,9 @@ def test_a_cursor_that_is_none_is_named(alice: Line, talk: Json, cursor: str) ->
 # -- control
 
 
-def wait_until_idle(alice: Line, session: str) -> None:
-    """A summary waits for nothing; a command on a busy session is refused: ask until it is not."""
-    while True:
-        items = alice.call("opencode.sessions.status")["items"]
-        if next(s for s in items if s["session_id"] == session)["type"] == "idle":
-            return
-
-
-def test_a_prompt_returns_at_once_and_its_answer_is_in_the_messages(alice: Line) -> None:
+def test_a_prompt_returns_at_once_and_its_answer_is_in_the_messages(
+    alice: Line, inside: Inside
+) -> None:
     session = alice.session("hello", fresh())
     request = {
         "parts": [
@@ -232,9 +226,9 @@ def test_a_prompt_returns_at_once_and_its_answer_is_in_the_messages(alice: Line)
         "variant": "low",
         "system": "Be kind.",
     }
-    done = alice.call("opencode.sessions.prompt_async", session_id=session, request=request)
+    with inside.awaiting("session.idle", session):
+        done = alice.call("opencode.sessions.prompt_async", session_id=session, request=request)
     assert done["session_id"] == session
-    wait_until_idle(alice, session)
     items = alice.call("opencode.sessions.messages.list", session_id=session)["items"]
     asked = next(m for m in items if m["messageId"] == done["message_id"])
     assert texts(asked) == ["look at this"]
@@ -244,24 +238,24 @@ def test_a_prompt_returns_at_once_and_its_answer_is_in_the_messages(alice: Line)
     assert items[-1]["role"] == "agent"
 
 
-def test_a_message_nobody_answers_is_only_added(alice: Line) -> None:
+def test_a_message_nobody_answers_is_only_added(alice: Line, inside: Inside) -> None:
     session = alice.session("hello", fresh())
     request = {"parts": [{"type": "text", "text": "know this"}], "noReply": True}
-    alice.call("opencode.sessions.prompt_async", session_id=session, request=request)
-    wait_until_idle(alice, session)
+    with inside.awaiting("message.part.updated", session):
+        alice.call("opencode.sessions.prompt_async", session_id=session, request=request)
     items = alice.call("opencode.sessions.messages.list", session_id=session)["items"]
     assert texts(items[-1]) == ["know this"]
 
 
-def test_a_sub_agent_can_be_named_or_sent(alice: Line) -> None:
+def test_a_sub_agent_can_be_named_or_sent(alice: Line, inside: Inside) -> None:
     session = alice.session("hello", fresh())
     for part in (
         {"type": "agent", "name": "general"},
         {"type": "subtask", "prompt": "hi", "description": "greet", "agent": "general"},
     ):
-        parts = [{"type": "text", "text": "go"}, part]
-        alice.call("opencode.sessions.prompt_async", session_id=session, request={"parts": parts})
-        wait_until_idle(alice, session)
+        request = {"parts": [{"type": "text", "text": "go"}, part]}
+        with inside.awaiting("session.idle", session):
+            alice.call("opencode.sessions.prompt_async", session_id=session, request=request)
     children = alice.call("opencode.sessions.children", session_id=session)["items"]
     assert len(children) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -43,13 +44,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
+@contextmanager
+def line_to(upstream: Upstream, store: Path, **more: str) -> Iterator[Line]:
+    with service(upstream, store, **settings(**EVERYTHING, **more)) as running:
+        headers = {"authorization": "Bearer alice"}
+        with httpx.Client(base_url=running.url, headers=headers, timeout=60) as http:
+            yield Line(http)
+
+
 @pytest.fixture(scope="module")
 def line(breakable: Upstream, store: Path) -> Iterator[Line]:
-    env = settings(OPENCODE_TIMEOUT="0.3", OPENCODE_TIMEOUT_STREAM="1.5", **EVERYTHING)
-    with service(breakable, store, **env) as running:
-        headers = {"authorization": "Bearer alice"}
-        with httpx.Client(base_url=running.url, headers=headers, timeout=30) as http:
-            yield Line(http)
+    with line_to(breakable, store) as connected:
+        yield connected
 
 
 @pytest.fixture
@@ -64,7 +70,6 @@ def fault(breakable: Upstream) -> Iterator[httpx.Client]:
     [
         ({"mode": "down"}, "UPSTREAM_UNREACHABLE"),
         ({"mode": "html"}, "UPSTREAM_PAYLOAD_ERROR"),
-        ({"mode": "slow", "seconds": 2}, "UPSTREAM_TIMEOUT"),
     ],
 )
 def test_a_broken_opencode_is_named(
@@ -73,6 +78,14 @@ def test_a_broken_opencode_is_named(
     fault.post("/__fault", json=mode)
     for method, params in requests(tmp_path).items():
         assert line.refused(method, **params)["type"] == kind, method
+
+
+def test_a_slow_opencode_is_named(breakable: Upstream, fault: httpx.Client, tmp_path: Path) -> None:
+    impatient = {"OPENCODE_TIMEOUT": "0.3", "OPENCODE_TIMEOUT_STREAM": "1.5"}
+    with line_to(breakable, tmp_path, **impatient) as line:
+        fault.post("/__fault", json={"mode": "slow", "seconds": 60})
+        for method, params in requests(tmp_path).items():
+            assert line.refused(method, **params)["type"] == "UPSTREAM_TIMEOUT", method
 
 
 def test_a_missing_store_is_named(line: Line, store: Path, fault: httpx.Client) -> None:

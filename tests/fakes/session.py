@@ -25,7 +25,7 @@ from opencode_a2a.domain.ports import SessionGone
 from opencode_a2a.domain.values import Decision, FileChange, Interrupt, Prompt, SessionRef
 from opencode_a2a.errors import UpstreamError, UpstreamUnreachable
 
-PATIENCE = 10.0
+PATIENCE = 30.0  # seconds; who waits longer waits for ever
 
 
 class Watched:

@@ -38,7 +38,7 @@ async def pending(upstream: Upstream) -> list[str]:
     return [ask["sessionID"] for ask in asks]
 
 
-async def ready(service: Service, status: int = 200, seconds: float = 15.0) -> Json:
+async def ready(service: Service, status: int = 200, seconds: float = 60.0) -> Json:
     """What /ready says, once it says it with this status."""
     async with aiohttp.ClientSession(headers=service.headers) as http, asyncio.timeout(seconds):
         while True:
@@ -50,7 +50,7 @@ async def ready(service: Service, status: int = 200, seconds: float = 15.0) -> J
 
 
 async def _call(method: str, url: str, body: Json | None) -> Any:
-    timeout = aiohttp.ClientTimeout(total=10)
+    timeout = aiohttp.ClientTimeout(total=60)
     async with (
         aiohttp.ClientSession(timeout=timeout) as http,
         http.request(method, url, json=body) as answer,

@@ -47,7 +47,7 @@ async def test_without_opencode_a_cancel_is_still_answered_soon(
     await control(breakable, "fault", mode="down")
     started = time.monotonic()
     assert (await client.cancel(task)).state == "canceled"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10, "it waited for what cannot come"
     assert (await client.get(task)).state == "canceled"
 
 
@@ -61,7 +61,7 @@ async def test_an_opencode_that_does_not_answer_delays_a_cancel_only_so_long(
             client = clients[REST]
             known = await client.send("hello")
             working = await hanging(client)
-            await control(breakable, "fault", mode="slow", seconds=20)
+            await control(breakable, "fault", mode="slow", seconds=60)
             try:
                 asked = await client.send("hi", wait=False, contextId=known.context)
                 await client.until(asked.id, "working")
@@ -71,7 +71,7 @@ async def test_an_opencode_that_does_not_answer_delays_a_cancel_only_so_long(
             finally:
                 await control(breakable, "fault", mode="ok")
     assert [end.state for end in ends] == ["canceled", "canceled"]
-    assert took < 8
+    assert took < 30
 
 
 async def test_whoever_is_first_decides_the_end_when_a_cancel_meets_completion(
@@ -98,22 +98,24 @@ async def test_whoever_is_first_decides_the_end_when_a_cancel_meets_completion(
         return told.state
 
     async with connected(service_on_it) as clients:
-        ends = []
-        for batch in range(5):
-            delays = [dice.uniform(0, 0.15) for _ in range(10)]
+        ends, longest = set[str](), 0.15
+        for _ in range(5):
+            delays = [dice.uniform(0, longest) for _ in range(10)]
             racing = [race(clients[FORMS[i % 4]], delay) for i, delay in enumerate(delays)]
-            ends += await asyncio.gather(*racing)
-            assert len(ends) == 10 * (batch + 1)
-    assert set(ends) == {"completed", "canceled"}, "both must happen for this to prove anything"
+            won = set(await asyncio.gather(*racing))
+            if len(won) == 1:  # how long the text takes depends on the machine
+                longest *= 2 if "canceled" in won else 0.5
+            ends |= won
+    assert ends == {"completed", "canceled"}, "both must happen for this to prove anything"
 
 
 async def test_a_client_that_leaves_a_blocking_send_leaves_the_task_running(
     client: Client,
 ) -> None:
     before = set(await client.list("completed"))
-    sending = asyncio.create_task(client.send("[[tokens:300]] [[rate:600]]"))
+    sending = asyncio.create_task(client.send("[[tokens:300]] [[rate:150]]"))
     working: list[str] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not working:
             working = await client.list("working")
     sending.cancel()

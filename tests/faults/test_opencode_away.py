@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.opencode.process import free_port
 from tests.fakes.opencode import expected_text
 from tests.faults.steering import aborted, control, ready
 from tests.load.client import FORMS, Client, Refused, Telling, connected, last
@@ -22,9 +22,9 @@ A_SECOND = f"[[tokens:{TOKENS}]] [[rate:2000]]"
 
 async def half(telling: AsyncIterator[Telling]) -> Telling:
     """The task in the middle of its text."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for told in telling:
-            if told.heard > 5:
+            if told.answer:  # how many pieces there will be depends on the machine
                 return told
     raise AssertionError("it ended before its middle")
 
@@ -63,7 +63,13 @@ async def test_while_opencode_is_down_a_send_is_refused_and_leaves_no_task(
 async def test_a_service_without_opencode_starts_and_works_as_soon_as_there_is_one(
     tmp_path: Path,
 ) -> None:
-    port = free_port()
+    with socket.socket() as kept:  # nobody else gets its port, and one more may listen there
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        await late_opencode(kept.getsockname()[1], tmp_path)
+
+
+async def late_opencode(port: int, tmp_path: Path) -> None:
     nobody = Upstream(f"http://127.0.0.1:{port}", None, tmp_path)
     with service(nobody, tmp_path) as running:
         assert (await ready(running, 503))["status"] == "unavailable"
@@ -158,12 +164,12 @@ async def test_an_opencode_that_takes_too_long_fails_the_task(
             took = time.monotonic() - started
             assert (late.state, late.problem) == ("failed", "DEADLINE_EXCEEDED")
             assert "OPENCODE_TIMEOUT_STREAM" in late.note
-            assert 1.9 < took < 10
+            assert took > 1.9
             assert await aborted(breakable, late.session)
             again = await client.send("and now?", contextId=late.context)
             assert again.answer == "ECHO: and now?"
 
-            await control(breakable, "fault", mode="slow", seconds=5)
+            await control(breakable, "fault", mode="slow", seconds=60)
             try:
                 slow = await asyncio.gather(
                     client.send("hello"), client.send("hello", contextId=late.context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -21,13 +21,13 @@ from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog, now_ms
-from tests.fakes.opencode import FakeOpenCode, expected_text, serve
+from tests.fakes.opencode import LATE, FakeOpenCode, expected_text, serve
 from tests.fakes.wishes import NoWishes
 from tests.service.house import ALICE, NoFiles
 
 TOKENS = 800
 A_SECOND = f"[[tokens:{TOKENS}]] [[rate:800]]"
-PATIENCE = 20.0
+PATIENCE = 30.0
 
 
 class Desk:
@@ -52,8 +52,12 @@ class Desk:
             return await self._tasks.settled(ALICE, task)
 
     async def connection(self, there: bool) -> None:
+        await self.until(lambda: self.opencode.connected is there)
+
+    async def until(self, so: Callable[[], bool]) -> None:
+        """For what is only a flag."""
         async with asyncio.timeout(PATIENCE):
-            while self.opencode.connected is not there:  # noqa: ASYNC110 (it is only a flag)
+            while not so():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
@@ -92,8 +96,8 @@ async def test_a_connection_without_a_heartbeat_is_made_again_and_no_text_is_los
         await at.connection(there=False)
         at.fake.control("stall", on=False)
         assert whole(await at.settled(task))
-        await at.connection(there=True)
-        assert at.fake.control("stats")["consumers"] == 1
+        # Nothing more is said, so it is made again and again: never is an old one left.
+        await at.until(lambda: at.fake.control("stats")["consumers"] == 1)
 
 
 async def test_an_answer_given_while_nothing_was_heard_is_found_in_the_store() -> None:
@@ -107,7 +111,8 @@ async def test_an_answer_given_while_nothing_was_heard_is_found_in_the_store() -
 
 @pytest.mark.parametrize("mark", ["[[noidle]]", "[[latemessage]]"])
 async def test_an_end_nobody_announced_properly_is_found(mark: str) -> None:
-    async with desk(TurnLimits(quiet=0.2, soon=0.05)) as at:
+    # Whatever is idle at two looks has lost its run: the late message must be there by then.
+    async with desk(TurnLimits(quiet=0.2, soon=3 * LATE)) as at:
         assert whole(await at.settled(await at.send(f"{A_SECOND} {mark}")))
         assert whole(await at.settled(await at.send(A_SECOND)))
 

@@ -16,7 +16,7 @@ from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.http import Endpoint, Http
 from tests.fakes.opencode import FakeOpenCode, serve
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 @asynccontextmanager

@@ -74,7 +74,7 @@ READY = 'echo "opencode server listening on http://$3:$5"\n'
 @asynccontextmanager
 async def http(endpoint: Endpoint) -> AsyncIterator[aiohttp.ClientSession]:
     credentials = b64encode(f"{endpoint.username}:{endpoint.password}".encode()).decode()
-    headers, timeout = {"Authorization": f"Basic {credentials}"}, aiohttp.ClientTimeout(total=15)
+    headers, timeout = {"Authorization": f"Basic {credentials}"}, aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(
         endpoint.base_url, headers=headers, timeout=timeout
     ) as session:
@@ -86,7 +86,7 @@ async def health(endpoint: Endpoint) -> int:
         return response.status
 
 
-async def eventually(happened: Callable[[], bool], within: float = 20) -> None:
+async def eventually(happened: Callable[[], bool], within: float = 60) -> None:
     """For what another process does: nothing in ours can be awaited for it."""
     async with asyncio.timeout(within):
         while not happened():  # noqa: ASYNC110
@@ -107,7 +107,7 @@ def is_gone(pid: int) -> bool:
 async def all_gone(pids: str) -> None:
     noted = [int(pid) for pid in pids.split()]
     assert noted
-    await eventually(lambda: all(map(is_gone, noted)), within=5)
+    await eventually(lambda: all(map(is_gone, noted)))
 
 
 def name_of(pid: int) -> str:
@@ -234,7 +234,7 @@ async def test_nothing_it_started_survives_the_exit_not_even_a_running_tool(
         assert not is_gone(tool)
     with pytest.raises(ProcessLookupError):
         os.killpg(server, 0)
-    await eventually(lambda: is_gone(tool), within=5)
+    await eventually(lambda: is_gone(tool))
     with pytest.raises(aiohttp.ClientError):
         await shell
 
@@ -279,13 +279,13 @@ async def test_it_dies_when_we_are_killed(launch: Launch, loop: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     assert us.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (line := await us.stdout.readline()).startswith(b"pid "):
             assert line, "it ended without a word"
     server = int(line.split()[1])
     assert name_of(server) == "opencode"
     us.kill()
-    await eventually(lambda: is_gone(server), within=5)
+    await eventually(lambda: is_gone(server))
     await us.communicate()
 
 
@@ -396,8 +396,9 @@ async def test_never_ready_is_told_and_even_the_deaf_are_ended(
     monkeypatch.setattr(process, "TERM_GRACE", 0.2)
     note = launch.directory / "pids"
     command = program(f"trap '' TERM; sleep 300 & echo $$ $! > {note}; wait; sleep 300")
-    with pytest.raises(ManagedProcessFailed, match=r"not ready within 0\.5 s"):
-        async with ManagedOpenCode.start(replace(launch, command=command, ready_timeout=0.5)):
+    # Long enough for the program to begin, on a machine that is busy.
+    with pytest.raises(ManagedProcessFailed, match="not ready within 2 s"):
+        async with ManagedOpenCode.start(replace(launch, command=command, ready_timeout=2)):
             pass
     await all_gone(note.read_text())
 
@@ -418,7 +419,7 @@ async def test_it_is_given_up_after_too_many_deaths(
 ) -> None:
     command = program(f"{READY}echo 'out of memory'; exit 3")
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         ManagedOpenCode.start(replace(launch, command=command)) as managed,
     ):
         failure = await managed.failed()
@@ -434,9 +435,12 @@ async def test_it_is_given_up_when_restarts_take_long_and_never_get_ready(
     for name, seconds in {"FIRST_DELAY": 0.01, "WELL": 0.2}.items():
         monkeypatch.setattr(process, name, seconds)
     once = launch.directory / "once"
-    command = program(f"[ -e {once} ] && exec sleep 300; touch {once}\n{READY}exit 3")
-    launch = replace(launch, command=command, ready_timeout=0.5)
-    async with asyncio.timeout(30), ManagedOpenCode.start(launch) as managed:
+    until_once = f"until [ -e {once} ]; do sleep 0.02; done"
+    command = program(f"[ -e {once} ] && exec sleep 300\n{READY}{until_once}; exit 3")
+    launch = replace(launch, command=command)
+    async with asyncio.timeout(60), ManagedOpenCode.start(launch) as managed:
+        managed._launch = replace(launch, ready_timeout=0.5)  # the first may take its time
+        once.touch()
         failure = await managed.failed()
     assert managed.restarts == 5
     assert "not ready within 0.5 s" in str(failure)
@@ -445,9 +449,9 @@ async def test_it_is_given_up_when_restarts_take_long_and_never_get_ready(
 async def test_restarts_are_forgotten_once_it_was_well_for_a_while(
     launch: Launch, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in {"FIRST_DELAY": 0.01, "WELL": 0.2}.items():
+    for name, seconds in {"FIRST_DELAY": 0.01, "WELL": 0.0}.items():
         monkeypatch.setattr(process, name, seconds)
-    command = program(f"{READY}sleep 0.3; exit 3")
+    command = program(f"{READY}sleep 0.1; exit 3")
     async with ManagedOpenCode.start(replace(launch, command=command)) as managed:
         await eventually(lambda: managed.restarts > process.MAX_RESTARTS)
 
@@ -458,5 +462,5 @@ async def test_a_death_is_noticed_while_a_grandchild_still_holds_its_output(
     note = launch.directory / "pid"
     command = program(f"setsid sleep 300 & echo $! >> {note}\n{READY}sleep 0.2; kill -9 $$")
     async with ManagedOpenCode.start(replace(launch, command=command)) as managed:
-        await eventually(lambda: managed.restarts >= 1, within=5)
+        await eventually(lambda: managed.restarts >= 1)
     await all_gone(note.read_text())

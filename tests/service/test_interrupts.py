@@ -70,6 +70,7 @@ WORKING, ASKING, CANCELED = TaskState.WORKING, TaskState.INPUT_REQUIRED, TaskSta
 COMPLETED, FAILED = TaskState.COMPLETED, TaskState.FAILED
 AWAY = UpstreamUnreachable("OpenCode cannot be reached.")
 SOON = TurnLimits(soon=0.02, quiet=60)
+NEVER = TurnLimits(soon=60, quiet=60)  # does the turn look for itself: it is told everything
 ONCE, ALWAYS, NO = (PermissionDecision(r) for r in ("once", "always", "reject"))
 RED = QuestionDecision((("Red",),))
 YES = Text("yes")
@@ -429,7 +430,7 @@ async def test_an_agent_that_is_away_is_told_when_it_is_back(heard: bool) -> Non
         assert told.state is WORKING, "it is decided"
         with pytest.raises(InterruptRequestNotFound):
             await at.interrupts.decide(ALICE, "per_1", NO)
-        await session.until_looks(session.looks + 1)
+        await session.until_looks(1)
         session.no_reply = None
         await session.until(lambda: session.settled)
         await at.until_said(task, InterruptResolved)
@@ -499,7 +500,7 @@ async def test_what_is_settled_elsewhere_says_how() -> None:
 
 
 async def test_an_answer_that_comes_too_late_does_not_claim_to_have_decided() -> None:
-    async with house(SOON) as at:
+    async with house(NEVER) as at:
         task, session = await at.asking(ask())
         session.open_requests = frozenset()  # somebody rejects it, and we have not heard yet
         with pytest.raises(InterruptRequestNotFound):
@@ -509,7 +510,7 @@ async def test_an_answer_that_comes_too_late_does_not_claim_to_have_decided() ->
 
 
 async def test_always_that_comes_too_late_for_one_request_holds_for_the_next() -> None:
-    async with house(SOON) as at:
+    async with house(NEVER) as at:
         task, session = await at.asking(ask(1))
         session.open_requests = frozenset()  # somebody rejects it, and we have not heard yet
         await at.interrupts.decide(ALICE, "per_1", ALWAYS)
@@ -548,8 +549,11 @@ async def test_if_nobody_says_how_it_was_settled_the_next_look_finds_it_gone() -
 
 
 async def test_a_permission_that_nobody_decides_is_refused_with_a_reason() -> None:
-    async with house(TurnLimits(answer=0.1)) as at:
+    now = 0
+    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
         task, session = await at.asking(ask())
+        now = 60_000
+        await looked(session)
         await session.until(lambda: session.settled)
         assert session.settled == [("per_1", PermissionDecision("reject", UNDECIDED))]
         await at.until(task, WORKING)
@@ -561,8 +565,11 @@ async def test_a_permission_that_nobody_decides_is_refused_with_a_reason() -> No
 
 
 async def test_a_question_that_nobody_answers_fails_the_task() -> None:
-    async with house(TurnLimits(answer=0.1)) as at:
+    now = 0
+    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
         task, session = await at.asking(question())
+        now = 60_000
+        await looked(session)
         await session.until(lambda: session.settled)
         assert session.settled == [("que_1", QuestionDecision(None))]
         session.say(InterruptClosed("ses_0", "que_1", "rejected"))
@@ -581,9 +588,12 @@ async def test_a_question_that_nobody_answers_fails_the_task() -> None:
 
 
 async def test_what_expires_while_the_agent_is_away_is_refused_when_it_is_back() -> None:
-    async with house(TurnLimits(answer=0.1, soon=0.02, quiet=60)) as at:
+    now = 0
+    async with house(TurnLimits(answer=60, soon=0.02), clock=lambda: now) as at:
         task, session = await at.asking(ask())
         session.no_reply = AWAY
+        now = 60_000
+        await looked(session)
         await at.until(task, WORKING)
         session.no_reply = None
         await session.until(lambda: session.settled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -59,6 +60,23 @@ SUBMITTED, WORKING, COMPLETED = TaskState.SUBMITTED, TaskState.WORKING, TaskStat
 FAILED, ASKING = TaskState.FAILED, TaskState.INPUT_REQUIRED
 QUICK = TurnLimits(quiet=0.05, soon=0.02, unreachable=0.1, abort=0.5)
 AWAY = UpstreamUnreachable("OpenCode cannot be reached.")
+
+
+class Hours:
+    """The time turns look at, if it stands where they look: it passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed
+
+
+@pytest.fixture
+def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
+    passing = Hours()
+    monkeypatch.setattr(turns, "time", passing)
+    return passing
 
 
 # -- who goes when
@@ -263,7 +281,7 @@ async def test_a_task_that_goes_on_after_a_lost_run_says_so() -> None:
         session.say(
             TextSnapshot(*where, BlockKind.TEXT, "", ended=False), TextDelta(*where, "Half of")
         )
-        await session.until_looks(1)
+        await at.until_said(task, BlockText)  # heard before it is found to be over
         session.stored = [Idle(session.ref.id)]
         await session.until_asked("two")
         session.answer("TWO")
@@ -398,11 +416,12 @@ async def test_an_agent_that_stays_away_fails_the_task_and_frees_the_session() -
         await at.working("c", "again")
 
 
-async def test_work_has_a_deadline() -> None:
-    async with house(TurnLimits(deadline=0.1, quiet=60, abort=1)) as at:
+async def test_work_has_a_deadline(hours: Hours) -> None:
+    async with house(TurnLimits(deadline=60, quiet=0.02)) as at:
         task, session = await at.working("c")
         later = await at.send("later", "c")
         session.last_words = "so far"
+        hours.passed += 60
         done = await at.ended(task)
         assert done.ended is not None
         assert done.ended.problem is not None
@@ -414,8 +433,8 @@ async def test_work_has_a_deadline() -> None:
         assert (await at.ended(later)).state is COMPLETED
 
 
-async def test_the_time_a_person_takes_is_not_the_agents() -> None:
-    async with house(TurnLimits(deadline=1, quiet=0.05)) as at:
+async def test_the_time_a_person_takes_is_not_the_agents(hours: Hours) -> None:
+    async with house(TurnLimits(deadline=60, quiet=0.02)) as at:
         task, session = await at.working("c")
         session.begin()
         for number in range(3):
@@ -423,8 +442,8 @@ async def test_the_time_a_person_takes_is_not_the_agents() -> None:
             session.open_requests = frozenset({ask.request_id})
             session.say(InterruptAsked(session.ref.id, ask))
             await at.until(task, ASKING)
-            thinking = session.looks + 9  # looks, a twentieth of a second apart
-            await session.until_looks(thinking)
+            hours.passed += 60
+            await session.until_looks(session.looks + 2)  # the turn has seen the time, and goes on
             session.open_requests = frozenset()
             session.say(InterruptClosed(session.ref.id, ask.request_id, "once"))
             await at.until(task, WORKING)

@@ -34,7 +34,7 @@ FAILED = Ended(TaskState.FAILED, "It broke.")
 
 def soon() -> asyncio.Timeout:
     """Every wait of these tests is over by then."""
-    return asyncio.timeout(20)
+    return asyncio.timeout(60)
 
 
 @dataclass(slots=True)
@@ -93,11 +93,11 @@ async def writer_busy(database: Database) -> AsyncIterator[None]:
 
     def hold(_: object) -> None:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     holding = asyncio.create_task(database.write(hold))
     try:
-        assert await asyncio.to_thread(begun.wait, 20)
+        assert await asyncio.to_thread(begun.wait, 60)
         yield
     finally:
         go_on.set()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
+from sqlalchemy import Connection, select
 
-from opencode_a2a.domain.values import SessionRef
+from opencode_a2a.domain.values import ModelRef, SessionRef
 from opencode_a2a.errors import StoreUnavailable
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.log import now_ms
-from tests.store.saying import OWNER, soon
+from opencode_a2a.store.log import KEPT, SqlTaskLog, now_ms
+from opencode_a2a.store.tables import sessions
+from tests.store.saying import OWNER, Clock, soon
 
 SESSION = SessionRef("ses_1", "Title 🦄", "/home/alice/project")
 
@@ -95,6 +98,35 @@ async def test_a_claim_for_a_while_ends_unless_it_is_made_for_good(database: Dat
         assert await bindings.claim("bob", SESSION) == "bob"
         assert await bindings.claim("bob", SESSION, until=1) == "bob"  # what is for good, stays so
         assert await bindings.owners(["ses_1"]) == {"ses_1": "bob"}
+
+
+async def test_a_claim_that_is_over_is_swept_away_and_no_other(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    bindings, names = SqlBindings(database), ("over", "later", "for good", "serving")
+    async with soon():
+        for name, until in zip(names, (clock.now + 1, clock.now + 2, None), strict=False):
+            await bindings.claim(OWNER, SessionRef(name), until)
+        await bindings.bind(OWNER, "c", SessionRef("serving"))
+        for left in (names, names[1:], names[2:], names[2:]):
+            await log.sweep(KEPT)
+            assert await database.read(_kept) == {*left}
+            clock.now += 1
+
+
+def _kept(db: Connection) -> set[str]:
+    return set(db.execute(select(sessions.c.session_id)).scalars())
+
+
+async def test_with_a_session_its_model_is_forgotten(database: Database) -> None:
+    bindings, model = SqlBindings(database), ModelRef("demo", "large")
+    async with soon():
+        await bindings.bind(OWNER, "c", SESSION)
+        await bindings.keep_model(SESSION.id, model)
+        assert await bindings.session_of(OWNER, "c") == replace(SESSION, model=model)
+        await bindings.unbind(OWNER, "c", SESSION.id)
+        await bindings.bind(OWNER, "c", SESSION)
+        assert await bindings.session_of(OWNER, "c") == SESSION
 
 
 async def test_to_serve_a_context_is_to_be_claimed_for_good(database: Database) -> None:

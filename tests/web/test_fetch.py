@@ -7,7 +7,7 @@ import os
 import socket
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -56,8 +56,16 @@ def moved(where: str, status: str = "302 Found") -> bytes:
 @asynccontextmanager
 async def web(script: Script | bytes, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Web]:
     found, done = Web(), asyncio.Event()
+    before = asyncio.all_tasks()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError):  # whoever asked may have left
+            await answer(reader, writer)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         path = head.split(" ")[1]
         found.hits.append(path)
@@ -68,7 +76,6 @@ async def web(script: Script | bytes, host: str = "127.0.0.1", port: int = 0) ->
             script(path, writer)
         if not writer.is_closing() and path.startswith("/hang"):
             await done.wait()
-        writer.close()
 
     server = await asyncio.start_server(serve, host, port)
     found.port = server.sockets[0].getsockname()[1]
@@ -78,15 +85,17 @@ async def web(script: Script | bytes, host: str = "127.0.0.1", port: int = 0) ->
         done.set()
         server.close()
         await server.wait_closed()
+        while left := asyncio.all_tasks() - before:  # it does not wait for its connections
+            await asyncio.wait(left)
 
 
 async def fetched(
     url: str,
     egress: Egress = ANYWHERE,
     root: Path = Path("/nowhere"),
-    seconds: float = 5.0,
+    seconds: float = 30.0,
 ) -> tuple[bytes, str]:
-    async with asyncio.timeout(10), NamedFiles.open(egress, root, seconds) as files:
+    async with asyncio.timeout(60), NamedFiles.open(egress, root, seconds) as files:
         found = await files.fetch(url, LIMIT)
     return found.content, found.media_type
 
@@ -95,7 +104,7 @@ async def refused(
     url: str,
     egress: Egress = ANYWHERE,
     root: Path = Path("/nowhere"),
-    seconds: float = 5.0,
+    seconds: float = 30.0,
 ) -> str:
     with pytest.raises(Refused) as caught:
         await fetched(url, egress, root, seconds)
@@ -172,8 +181,7 @@ async def test_no_name_for_this_machine_gets_through(host: str) -> None:
     ],
 )
 async def test_no_private_address_is_tried(host: str) -> None:
-    async with asyncio.timeout(1):  # a connection would take longer to fail
-        assert PRIVATE in await refused(f"http://{host}/latest/meta-data", Egress())
+    assert PRIVATE in await refused(f"http://{host}/latest/meta-data", Egress())
 
 
 def test_public_addresses_are_public() -> None:
@@ -311,14 +319,18 @@ async def test_a_server_that_falls_silent_is_given_up(said: bytes) -> None:
 
 
 async def test_the_time_is_for_all_redirects_together() -> None:
+    """None of these takes too long by itself."""
+
     def script(path: str, writer: asyncio.StreamWriter) -> None:
-        if path != "/hang/3":
-            writer.write(moved(f"/hang/{int(path[-1]) + 1}"))
+        def answer() -> None:
+            writer.write(told() if path == "/hang/3" else moved(f"/hang/{int(path[-1]) + 1}"))
             writer.close()
 
+        asyncio.get_running_loop().call_later(0.2, answer)
+
     async with web(script) as server:
-        assert "could not be downloaded" in await refused(server.url("/hang/0"), seconds=0.2)
-        assert server.hits[-1] == "/hang/3"
+        assert "could not be downloaded" in await refused(server.url("/hang/0"), seconds=0.4)
+        assert "/hang/3" not in server.hits
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "500 Oops", "204 No Content", "206 Part"])

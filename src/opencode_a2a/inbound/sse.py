@@ -27,7 +27,7 @@ from .render import Json, Renderer
 
 logger = structlog.get_logger()
 
-KEEP_ALIVE = 4.0  # seconds; a common client gives up after five of silence
+KEEP_ALIVE = 3.0  # seconds; a common client gives up after five of silence
 GOODBYE = b": the service stops; subscribe again with the last id to go on\nretry: 1000\n\n"
 LATER = "opencode_a2a.streams"  # in the scope of a request: where its stream is left
 WRITE_BYTES = 65_536  # at once: a slow reader must not make us hold a whole page

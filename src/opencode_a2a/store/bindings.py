@@ -198,3 +198,4 @@ def _unbind(db: Connection, owner: str, context_id: str, session_id: str) -> Non
     bound = (contexts.c.owner == owner, contexts.c.context_id == context_id)
     if db.execute(delete(contexts).where(*bound, contexts.c.session_id == session_id)).rowcount:
         db.execute(delete(sessions).where(sessions.c.session_id == session_id))
+        _forget_model(db, session_id)

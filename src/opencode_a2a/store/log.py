@@ -416,6 +416,7 @@ class SqlTaskLog:
             (sql.forget, retention.tasks),
             (sql.forget_keys, retention.keys),
             (asked.forget, retention.requests),
+            (sql.forget_claims, 0.0),
         ):
             before = self._clock() - int(seconds * 1000)
             if seconds or statement is not sql.forget:

@@ -47,7 +47,7 @@ from . import asked, codec
 from .database import Conflict
 from .holder import Holder
 from .prepared import Prepared
-from .tables import IS_OPEN, OPEN_STATES, entries, keys, tasks, totals
+from .tables import IS_OPEN, OPEN_STATES, entries, keys, sessions, tasks, totals
 
 _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
     entries.c.seq
@@ -492,6 +492,15 @@ def forget_keys(db: Connection, before: int) -> int:
     stale = select(keys.c.owner, keys.c.name).where(keys.c.at < before).limit(SWEEP).subquery()
     same = and_(keys.c.owner == stale.c.owner, keys.c.name == stale.c.name)
     return db.execute(delete(keys).where(select(stale).where(same).exists())).rowcount
+
+
+def forget_claims(db: Connection, before: int) -> int:
+    """Forget who wanted a session until then: it is nobody's again."""
+    over = select(sessions.c.session_id).where(sessions.c.claimed_until <= before).limit(SWEEP)
+    done = list(db.execute(over).scalars())
+    if done:
+        db.execute(delete(sessions).where(sessions.c.session_id.in_(done)))
+    return len(done)
 
 
 def shrink(db: Connection) -> bool:
