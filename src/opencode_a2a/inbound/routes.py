@@ -115,7 +115,8 @@ def add_routes(
     names = negotiation.known(contract.extensions)
     rpc = _rpc(operations, contract, names, body_limit)
     add_route(app, "/", rpc, ("POST",), "JSON-RPC, both lines")
-    for dialect, prefix in ((V03_REST, "/v1"), (V1, ""), (V1, "/{tenant}")):
+    # Found by looking at all before it: the newer line first, a tenant (nearly anything) last.
+    for dialect, prefix in ((V1, ""), (V03_REST, "/v1"), (V1, "/{tenant}")):
         for route in REST_ROUTES:
             if dialect in route.lines:
                 endpoint = _rest(operations, route.operation, dialect, names, body_limit)
