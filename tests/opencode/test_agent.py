@@ -30,7 +30,8 @@ async def test_no_order_is_given_while_opencode_starts(
     order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be swallowed, and waited for as long as any answer may take."""
-    monkeypatch.setattr(feed, "HELLO", (0.1,))
+    # Only the one that is swallowed is given up soon; the others have the time they need.
+    monkeypatch.setattr(feed, "HELLO", (30.0, 0.1, 2.0))
     async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
         session = opencode.session(await opencode.create("title", "context"))
         fake.control("fault", mode="starting")
