@@ -115,6 +115,7 @@ sessions = Table(
     Column("directory", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("claimed_until", BigInteger),  # nothing: for good
+    Index("ix_sessions_claimed", "claimed_until", sqlite_where=text("claimed_until IS NOT NULL")),
 )
 
 places = Table(
