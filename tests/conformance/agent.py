@@ -122,6 +122,9 @@ class Player:
         self._sessions[ref.id] = Stage(ref, self._heard, self._long, self._hold)
         return ref
 
+    async def delete(self, ref: SessionRef) -> None:
+        del self._sessions[ref.id]
+
     def session(self, ref: SessionRef) -> Stage:
         return self._sessions[ref.id]
 

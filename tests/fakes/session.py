@@ -234,6 +234,7 @@ class ScriptedAgent(Watched):
         super().__init__()
         self.sessions: dict[str, ScriptedSession] = {}
         self.creating = 0
+        self.made = 0
         self.gate = asyncio.Event()  # sessions are made while it is set
         self.gate.set()
         self.trouble: UpstreamError | None = None
@@ -258,10 +259,15 @@ class ScriptedAgent(Watched):
         await self.gate.wait()
         if self.trouble is not None:
             raise self.trouble
-        ref = SessionRef(f"ses_{len(self.sessions)}", f"{context_id}/{title}", "/work")
+        ref = SessionRef(f"ses_{self.made}", f"{context_id}/{title}", "/work")
         self.sessions[ref.id] = ScriptedSession(ref)
+        self.made += 1
         self.changed()
         return ref
+
+    async def delete(self, ref: SessionRef) -> None:
+        del self.sessions[ref.id]
+        self.changed()
 
     def session(self, ref: SessionRef) -> ScriptedSession:
         return self.sessions[ref.id]

@@ -97,7 +97,7 @@ async def test_a_connection_without_a_heartbeat_is_made_again_and_no_text_is_los
         at.fake.control("stall", on=False)
         assert whole(await at.settled(task))
         # Nothing more is said, so it is made again and again: never is an old one left.
-        await at.until(lambda: at.fake.control("stats")["consumers"] == 1)
+        await at.until(lambda: at.opencode.connected and at.fake.control("stats")["consumers"] == 1)
 
 
 async def test_an_answer_given_while_nothing_was_heard_is_found_in_the_store() -> None:

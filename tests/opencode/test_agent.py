@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from opencode_a2a.domain.ports import SessionGone
 from opencode_a2a.domain.values import Prompt, SessionRef
 from opencode_a2a.opencode import feed
 from opencode_a2a.opencode.agent import Defaults, OpenCode
@@ -50,6 +51,14 @@ async def test_no_order_is_given_while_opencode_starts(
         assert (given is not None) == (order == "create")
         swallowed = {fake.swallowed.get_nowait() for _ in range(fake.swallowed.qsize())}
         assert swallowed <= {"GET /global/event"}
+
+
+async def test_a_session_that_is_deleted_takes_no_prompts() -> None:
+    async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
+        ref = await opencode.create("title", "context")
+        await opencode.delete(ref)
+        with pytest.raises(SessionGone):
+            await opencode.session(ref).prompt(Prompt(opencode.new_message_id(), ("hello",)))
 
 
 async def test_the_feed_goes_on_after_a_fault_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from opencode_a2a.store.holder import LEASE
 from opencode_a2a.store.log import SqlTaskLog, now_ms
 from tests.fakes.session import PATIENCE, ScriptedAgent
 from tests.fakes.wishes import NoWishes
-from tests.service.house import ALICE, BOB, NoFiles, answers, house, rename
+from tests.service.house import ALICE, BOB, House, NoFiles, answers, house, rename
 from tests.store.saying import Clock
 
 SUBMITTED, WORKING, COMPLETED = TaskState.SUBMITTED, TaskState.WORKING, TaskState.COMPLETED
@@ -319,35 +320,55 @@ async def test_a_message_that_cannot_be_stored_gives_up_its_place() -> None:
         assert len(session.prompts) == len(done.messages) == 1
 
 
-async def test_a_task_that_cannot_be_stored_is_not_worked_on() -> None:
+@asynccontextmanager
+async def storing_nothing(at: House) -> AsyncIterator[None]:
+    """A store that takes its time."""
+    go_on = threading.Event()
+    blocking = asyncio.create_task(at.database.write(lambda _: go_on.wait(PATIENCE)))
+    try:
+        yield
+    finally:
+        go_on.set()
+        await blocking
+
+
+async def test_a_task_that_cannot_be_stored_leaves_nothing() -> None:
     async with house() as at:
-        at.agent.gate.clear()  # its session is still being made
         await at.database.write(rename, "entries", "away")
         with pytest.raises(StoreUnavailable):
-            await at.send("lost", "c")
+            await at.send("lost")
         await at.database.write(rename, "away", "entries")
-        at.agent.gate.set()
-        task, session = await at.working("c", "heard")
-        session.answer("done")
-        assert answers(await at.ended(task)) == ["done"]
-        assert [prompt.parts for prompt in session.prompts] == [("heard",)]
+        await at.agent.until(lambda: at.agent.made == 1 and not at.agent.sessions)
 
 
-async def test_a_session_is_made_while_its_task_is_being_stored() -> None:
-    stored = threading.Event()
+async def test_a_caller_who_leaves_while_its_task_is_stored_leaves_nothing() -> None:
     async with house() as at:
-        blocking = asyncio.create_task(at.database.write(lambda _: stored.wait(PATIENCE)))
-        sending = asyncio.create_task(at.send("hello"))
-        try:
+        async with storing_nothing(at):
+            sending = asyncio.create_task(at.send("never mind"))
             await at.agent.until(lambda: bool(at.agent.sessions))
-            assert not sending.done()
-        finally:
-            stored.set()
-        await blocking
-        (session,) = at.agent.sessions.values()
+            (session,) = at.agent.sessions.values()
+            sending.cancel()
+            await asyncio.wait({sending})
+        await at.agent.until(lambda: not at.agent.sessions)
+        assert session.prompts == []
+
+
+async def test_a_task_whose_context_has_others_waits_until_it_is_stored(tmp_path: Path) -> None:
+    """Until then another process that works on the next one would not see it."""
+    path = tmp_path / "tasks.db"
+    async with house(url=f"sqlite:///{path}") as at:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # nothing can be stored until then, but read
+            sending = asyncio.create_task(at.send("hello", "c"))
+            await asyncio.wait({sending}, timeout=0.2)  # enough to begin with it, were it so
+            assert at.agent.creating == 0
+            other.execute("ROLLBACK")
+        task = await sending
+        await at.agent.until(lambda: at.agent.made == 1)
+        session = at.agent.of("c")
         await session.until_asked("hello")
         session.answer("done")
-        assert answers(await at.ended(await sending)) == ["done"]
+        assert answers(await at.ended(task)) == ["done"]
 
 
 # -- when it is over

@@ -92,6 +92,10 @@ class Agent(Protocol):
         self, title: str, context_id: str, place: Place | None = None
     ) -> SessionRef: ...
 
+    async def delete(self, ref: SessionRef) -> None:
+        """Delete a session, with all that is in it."""
+        ...
+
     def session(self, ref: SessionRef) -> AgentSession: ...
 
 

@@ -1,8 +1,8 @@
 """From our types to A2A's: one renderer, three dialects.
 
 A `Dialect` holds what differs between 1.0, 0.3 over JSON-RPC and 0.3 over REST;
-everything else is the same code. An event is encoded once per dialect and kept
-with its log entry, whatever the number of its readers.
+everything else is the same code. An event is encoded once per dialect for all
+readers that keep up, and kept with its log entry meanwhile.
 """
 
 from __future__ import annotations

@@ -103,6 +103,9 @@ class OpenCode:
         created = wire.read(wire.SessionInfo, answer)
         return SessionRef(created.id, created.title, created.directory or directory)
 
+    async def delete(self, ref: SessionRef) -> None:
+        await self._http.call("DELETE", "session", ref.id)
+
     def session(self, ref: SessionRef) -> OpenCodeSession:
         return OpenCodeSession(ref, self._http, self._feed, self._defaults)
 

@@ -14,8 +14,6 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """Where this service may connect to when a caller or a peer names the address."""
-
     allowed_hosts: frozenset[str] = frozenset()  # none named means any public host
     allow_private: bool = False
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Generic, TypeVar
 
 from ..domain.catalog import Place
 from ..domain.ports import Agent, AgentSession, Bindings
 from ..domain.values import SessionRef
+from ..errors import ServiceError
 
 K = TypeVar("K")
 
@@ -66,6 +67,17 @@ class Sessions:
                 await self._bindings.bind(owner, context_id, ref)
                 del self._unbound[key]
         return self._agent.session(ref)
+
+    async def forget(self, owner: str, context_id: str) -> None:
+        """Leave nothing of a context that did not come to be."""
+        with suppress(ServiceError):  # what is left then is an empty session
+            ref = self._unbound.pop((owner, context_id), None)
+            if ref is None:
+                ref = await self._bindings.session_of(owner, context_id)
+                if ref is None:
+                    return
+                await self._bindings.unbind(owner, context_id, ref.id)
+            await self._agent.delete(ref)
 
     async def renewed(
         self, owner: str, context_id: str, title: str, gone: SessionRef

@@ -153,11 +153,11 @@ class Tasks:
             head = TaskHead(
                 str(uuid.uuid4()), context_id, caller.principal, self._moment(), request.modes
             )
+            prompt = Prompt(self._agent.new_message_id(), parts, selection)
+            added = MessageAdded(request.message, prompt.message_id, selection)
             fresh = request.context_id is None and request.wish == Wish()
             place = self._turns.start(head, title, fresh=fresh)
-        prompt = Prompt(self._agent.new_message_id(), parts, selection)
         try:
-            added = MessageAdded(request.message, prompt.message_id, selection)
             task = await self._log.create(head, [added], keys)
         except BaseException:
             self._turns.abandon(head.id)

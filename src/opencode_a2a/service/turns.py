@@ -124,6 +124,7 @@ class _Job:
     canceled: asyncio.Future[None] = field(default_factory=_promise)  # done when it is
     over: asyncio.Future[None] = field(default_factory=_promise)
     closed: bool = False  # nothing more is asked of the agent
+    abandoned: bool = False  # it was never stored
     begun: bool = False
     work: asyncio.Task[None] | None = None
     usage: Usage = Usage()
@@ -238,19 +239,20 @@ class Turns:
     ) -> asyncio.Future[Prompt | None]:
         """Work on a new task as soon as its session and a slot are free, and its prompt is there.
 
-        Its session can be made while the task is being committed: fill the place that is returned
-        once it is, or `abandon` it. In a `fresh` context, made for this task, nothing is in its
-        way.
+        Fill the place that is returned once the task is committed, or `abandon` it. In a `fresh`
+        context, made for this task, nothing is in its way, and its session is made meanwhile.
         """
         job = _Job(head, title, fresh)
         self._begin(job)
         return _place(job)
 
     def abandon(self, task_id: str) -> None:
-        """Leave a task that did not come to be."""
+        """Leave a task that did not come to be, and nothing of it behind."""
         job = self._jobs.get(task_id)
-        if job is not None and job.work is not None:
-            job.work.cancel()
+        if job is not None and not job.canceled.done():
+            job.abandoned = True
+            job.canceled.set_result(None)
+            job.inbox[0].set_result(None)
 
     def resume(self, task: Task, title: str, message_ids: Sequence[str], prepare: Prepare) -> None:
         """Go on with a task that another process began; its prompts, oldest first.
@@ -336,8 +338,11 @@ class Turns:
             # and the end lost, this task would take the next one's answer for its own.
             outcome = await self._outcome(job)
             job.closed = True
-            self._end(job, outcome)
-            await self._log.flushed(job.head.id)
+            if not job.abandoned:
+                self._end(job, outcome)
+                await self._log.flushed(job.head.id)
+            elif job.fresh:
+                await self._sessions.forget(job.head.owner, job.head.context_id)
         finally:
             self._free(job)
             self._leave(job)
@@ -375,10 +380,14 @@ class Turns:
             return CANCELED
         head, fresh = job.head, job.fresh
         if not fresh:
+            if not await self._stored(job):
+                return CANCELED
             await self._wait_for_older(job)
         session = await self._patiently(
             job, lambda: self._sessions.serving(head.owner, head.context_id, job.title, fresh=fresh)
         )
+        if not await self._stored(job):
+            return CANCELED
         if self._slots is not None:
             await self._slots.acquire()
             job.has_slot = True
@@ -387,6 +396,12 @@ class Turns:
             with suppress(StoreUnavailable):  # asking once too often does no harm
                 job.grants = list(await self._asked.grants(head.owner, head.context_id))
         return await self._converse(job, session)
+
+    async def _stored(self, job: _Job) -> bool:
+        """Wait until other processes can see the task, too. Whether it is still to be done."""
+        for first in job.inbox[:1]:
+            await _filled(first)
+        return not job.canceled.done()
 
     def _free(self, job: _Job) -> None:
         """Give the slot back, once: at the end, or while a person is thinking."""
@@ -441,7 +456,10 @@ class Turns:
         else:
             await self._skip_answered(job, session, changed)
         while job.inbox and not job.canceled.done():
-            prompt = await job.inbox.pop(0)
+            prompt = await _filled(job.inbox[0])
+            if job.canceled.done():
+                break
+            job.inbox.pop(0)
             if prompt is None:
                 continue  # its place was given up
             try:
@@ -477,7 +495,7 @@ class Turns:
         """Of the prompts that OpenCode has, only the last can be unanswered."""
         places = list(job.inbox)
         for index in range(len(places) - 1, 0, -1):
-            prompt = await places[index]
+            prompt = await _filled(places[index])
             if prompt is not None and await self._arrived(job, session, prompt):
                 for _ in range(index):
                     answered = job.inbox.pop(0).result()
@@ -717,6 +735,11 @@ def _place(job: _Job) -> asyncio.Future[Prompt | None]:
     place: asyncio.Future[Prompt | None] = asyncio.get_running_loop().create_future()
     job.inbox.append(place)
     return place
+
+
+async def _filled(place: asyncio.Future[Prompt | None]) -> Prompt | None:
+    await asyncio.wait({place})  # who stops to wait for it must not take it away from who fills it
+    return place.result()
 
 
 def _failed(exc: ServiceError) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
@@ -41,10 +42,10 @@ class SqlBindings:
         return await self._claiming(_claim, owner, session, now_ms(), until)
 
     async def _claiming(self, work: Callable[..., T], *args: Any) -> T:
-        try:
-            return await self._database.write(work, *args)
-        except Conflict:  # another process was faster: now its claim is there to be seen
-            return await self._database.write(work, *args)
+        for _ in range(2):  # where another process was faster, its claim is seen the second time
+            with suppress(Conflict):
+                return await self._database.write(work, *args)
+        raise _taken()
 
     async def contexts(self, ids: Sequence[str]) -> Mapping[str, frozenset[str]]:
         return await self._database.read(_contexts, ids)
@@ -90,11 +91,15 @@ def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | Non
 def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: int) -> None:
     taken = _claim(db, owner, session, at, None) != owner
     if taken or _context_of(db, owner, session.id) is not None:
-        raise StoreUnavailable(
-            "The session was given another use at the same moment. Try again.", retry_after=1
-        )
+        raise _taken()
     bound = {"owner": owner, "context_id": context_id, "session_id": session.id}
     _NEW_CONTEXT.change(db, {**bound, "created_at": at})
+
+
+def _taken() -> StoreUnavailable:
+    return StoreUnavailable(
+        "The session was given another use at the same moment. Try again.", retry_after=1
+    )
 
 
 _NEW_SESSION = Prepared(insert(sessions), [column.name for column in sessions.c])

@@ -254,7 +254,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > until:
+            if not exc.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > until:
                 raise
             time.sleep(0.02)
 

@@ -2,10 +2,10 @@
 
 One writer collects what all turns have said while the previous commit ran and
 commits it as one transaction, so batches grow under load and the first word of
-an idle service is committed at once. What only continues a text waits a moment
-for more of its kind: a commit costs as much with one word as with ten. Readers
-hold a cursor, not a queue: they read the in-memory tail of a running task, or
-the table when they are behind.
+an idle service is committed at once. What can wait is gathered for a moment: a
+commit costs as much with one word as with ten. Readers hold a cursor, not a
+queue: they read the in-memory tail of a running task, or the table when they
+are behind.
 
     append ──► waiting ──► commit (writer thread) ──► tail + fold ──► cursors
 """

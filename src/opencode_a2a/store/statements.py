@@ -496,10 +496,10 @@ def forget_keys(db: Connection, before: int) -> int:
 
 def forget_claims(db: Connection, before: int) -> int:
     """Forget who wanted a session until then: it is nobody's again."""
-    over = select(sessions.c.session_id).where(sessions.c.claimed_until <= before).limit(SWEEP)
-    done = list(db.execute(over).scalars())
-    if done:
-        db.execute(delete(sessions).where(sessions.c.session_id.in_(done)))
+    over = sessions.c.claimed_until <= before
+    done = list(db.execute(select(sessions.c.session_id).where(over).limit(SWEEP)).scalars())
+    if done:  # and are still over: another process may have taken one for good meanwhile
+        db.execute(delete(sessions).where(sessions.c.session_id.in_(done), over))
     return len(done)
 
 
