@@ -131,8 +131,8 @@ async def memory(lab: Lab) -> Result:
     result = Result(
         "Memory",
         f"Resident memory of the process on the fake upstream: idle, after {TASKS} tasks of 20 "
-        f"deltas (16 at a time), and what each of {OPEN} streams holds that are open at once, its "
-        "task included, which waits for its model.",
+        f"deltas (16 at a time), and what each of {OPEN} more streams holds that are open at once, "
+        "its task included, which waits for its model.",
     )
     points: list[tuple[float, float]] = []
     env = as_installed(lab)
@@ -154,7 +154,8 @@ async def memory(lab: Lab) -> Result:
     with lab.on_fake(**env) as adapter:
         await adapter.streams(600, 50, "[[tokens:20]]")  # what any work costs once is no stream's
         client, asked = adapter.client, message("[[tokens:5]] [[hang]]")
-        own = await _held(client, adapter.pid, client.request("POST", "/message:stream", asked))
+        sending = client.request("POST", "/message:stream", asked)
+        own = [await _held(client, adapter.pid, sending) for _ in range(lab.repeats)]
         connection = Connection(client)
         waiting = asked | {"configuration": {"returnImmediately": True}}
         told = await connection.ask("POST", "/message:send", waiting)

@@ -328,6 +328,7 @@ async def _listen(
             log_level="critical",  # what breaks in a request is in our own log
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks from where a request came
             backlog=BACKLOG,
             timeout_keep_alive=75,  # clients and proxies close theirs earlier, so nobody is cut off
             timeout_graceful_shutdown=math.ceil(grace) + 3,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
+from sys import intern
 from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -231,11 +232,11 @@ def message_events(info: MessageInfo) -> list[ev.AgentEvent]:
     aborted = info.error is not None and info.error.name == "MessageAbortedError"
     return [
         ev.MessageSeen(
-            info.session,
-            info.id,
+            intern(info.session),
+            intern(info.id),
             speaker,
             info.time.created,
-            info.parent,
+            intern(info.parent) if info.parent else None,
             completed=info.time.completed is not None,
             finish=info.finish,
             problem=problem(info.error) if info.error is not None and not aborted else None,
@@ -245,7 +246,8 @@ def message_events(info: MessageInfo) -> list[ev.AgentEvent]:
 
 
 def part_events(part: PartInfo) -> list[ev.AgentEvent]:
-    where = (part.session, part.message, part.id)
+    # Kept for as long as the task, and the same in many events: once is enough.
+    where = (intern(part.session), intern(part.message), intern(part.id))
     match part.type:
         case "text" | "reasoning":
             if part.synthetic or part.ignored:
