@@ -107,7 +107,7 @@ class EventStream(Response):
 
     async def run(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self.raw_headers = []  # not kept for the long rest, as little is
+        self.raw_headers = []  # not kept for the long rest, nor is what follows
         ended = asyncio.get_running_loop().create_future()
 
         def over(_: object) -> None:
@@ -115,7 +115,7 @@ class EventStream(Response):
                 ended.set_result(None)
 
         pulse = _Pulse(self, send)
-        # A task of its own, also because waking it does not go through all that stands around it.
+        # A task of its own: to wake it does not go through everything that stands around this one.
         writing = asyncio.create_task(self._write(send))
         leaving = asyncio.create_task(_gone(receive))
         ends: tuple[asyncio.Future[None], ...] = (writing, leaving, self._stopping)

@@ -115,6 +115,7 @@ sessions = Table(
     Column("directory", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("claimed_until", BigInteger),  # nothing: for good
+    # Partial in PostgreSQL too, as `ix_tasks_open` is.
     Index("ix_sessions_claimed", "claimed_until", sqlite_where=text("claimed_until IS NOT NULL")),
 )
 
