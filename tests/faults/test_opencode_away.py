@@ -40,6 +40,8 @@ async def test_while_opencode_is_down_a_send_is_refused_and_leaves_no_task(
 ) -> None:
     before = len(await client.list("failed"))
     await control(breakable, "fault", mode="down")
+    checks = await ready(service_on_it, 503)  # who asks before it is noticed gets a failed task
+    assert checks["checks"] == {"store": True, "opencode": False}
     async with connected(service_on_it) as clients:
         answers = await asyncio.gather(
             *(clients[form].send("hello") for form in FORMS), return_exceptions=True
@@ -53,8 +55,6 @@ async def test_while_opencode_is_down_a_send_is_refused_and_leaves_no_task(
         assert "OPENCODE_BASE_URL" in refusal.message
     assert len(await client.list("failed")) == before
     assert not await client.list("submitted")
-    checks = await ready(service_on_it, 503)
-    assert checks["checks"] == {"store": True, "opencode": False}
     await control(breakable, "fault", mode="ok")
     await ready(service_on_it)
     assert (await client.send("hello")).answer == "ECHO: hello"
