@@ -13,7 +13,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +26,8 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from ..errors import StoreUnavailable
 from .migrate import is_current, upgrade
+from .prepared import run
+from .threads import Threads
 
 T = TypeVar("T")
 logger = structlog.get_logger()
@@ -43,9 +44,9 @@ class Conflict(Exception):
 class Database:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._writer = ThreadPoolExecutor(1, "store-writer")
+        self._writer = Threads(1, "store-writer")
         alone = _in_memory(engine.url)
-        self._readers = self._writer if alone else ThreadPoolExecutor(4, "store-reader")
+        self._readers = self._writer if alone else Threads(4, "store-reader")
         self._writing = _Connections(engine.execution_options(writes=True))
         self._reading = _Connections(engine)
 
@@ -62,18 +63,18 @@ class Database:
             finally:
                 await asyncio.gather(checking, return_exceptions=True)
         finally:
-            self._readers.shutdown()
-            self._writer.shutdown()
+            self._readers.close()
+            self._writer.close()
             self._reading.close()
             self._writing.close()
             self._engine.dispose()
 
     async def write(self, work: Callable[..., T], *args: Any) -> T:
         """Run `work(connection, *args)` as one transaction, after every write before it."""
-        return await _run(self._writer, self._writing, work, args)
+        return await self._writer.run(_work, self._writing, work, args)
 
     async def read(self, work: Callable[..., T], *args: Any) -> T:
-        return await _run(self._readers, self._reading, work, args)
+        return await self._readers.run(_work, self._reading, work, args)
 
 
 class _Connections:
@@ -123,12 +124,6 @@ class _Connections:
         self._mine.connection = None
         self._kept.discard(connection)
         connection.close()
-
-
-async def _run(
-    threads: ThreadPoolExecutor, connections: _Connections, work: Callable[..., T], args: Any
-) -> T:
-    return await asyncio.get_running_loop().run_in_executor(threads, _work, connections, work, args)
 
 
 def _work(connections: _Connections, work: Callable[..., T], args: Any) -> T:
@@ -195,7 +190,7 @@ def _engine(url: str) -> Engine:
     def _begin(connection: Connection) -> None:
         # A writer takes the lock first: one that has read before it writes cannot wait for it.
         writes = connection.get_execution_options().get("writes", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        run(connection, "BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
 

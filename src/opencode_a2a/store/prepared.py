@@ -16,6 +16,19 @@ from sqlalchemy.exc import DBAPIError
 Values = Mapping[str, Any]
 
 
+def run(db: Connection, words: str, values: Any = (), *, many: bool = False) -> Any:
+    """The driver's cursor after these words, with one set of values or many."""
+    dialect, cursor = db.dialect, db.connection.cursor()
+    try:
+        (cursor.executemany if many else cursor.execute)(words, values)
+    except dialect.loaded_dbapi.Error as exc:
+        cursor.close()  # whoever keeps the exception would keep the file open
+        # Said as SQLAlchemy says it, but without the values: they are somebody's text.
+        base = dialect.loaded_dbapi.Error
+        raise DBAPIError.instance(words, None, exc, base, dialect=dialect) from exc
+    return cursor
+
+
 class Prepared:
     """A statement with a name for each value it needs; `columns` are those it writes."""
 
@@ -42,20 +55,10 @@ class Prepared:
         return changed
 
     def _run(self, db: Connection, each: Sequence[Values]) -> Any:
-        dialect = db.dialect
-        words, form = self._words.get(dialect.name) or self._find(db)
-        cursor = db.connection.cursor()
-        try:
-            if len(each) == 1:
-                cursor.execute(words, form(each[0]))
-            else:
-                cursor.executemany(words, [form(values) for values in each])
-        except dialect.loaded_dbapi.Error as exc:
-            cursor.close()  # whoever keeps the exception would keep the file open
-            # Said as SQLAlchemy says it, but without the values: they are somebody's text.
-            base = dialect.loaded_dbapi.Error
-            raise DBAPIError.instance(words, None, exc, base, dialect=dialect) from exc
-        return cursor
+        words, form = self._words.get(db.dialect.name) or self._find(db)
+        if len(each) == 1:
+            return run(db, words, form(each[0]))
+        return run(db, words, [form(values) for values in each], many=True)
 
     def _find(self, db: Connection) -> tuple[str, Callable[[Values], Any]]:
         compiled = self._statement.compile(dialect=db.dialect, column_keys=self._columns)
