@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -136,6 +136,10 @@ class Cursor(Protocol):
     @property
     def caught_up(self) -> bool:
         """Whether what was read last was the end of what is known."""
+        ...
+
+    def change(self) -> Awaitable[None] | None:
+        """To wait for before `read` if there is nothing yet: a thousand are woken at less cost."""
         ...
 
     async def read(self) -> Sequence[LogEntry]:

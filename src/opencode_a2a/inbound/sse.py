@@ -144,6 +144,8 @@ class EventStream(Response):
         over = self._cursor is None
         while not over and self._cursor is not None:
             try:
+                if (change := self._cursor.change()) is not None:
+                    await change
                 entries = await self._cursor.read()
             except ServiceError as exc:
                 error = orjson.dumps(self._error(exc))

@@ -37,6 +37,7 @@ GATHER_SECONDS = 0.033  # between two commits, when nothing is to be said that c
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the disk refuses
 GOODBYE_SECONDS = 5.0  # for what still waits when the service stops
 SWEEP_SECONDS = 60.0
+FEW_WAITERS = 64  # for a change of one task
 POLL_SECONDS = 0.25  # between looks at a task that another process writes
 
 ABANDONED = Ended(TaskState.CANCELED, "The caller left before the task could begin.")
@@ -93,7 +94,8 @@ class _Live:
     tail: list[LogEntry] = field(default_factory=list)
     tail_start: int = 0  # the number before the first entry of the tail
     newest: int = 0  # entries of the tail that came last, together
-    waiters: dict[asyncio.Future[None], None] = field(default_factory=dict)  # for a change
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)  # for a change
+    many_waiters: int = FEW_WAITERS
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     @property
@@ -125,18 +127,20 @@ class _Live:
             del self.tail[:-TAIL]
         self.is_new = False
 
-    async def changed(self) -> None:
-        """Wait for the next change. A thousand may do so: this is run once for each and entry."""
+    def changed(self) -> asyncio.Future[None]:
+        """Done with the next change. Who stops waiting for it need not say so.
+
+        A thousand may wait: this is run once for each and entry.
+        """
+        if len(self.waiters) >= self.many_waiters:
+            self.waiters = [waiter for waiter in self.waiters if not waiter.done()]
+            self.many_waiters = 2 * len(self.waiters) + FEW_WAITERS
         waiter = self.loop.create_future()  # to ask for the loop every time would be a system call
-        self.waiters[waiter] = None
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            self.waiters.pop(waiter, None)
-            raise
+        self.waiters.append(waiter)
+        return waiter
 
     def wake(self) -> None:
-        waiters, self.waiters = self.waiters, {}
+        waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -461,6 +465,12 @@ class SqlCursor:
         self._live = live
         self._after = after
         self.caught_up = True
+
+    def change(self) -> asyncio.Future[None] | None:
+        live = self._live
+        if live is None or live.over or self._after < live.task.last_seq:
+            return None
+        return live.changed()
 
     async def read(self) -> Sequence[LogEntry]:
         while True:
