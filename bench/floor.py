@@ -2,15 +2,21 @@
 
 GET /N        N frames as fast as they can be written
 GET /N?RATE   the same, RATE per second, all readers in step
+GET /task     what a task cannot do without: a session and a prompt asked of OpenCode, whose events
+              are read but not looked at, four transactions of one row, three frames
 
-python -m bench.floor      prints where it listens
+python -m bench.floor [OPENCODE DATABASE]     prints where it listens
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import sqlite3
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import aiohttp
 import orjson
 import uvicorn
 import uvloop
@@ -67,11 +73,67 @@ class Ticks:
                 self._next.set_result(None)
 
 
+class Tasks:
+    """Tasks without anything that makes them one."""
+
+    def __init__(self, opencode: str, database: str) -> None:
+        self._opencode = opencode
+        self._thread = ThreadPoolExecutor(1)
+        self._db = committing(database, check_same_thread=False)
+        self._http: aiohttp.ClientSession | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._http is None:
+            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+            self._listening = loop.create_task(self._listen(self._http))
+        session = await self._post(self._http, "/session", {"title": "task"})
+        prompt = {"parts": [{"type": "text", "text": "[[tokens:1]]"}]}
+        await self._post(self._http, f"/session/{orjson.loads(session)['id']}/prompt_async", prompt)
+        for _ in range(4):
+            await loop.run_in_executor(self._thread, commit, self._db)
+
+    async def _listen(self, http: aiohttp.ClientSession) -> None:
+        async with http.get(f"{self._opencode}/global/event") as answer:
+            async for _ in answer.content.iter_any():
+                pass
+
+    async def _post(self, http: aiohttp.ClientSession, path: str, body: object) -> bytes:
+        kind = {"content-type": "application/json"}
+        data = orjson.dumps(body)
+        async with http.post(self._opencode + path, data=data, headers=kind) as answer:
+            return await answer.read()
+
+
+def committing(path: str, **options: bool) -> sqlite3.Connection:
+    """A database set up as that of our log is, with one table."""
+    db = sqlite3.connect(path, isolation_level=None, **options)
+    for statement in (
+        "PRAGMA journal_mode=WAL",
+        "PRAGMA synchronous=NORMAL",
+        "CREATE TABLE entries (seq INTEGER PRIMARY KEY, body BLOB)",
+    ):
+        db.execute(statement)
+    return db
+
+
+def commit(db: sqlite3.Connection) -> None:
+    """A transaction with one row, with nothing around it."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("INSERT INTO entries (body) VALUES (?)", (bytes(150),))
+    db.execute("COMMIT")
+
+
 ticks = Ticks()
+tasks: Tasks | None = None
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    if scope["path"] == "/task" and tasks is not None:
+        await tasks.run()
+        scope["path"] = "/3"
     rate = float(scope["query_string"] or 0)
     for _ in range(int(scope["path"][1:])):
         if rate:
@@ -90,4 +152,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        tasks = Tasks(*sys.argv[1:])
     uvloop.run(main())

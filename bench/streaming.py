@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from contextlib import closing
 from statistics import median
 from time import process_time
 
+from tests.running import fake_opencode
+
 from .client import Client, Connection, Exchange, message, together
 from .clock import spending
 from .figures import Plot, Result, spread
+from .floor import commit, committing
 from .lab import Adapter, Lab, quiet
 
 LENGTHS = {100: 400, 1_000: 40, 10_000: 8, 50_000: 4}  # deltas per task: tasks
@@ -72,6 +74,7 @@ async def by_length(lab: Lab) -> Result:
                 costs[n].append((task - fixed[-1]) / (n - 1))
             like_sdk.append(await per_task(adapter, lab.count(20, 8), 1, words) / words)
         paced, events = await _paced(adapter, lab)
+    bare = await _bare_task(lab)
     with lab.program("bench.sdk", str(lab.new("sdk") / "tasks.db")) as (sdk, sdk_pid):
         await sdk_per_delta(sdk, sdk_pid, 50)
         sdk_cost = await sdk_per_delta(sdk, sdk_pid, words)
@@ -83,7 +86,7 @@ async def by_length(lab: Lab) -> Result:
     for n, seen in whole.items():
         result.add(f"per delta, {n} per task, all included", [c * 1e6 for c in seen], "µs", 50)
     included = [median(seen) for seen in whole.values()]
-    task_cost = median(fixed) * 1e3
+    task_cost, bare_cost = median(fixed) * 1e3, median(bare) * 1e3
     result.add(
         "… the largest of these against the smallest",
         spread(included),
@@ -91,7 +94,9 @@ async def by_length(lab: Lab) -> Result:
         1.2,
         note=f"a task costs {task_cost:.1f} ms whatever its length: a request in, two to OpenCode, "
         f"a session bound, and three or four transactions in all. Spread over 100 deltas that is "
-        f"{task_cost * 10:.0f} µs each. The rows below take it off.",
+        f"{task_cost * 10:.0f} µs each. A bare server that makes these requests and transactions, "
+        f"and nothing of a task, takes {bare_cost:.1f} ms for them, which alone would put it at "
+        f"{(bare_cost * 10 + base) / base:.1f}×. The rows below take a task's own cost off.",
     )
     for n, seen in micro.items():
         result.add(f"per delta, {n} per task, beyond the task's own cost", seen, "µs", 50)
@@ -113,6 +118,7 @@ async def by_length(lab: Lab) -> Result:
     ours = result.add(f"ours, per delta, {words} per task", [c * 1e6 for c in like_sdk], "µs")
     result.add("SDK's server against ours", sdk_micro / ours, "×", 100, at_least=True)
     result.add("a task of one delta, all in all", [c * 1e3 for c in fixed], "ms")
+    result.add("… only its requests and transactions, bare", [c * 1e3 for c in bare], "ms")
     result.add(
         "per delta at 200 per second",
         paced * 1e6,
@@ -152,16 +158,26 @@ async def _paced(adapter: Adapter, lab: Lab) -> tuple[float, float]:
 def _sqlite(lab: Lab) -> float:
     """Seconds of CPU for the commit of one row, as our log makes it, without anything around."""
     count = lab.count(5000, 1000)
-    with closing(sqlite3.connect(lab.new("sqlite") / "bare.db", isolation_level=None)) as db:
-        for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL"):
-            db.execute(statement)
-        db.execute("CREATE TABLE entries (seq INTEGER PRIMARY KEY, body BLOB)")
+    with closing(committing(str(lab.new("sqlite") / "bare.db"))) as db:
         began = process_time()
-        for seq in range(count):
-            db.execute("BEGIN IMMEDIATE")
-            db.execute("INSERT INTO entries VALUES (?, ?)", (seq, bytes(150)))
-            db.execute("COMMIT")
+        for _ in range(count):
+            commit(db)
         return (process_time() - began) / count
+
+
+async def _bare_task(lab: Lab) -> list[float]:
+    """Seconds of CPU for the requests and transactions of a task, without anything around."""
+    folder, count, seen = lab.new("bare"), lab.count(100, 20), list[float]()
+    with (
+        fake_opencode(folder) as upstream,
+        lab.program("bench.floor", upstream.base_url, str(folder / "bare.db")) as (floor, pid),
+    ):
+        for _ in range(lab.repeats + 1):
+            with spending(pid) as spent:
+                await together(count, 4, lambda: floor.stream("GET", "/task", None))
+                await quiet(pid, seconds=1.0)
+            seen.append(spent.cpu / count)
+    return seen[1:]  # the first warms up
 
 
 async def by_streams(lab: Lab) -> Result:
