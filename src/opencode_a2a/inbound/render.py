@@ -88,6 +88,7 @@ V03_REST = Dialect(
     nested_data=True,
 )
 
+DATA, END = b"data: ", b"\n\n"  # of a Server-Sent Event
 NAMES = {BlockKind.TEXT: "answer", BlockKind.REASONING: "reasoning"}
 
 
@@ -177,7 +178,7 @@ class Renderer:
     def event(
         self, head: TaskHead, entry: LogEntry, state: TaskState, last: bool = False
     ) -> bytes | None:
-        """A committed entry as a stream event, or None when there is nothing to show.
+        """A committed entry as an event on the wire, or None when there is nothing to show.
 
         `state` is the task's there; `last` says that the stream ends with it.
         """
@@ -185,9 +186,7 @@ class Renderer:
         encoded = entry.encoded.get(form)
         if encoded is None:
             event = self._event(head, entry, state, last)
-            # A copy, because it is kept: what orjson returns holds on to kilobytes of buffer.
-            told = b"" if event is None else bytes(memoryview(orjson.dumps(event)))
-            encoded = entry.encoded[form] = told
+            encoded = entry.encoded[form] = b"" if event is None else _framed(entry.seq, event)
         return encoded or None
 
     def first(self, task: Task, history_length: int | None = None, gap: str | None = None) -> bytes:
@@ -196,7 +195,7 @@ class Renderer:
         if gap is not None:
             shared = body.setdefault("metadata", {}).setdefault("shared", {})
             shared["stream"] = {"replay": "snapshot", "reason": gap, "sequence": task.last_seq}
-        return orjson.dumps(body if self.dialect.tagged else {"task": body})
+        return _framed(task.last_seq, body if self.dialect.tagged else {"task": body})
 
     def _event(self, head: TaskHead, entry: LogEntry, state: TaskState, last: bool) -> Json | None:
         update = entry.update
@@ -423,6 +422,11 @@ class Renderer:
         if message is not None:
             status["message"] = message
         return status
+
+
+def _framed(seq: int, event: Json) -> bytes:
+    """A Server-Sent Event, which a client that comes back names by its number."""
+    return b"id: %d\n%b%b%b" % (seq, DATA, orjson.dumps(event), END)
 
 
 def _metadata(shared: Json, ended: Ended | None) -> Json:

@@ -23,7 +23,7 @@ from ..domain.updates import InterruptAnswered, LogEntry, MessageAdded
 from ..domain.values import TaskState
 from ..errors import ServiceError
 from .failures import rest_error, rpc_error
-from .render import Json, Renderer
+from .render import DATA, END, Json, Renderer
 
 logger = structlog.get_logger()
 
@@ -40,7 +40,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What surrounds each event: nothing for REST, a JSON-RPC response otherwise."""
+    """What surrounds the data of each event: nothing for REST, a JSON-RPC response otherwise."""
 
     before: bytes = b""
     after: bytes = b""
@@ -50,8 +50,11 @@ class Envelope:
         head = b'{"jsonrpc":"2.0","id":' + orjson.dumps(request_id) + b',"result":'
         return cls(head, b"}")
 
-    def frame(self, seq: int, payload: bytes) -> bytes:
-        return b"id: %d\ndata: %b%b%b\n\n" % (seq, self.before, payload, self.after)
+    def around(self, event: bytes) -> bytes:
+        if not self.before:
+            return event
+        number, data = event.split(DATA, 1)
+        return b"".join((number, DATA, self.before, data[: -len(END)], self.after, END))
 
 
 class Streams:
@@ -91,7 +94,7 @@ class EventStream(Response):
         self._renderer = renderer
         self._envelope = envelope
         self._head = told.head
-        self._first = told.last_seq, first
+        self._first = first
         self._state = told.state  # of the task, where the stream has come to
         self._ends = not waits
         self._cursor = cursor
@@ -138,7 +141,7 @@ class EventStream(Response):
 
     async def _write(self, send: Send) -> None:
         clock, renderer, envelope = asyncio.get_running_loop().time, self._renderer, self._envelope
-        first, self._first = envelope.frame(*self._first), (0, b"")  # not kept for the long rest
+        first, self._first = envelope.around(self._first), b""  # not kept for the long rest
         await _send(send, first)
         del first
         over = self._cursor is None
@@ -155,9 +158,9 @@ class EventStream(Response):
                 break
             if len(entries) == 1 and self._state is TaskState.WORKING and not entries[0].state:
                 # One more piece of a running text: nearly all there is, for each of its readers.
-                payload = renderer.event(self._head, entries[0], self._state)
-                if payload is not None:
-                    body = envelope.frame(entries[0].seq, payload)
+                event = renderer.event(self._head, entries[0], self._state)
+                if event is not None:
+                    body = envelope.around(event)
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self.wrote_at = clock()
             else:
@@ -166,7 +169,7 @@ class EventStream(Response):
                 for body in self._bodies(entries, last):
                     await _send(send, body)
                     self.wrote_at = clock()
-            body, payload, entries = b"", None, ()  # not kept for the long rest
+            body, event, entries = b"", None, ()  # not kept for the long rest
         await _send(send, b"", more=False)
 
     def _bodies(self, entries: Sequence[LogEntry], last: int | None) -> Iterator[bytes]:
@@ -175,9 +178,9 @@ class EventStream(Response):
         for index, entry in enumerate(entries if last is None else entries[: last + 1]):
             if entry.state is not None:
                 self._state, self._ends = entry.state, True
-            payload = self._renderer.event(self._head, entry, self._state, last=index == last)
-            if payload is not None:
-                frames.append(self._envelope.frame(entry.seq, payload))
+            event = self._renderer.event(self._head, entry, self._state, last=index == last)
+            if event is not None:
+                frames.append(self._envelope.around(event))
                 size += len(frames[-1])
             if size > WRITE_BYTES:
                 yield b"".join(frames)
