@@ -3,7 +3,8 @@
 GET /N        N frames as fast as they can be written
 GET /N?RATE   the same, RATE per second, all readers in step
 GET /task     what a task cannot do without: a session and a prompt asked of OpenCode, whose events
-              are read but not looked at, four transactions of one row, three frames
+              are only searched for the first words; four transactions of one row, in the order in
+              which nothing is shown or asked before it is stored; and a frame
 
 python -m bench.floor [OPENCODE DATABASE]     prints where it listens
 """
@@ -80,24 +81,37 @@ class Tasks:
         self._opencode = opencode
         self._thread = ThreadPoolExecutor(1)
         self._db = committing(database, check_same_thread=False)
+        self._spoken: dict[bytes, asyncio.Future[None]] = {}
         self._http: aiohttp.ClientSession | None = None
         self._listening: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
+    async def run(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
         if self._http is None:
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
             self._listening = loop.create_task(self._listen(self._http))
-        session = await self._post(self._http, "/session", {"title": "task"})
+        made = loop.create_task(self._post(self._http, "/session", {"title": "task"}))
+        await self._commit()  # the task
+        await send({"type": "http.response.body", "body": b": begun\n\n", "more_body": True})
+        session = orjson.loads(await made)["id"]
+        await self._commit()  # the session
+        spoken = self._spoken[session.encode()] = loop.create_future()
         prompt = {"parts": [{"type": "text", "text": "[[tokens:1]]"}]}
-        await self._post(self._http, f"/session/{orjson.loads(session)['id']}/prompt_async", prompt)
-        for _ in range(4):
-            await loop.run_in_executor(self._thread, commit, self._db)
+        await self._post(self._http, f"/session/{session}/prompt_async", prompt)
+        await spoken
+        await self._commit()  # its words
+        await send({"type": "http.response.body", "body": FRAME, "more_body": True})
+        await self._commit()  # its end
+
+    def _commit(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, commit, self._db)
 
     async def _listen(self, http: aiohttp.ClientSession) -> None:
         async with http.get(f"{self._opencode}/global/event") as answer:
-            async for _ in answer.content.iter_any():
-                pass
+            async for line in answer.content:
+                if b'"message.part.delta"' in line:
+                    for session in [s for s in self._spoken if s in line]:
+                        self._spoken.pop(session).set_result(None)
 
     async def _post(self, http: aiohttp.ClientSession, path: str, body: object) -> bytes:
         kind = {"content-type": "application/json"}
@@ -131,11 +145,10 @@ tasks: Tasks | None = None
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-    if scope["path"] == "/task" and tasks is not None:
-        await tasks.run()
-        scope["path"] = "/3"
-    rate = float(scope["query_string"] or 0)
-    for _ in range(int(scope["path"][1:])):
+    rate, path = float(scope["query_string"] or 0), scope["path"][1:]
+    if path == "task" and tasks is not None:
+        await tasks.run(send)
+    for _ in range(0 if path == "task" else int(path)):
         if rate:
             await ticks.next(rate)
         await send({"type": "http.response.body", "body": FRAME, "more_body": True})

@@ -69,6 +69,16 @@ class Lab:
             found = program.wait_for(r"listening on (http://\S+)")
             yield Client(found[1], {"A2A-Version": "1.0"}), program.process.pid
 
+    @contextmanager
+    def bare_tasks(self) -> Iterator[tuple[Client, int]]:
+        """The bare server on a fast fake of its own."""
+        folder = self.new("bare")
+        with (
+            fake_opencode(folder) as upstream,
+            self.program("bench.floor", upstream.base_url, str(folder / "bare.db")) as bare,
+        ):
+            yield bare
+
 
 @dataclass(frozen=True)
 class Adapter:

@@ -7,8 +7,6 @@ from contextlib import closing
 from statistics import median
 from time import process_time
 
-from tests.running import fake_opencode
-
 from .client import Client, Connection, Exchange, message, together
 from .clock import spending
 from .figures import Plot, Result, spread
@@ -167,11 +165,8 @@ def _sqlite(lab: Lab) -> float:
 
 async def _bare_task(lab: Lab) -> list[float]:
     """Seconds of CPU for the requests and transactions of a task, without anything around."""
-    folder, count, seen = lab.new("bare"), lab.count(100, 20), list[float]()
-    with (
-        fake_opencode(folder) as upstream,
-        lab.program("bench.floor", upstream.base_url, str(folder / "bare.db")) as (floor, pid),
-    ):
+    count, seen = lab.count(100, 20), list[float]()
+    with lab.bare_tasks() as (floor, pid):
         for _ in range(lab.repeats + 1):
             with spending(pid) as spent:
                 await together(count, 4, lambda: floor.stream("GET", "/task", None))
