@@ -72,7 +72,7 @@ async def by_length(lab: Lab) -> Result:
                 costs[n].append((task - fixed[-1]) / (n - 1))
             like_sdk.append(await per_task(adapter, lab.count(20, 8), 1, words) / words)
         paced, events = await _paced(adapter, lab)
-    bare = await _bare_task(lab)
+    [bare] = await _bare_tasks(lab, 4)
     with lab.program("bench.sdk", str(lab.new("sdk") / "tasks.db")) as (sdk, sdk_pid):
         await sdk_per_delta(sdk, sdk_pid, 50)
         sdk_cost = await sdk_per_delta(sdk, sdk_pid, words)
@@ -84,7 +84,7 @@ async def by_length(lab: Lab) -> Result:
     for n, seen in whole.items():
         result.add(f"per delta, {n} per task, all included", [c * 1e6 for c in seen], "µs", 50)
     included = [median(seen) for seen in whole.values()]
-    task_cost, bare_cost = median(fixed) * 1e3, median(bare) * 1e3
+    task_cost, bare_cost = median(fixed) * 1e3, median(bare)
     result.add(
         "… the largest of these against the smallest",
         spread(included),
@@ -116,7 +116,7 @@ async def by_length(lab: Lab) -> Result:
     ours = result.add(f"ours, per delta, {words} per task", [c * 1e6 for c in like_sdk], "µs")
     result.add("SDK's server against ours", sdk_micro / ours, "×", 100, at_least=True)
     result.add("a task of one delta, all in all", [c * 1e3 for c in fixed], "ms")
-    result.add("… only its requests and transactions, bare", [c * 1e3 for c in bare], "ms")
+    result.add("… only its requests and transactions, bare", bare, "ms")
     result.add(
         "per delta at 200 per second",
         paced * 1e6,
@@ -163,16 +163,18 @@ def _sqlite(lab: Lab) -> float:
         return (process_time() - began) / count
 
 
-async def _bare_task(lab: Lab) -> list[float]:
-    """Seconds of CPU for the requests and transactions of a task, without anything around."""
-    count, seen = lab.count(100, 20), list[float]()
+async def _bare_tasks(lab: Lab, *at_a_time: int) -> list[list[float]]:
+    """Milliseconds of CPU for the requests and transactions of a task, nothing around them."""
+    seen: list[list[float]] = [[] for _ in at_a_time]
     with lab.bare_tasks() as (floor, pid):
-        for _ in range(lab.repeats + 1):
-            with spending(pid) as spent:
-                await together(count, 4, lambda: floor.stream("GET", "/task", None))
-                await quiet(pid, seconds=1.0)
-            seen.append(spent.cpu / count)
-    return seen[1:]  # the first warms up
+        for i in range(lab.repeats + 1):
+            for many, costs in zip(at_a_time, seen, strict=True):
+                count = max(many, lab.count(100, 20))
+                with spending(pid) as spent:
+                    await together(count, many, lambda: floor.stream("GET", "/task", None))
+                    await quiet(pid, seconds=1.0)
+                costs += [spent.cpu / count * 1e3] if i else []  # the first warms up
+    return seen
 
 
 async def by_streams(lab: Lab) -> Result:
@@ -194,15 +196,21 @@ async def by_streams(lab: Lab) -> Result:
     for at_a_time, seen in costs.items():
         result.add(f"per delta, {at_a_time} at a time", seen, "µs")
     medians = {at_a_time: median(seen) for at_a_time, seen in costs.items()}
+    bare = await _bare_tasks(lab, 1, 100)
+    alone, among = (median(seen) for seen in bare)
     result.add(
         "the largest against the smallest",
         spread([*medians.values()]),
         "×",
         1.5,
         note="one task alone shares its transactions, and the waking of the process, with nobody. "
-        "From ten on the cost does not depend on their number.",
+        "From ten on the cost hardly depends on their number. A bare server that only makes the "
+        f"requests and transactions of a task is {alone / among:.1f}× as dear alone as among a "
+        "hundred (last rows).",
     )
     result.add("event connections to OpenCode, at most", float(stats["consumers_max"]), "", 1)
+    result.add("only the requests and transactions of a task, bare, 1 at a time", bare[0], "ms")
+    result.add("… 100 at a time", bare[1], "ms")
     result.plots.append(
         Plot(
             "streams",
