@@ -514,6 +514,7 @@ class Turns:
             run = job.run = _Run(job, session, turn, asked, events)
             pump = asyncio.create_task(self._pump(run))
             either: set[asyncio.Future[Any]] = {pump, job.canceled}
+            ended = False
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 ended = pump.done()
@@ -525,9 +526,10 @@ class Turns:
                     outcome = CANCELED
             finally:
                 job.run = None
-                asked.cancel()
-                pump.cancel()
-                await asyncio.gather(asked, pump, return_exceptions=True)
+                if not ended:  # else both are done
+                    asked.cancel()
+                    pump.cancel()
+                    await asyncio.gather(asked, pump, return_exceptions=True)
                 job.usage += turn.usage
                 job.session_title = turn.title or job.session_title
         return turn, outcome
@@ -738,7 +740,9 @@ def _place(job: _Job) -> asyncio.Future[Prompt | None]:
 
 
 async def _filled(place: asyncio.Future[Prompt | None]) -> Prompt | None:
-    await asyncio.wait({place})  # who stops to wait for it must not take it away from who fills it
+    if not place.done():
+        # Who stops to wait for it must not take it away from who fills it.
+        await asyncio.wait({place})
     return place.result()
 
 
