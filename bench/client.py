@@ -29,6 +29,7 @@ class Answer:
     size: int = 0
     began: float = field(default_factory=perf_counter)
     heard: float | None = None  # when the awaited bytes were there
+    ended: float = 0.0
     end: bytes = b""  # the last bytes of it
 
     @property
@@ -82,6 +83,7 @@ class Exchange(asyncio.Protocol):
         if not self.begun.done():
             self.begun.set_result(None)
         if not self.done.done():
+            self.answer.ended = perf_counter()
             self.done.set_result(self.answer)
         self.close()
 

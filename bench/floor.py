@@ -3,8 +3,8 @@
 GET /N        N frames as fast as they can be written
 GET /N?RATE   the same, RATE per second, all readers in step
 GET /task     what a task cannot do without: a session and a prompt asked of OpenCode, whose events
-              are only searched for the first words; four transactions of one row, in the order in
-              which nothing is shown or asked before it is stored; and a frame
+              are only searched for the first words; a transaction of one row for each thing that
+              is stored before it is shown or acted upon, and one for the end; a frame
 
 python -m bench.floor [OPENCODE DATABASE]     prints where it listens
 """
@@ -15,13 +15,14 @@ import asyncio
 import socket
 import sqlite3
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import orjson
 import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
+
+from opencode_a2a.store.threads import Threads
 
 # As long as an event of ours with one delta in it.
 EVENT = {
@@ -79,17 +80,21 @@ class Tasks:
 
     def __init__(self, opencode: str, database: str) -> None:
         self._opencode = opencode
-        self._thread = ThreadPoolExecutor(1)
+        self._writer = Threads(1, "writer")
         self._db = committing(database, check_same_thread=False)
         self._spoken: dict[bytes, asyncio.Future[None]] = {}
         self._http: aiohttp.ClientSession | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._connected = asyncio.Event()
 
     async def run(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
         if self._http is None:
-            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+            self._http = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+            )
             self._listening = loop.create_task(self._listen(self._http))
+        await self._connected.wait()
         made = loop.create_task(self._post(self._http, "/session", {"title": "task"}))
         await self._commit()  # the task
         await send({"type": "http.response.body", "body": b": begun\n\n", "more_body": True})
@@ -103,11 +108,12 @@ class Tasks:
         await send({"type": "http.response.body", "body": FRAME, "more_body": True})
         await self._commit()  # its end
 
-    def _commit(self) -> asyncio.Future[None]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, commit, self._db)
+    async def _commit(self) -> None:
+        await self._writer.run(commit, self._db)
 
     async def _listen(self, http: aiohttp.ClientSession) -> None:
         async with http.get(f"{self._opencode}/global/event") as answer:
+            self._connected.set()
             async for line in answer.content:
                 if b'"message.part.delta"' in line:
                     for session in [s for s in self._spoken if s in line]:

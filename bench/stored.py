@@ -21,7 +21,7 @@ from .figures import Plot, Result, spread
 from .lab import Adapter, Lab, quiet
 
 SIZES = (100, 10_000, 100_000)
-REQUESTS = {"get": 300, "list": 100, "send": 100}  # of each kind, at a time
+REQUESTS = {"get": 300, "list": 100, "send": 100}  # of each kind; the last makes more tasks
 TOKENS = 2_000
 COPIED = ("tasks", "contexts", "sessions")
 BYTES = 6 * TOKENS  # the fake says six bytes at a time
@@ -75,8 +75,8 @@ async def among(lab: Lab, sizes: tuple[int, ...]) -> dict[str, dict[int, Cost]]:
         seen: dict[str, dict[int, list[Cost]]] = {
             name: {size: [] for size in sizes} for name in REQUESTS
         }
-        for i in range(2 * lab.repeats + 1):  # in turn, so that all see the same machine
-            for name, usual in REQUESTS.items():
+        for name, usual in REQUESTS.items():
+            for i in range(2 * lab.repeats + 1):  # in turn, so that all see the same machine
                 for size, caller in callers.items():
                     cost = await caller.ask(name, lab.count(usual, 30))
                     seen[name][size] += [cost] if i else []  # the first warms up

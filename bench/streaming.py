@@ -92,9 +92,10 @@ async def by_length(lab: Lab) -> Result:
         1.2,
         note=f"a task costs {task_cost:.1f} ms whatever its length: a request in, two to OpenCode, "
         f"a session bound, and three or four transactions in all. Spread over 100 deltas that is "
-        f"{task_cost * 10:.0f} µs each. A bare server that makes these requests and transactions, "
-        f"and nothing of a task, takes {bare_cost:.1f} ms for them, which alone would put it at "
-        f"{(bare_cost * 10 + base) / base:.1f}×. The rows below take a task's own cost off.",
+        f"{task_cost * 10:.0f} µs each. A bare server that makes such requests and as many "
+        f"transactions of one row, and nothing of a task, takes {bare_cost:.1f} ms, which alone "
+        f"would make {1 + bare_cost * 10 / (min(included) * 1e6):.1f}× of it. The rows below take "
+        "a task's own cost off.",
     )
     for n, seen in micro.items():
         result.add(f"per delta, {n} per task, beyond the task's own cost", seen, "µs", 50)
@@ -204,9 +205,10 @@ async def by_streams(lab: Lab) -> Result:
         "×",
         1.5,
         note="one task alone shares its transactions, and the waking of the process, with nobody. "
-        "From ten on the cost hardly depends on their number. A bare server that only makes the "
-        f"requests and transactions of a task is {alone / among:.1f}× as dear alone as among a "
-        "hundred (last rows).",
+        "From ten on the cost hardly depends on their number. A bare server that makes only the "
+        f"requests and as many transactions (last rows) takes {alone - among:.1f} ms more for a "
+        f"task that is alone than among a hundred, {(alone - among) / EACH * 1e3:.1f} µs of each "
+        f"delta here, where the difference is {medians[1] - medians[100]:.1f} µs.",
     )
     result.add("event connections to OpenCode, at most", float(stats["consumers_max"]), "", 1)
     result.add("only the requests and transactions of a task, bare, 1 at a time", bare[0], "ms")

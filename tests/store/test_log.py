@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import weakref
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -469,6 +470,46 @@ async def test_a_waiting_reader_hears_the_end(log: SqlTaskLog) -> None:
         await settle()
         log.append("t", [DONE])
         assert numbers(await reading) == [2]
+
+
+async def test_a_change_is_waited_for_only_where_nothing_can_be_read(log: SqlTaskLog) -> None:
+    async with soon():
+        await log.create(head("t"), [HELLO])
+        assert log.follow("t", 0).change() is None
+        assert log.follow("unknown", 0).change() is None
+        cursor = log.follow("t", 1)
+        change = cursor.change()
+        assert change is not None
+        log.append("t", [step(1)])
+        await change
+        assert cursor.change() is None
+        assert numbers(list(await cursor.read())) == [2]
+        last = cursor.change()
+        assert last is not None
+        log.append("t", [DONE])
+        await last
+        assert cursor.change() is None
+        assert numbers(await rest(cursor)) == [3]
+        assert cursor.change() is None
+
+
+async def test_readers_that_come_and_go_leave_nothing_behind(log: SqlTaskLog) -> None:
+    async with soon():
+        await log.create(head("t"), [HELLO])
+        stays = [log.follow("t", 1).change() for _ in range(10)]
+        gone = []
+        for _ in range(5_000):
+            change = log.follow("t", 1).change()
+            assert change is not None
+            change.cancel()
+            gone.append(weakref.ref(change))
+            del change
+        assert sum(ref() is not None for ref in gone) < 500
+        log.append("t", [DONE])
+        for waits in stays:
+            assert waits is not None
+            await waits
+        assert [ref for ref in gone if ref() is not None] == []
 
 
 # -- leaving in the middle

@@ -70,6 +70,21 @@ async def test_closing_waits_for_everything_that_was_asked() -> None:
     threads.close()
     assert done == [0, 1, 2, 3, 4]
     await asyncio.gather(*asked)
+    with pytest.raises(RuntimeError, match="last is closed"):
+        await threads.run(done.append, 5)
+
+
+async def test_a_thread_that_cannot_be_started_is_tried_again(
+    one: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", no_more)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await one.run(len, "abc")
+    assert await one.run(len, "abc") == 3
 
 
 async def test_nothing_is_kept_of_what_was_done(one: Threads) -> None:

@@ -139,7 +139,10 @@ class Cursor(Protocol):
         ...
 
     def change(self) -> Awaitable[None] | None:
-        """To wait for before `read` if there is nothing yet: a thousand are woken at less cost."""
+        """Done when something may have come; None when there may be something already.
+
+        Nobody needs it, `read` waits as well. But a thousand who wait here are woken at less cost.
+        """
         ...
 
     async def read(self) -> Sequence[LogEntry]:

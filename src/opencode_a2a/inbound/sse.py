@@ -53,8 +53,9 @@ class Envelope:
     def around(self, event: bytes) -> bytes:
         if not self.before:
             return event
-        number, data = event.split(DATA, 1)
-        return b"".join((number, DATA, self.before, data[: -len(END)], self.after, END))
+        begin = event.index(DATA) + len(DATA)
+        data = memoryview(event)[begin : -len(END)]  # the first of a stream may be large
+        return b"".join((event[:begin], self.before, data, self.after, END))
 
 
 class Streams:

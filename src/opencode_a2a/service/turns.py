@@ -526,7 +526,7 @@ class Turns:
                     outcome = CANCELED
             finally:
                 job.run = None
-                if not ended:  # else both are done
+                if not ended:  # else both are done: the pump waits for its prompt first
                     asked.cancel()
                     pump.cancel()
                     await asyncio.gather(asked, pump, return_exceptions=True)

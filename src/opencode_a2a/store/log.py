@@ -37,7 +37,7 @@ GATHER_SECONDS = 0.033  # between two commits, when nothing is to be said that c
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the disk refuses
 GOODBYE_SECONDS = 5.0  # for what still waits when the service stops
 SWEEP_SECONDS = 60.0
-FEW_WAITERS = 64  # for a change of one task
+WAITERS = 64  # for a change of one task, before it is worth to look which of them are left
 POLL_SECONDS = 0.25  # between looks at a task that another process writes
 
 ABANDONED = Ended(TaskState.CANCELED, "The caller left before the task could begin.")
@@ -95,7 +95,7 @@ class _Live:
     tail_start: int = 0  # the number before the first entry of the tail
     newest: int = 0  # entries of the tail that came last, together
     waiters: list[asyncio.Future[None]] = field(default_factory=list)  # for a change
-    many_waiters: int = FEW_WAITERS
+    prune_at: int = WAITERS  # this many of them
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     @property
@@ -132,9 +132,9 @@ class _Live:
 
         A thousand may wait: this is run once for each and entry.
         """
-        if len(self.waiters) >= self.many_waiters:
+        if len(self.waiters) >= self.prune_at:
             self.waiters = [waiter for waiter in self.waiters if not waiter.done()]
-            self.many_waiters = 2 * len(self.waiters) + FEW_WAITERS
+            self.prune_at = 2 * len(self.waiters) + WAITERS
         waiter = self.loop.create_future()  # to ask for the loop every time would be a system call
         self.waiters.append(waiter)
         return waiter

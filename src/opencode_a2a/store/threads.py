@@ -26,21 +26,26 @@ class Threads:
         self._name = name
         self._started: list[threading.Thread] = []
         self._free = deque[None]()  # one for each thread that has nothing to do
+        self._closed = False
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """What `work` returns or raises in a thread. It is not begun if nobody waits any more."""
+        if self._closed:
+            raise RuntimeError(f"{self._name} is closed")
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self._free:
             self._free.pop()
         elif len(self._started) < self._count:
             name = f"{self._name}-{len(self._started)}"
-            self._started.append(threading.Thread(target=self._work, name=name, daemon=True))
-            self._started[-1].start()
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread.start()
+            self._started.append(thread)
         self._jobs.put((result, work, args))
         return await result
 
     def close(self) -> None:
-        """Wait until everything is done."""
+        """Wait until everything is done, and take nothing more."""
+        self._closed = True
         for _ in self._started:
             self._jobs.put(None)
         for thread in self._started:
@@ -49,11 +54,12 @@ class Threads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             result, work, args = job
-            settle: Callable[..., None]
+            found, settle = None, result.set_result
             try:
-                settle, found = result.set_result, None if result.cancelled() else work(*args)
+                if not result.cancelled():
+                    found = work(*args)
             except BaseException as exc:
-                settle, found = result.set_exception, exc
+                found, settle = exc, result.set_exception
             if self._jobs.empty():
                 self._free.append(None)  # before anybody can hear of the result, and ask again
             with suppress(RuntimeError):  # nobody is left to hear it: the loop was closed
