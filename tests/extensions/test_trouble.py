@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,10 +60,14 @@ def line(breakable: Upstream, store: Path) -> Iterator[Line]:
 
 
 @pytest.fixture
-def fault(breakable: Upstream) -> Iterator[httpx.Client]:
+def fault(breakable: Upstream, line: Line) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=breakable.base_url) as control:
         yield control
         control.post("/__fault", json={"mode": "ok"})
+    deadline = time.monotonic() + 60
+    while line.http.get("/ready").status_code != 200:  # else the next fault meets it on its way
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_a_slow_opencode_is_named(breakable: Upstream, fault: httpx.Client, tmp_
             assert line.refused(method, **params)["type"] == "UPSTREAM_TIMEOUT", method
 
 
-def test_a_missing_store_is_named(line: Line, store: Path, fault: httpx.Client) -> None:
+def test_a_missing_store_is_named(line: Line, store: Path) -> None:
     session = line.session("hello", "c")
     for file in store.glob("tasks.db*"):
         file.unlink()
