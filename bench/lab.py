@@ -36,6 +36,11 @@ class Lab:
     scale: float = 1.0  # of counts that only make a figure steadier
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
+    @property
+    def steadier(self) -> int:
+        """Repeats where figures are told from each other that are close."""
+        return self.repeats + 2
+
     def count(self, usual: int, least: int = 1) -> int:
         return max(least, round(usual * self.scale))
 

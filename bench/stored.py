@@ -76,7 +76,7 @@ async def among(lab: Lab, sizes: tuple[int, ...]) -> dict[str, dict[int, Cost]]:
             name: {size: [] for size in sizes} for name in REQUESTS
         }
         for name, usual in REQUESTS.items():
-            for i in range(2 * lab.repeats + 1):  # in turn, so that all see the same machine
+            for i in range(lab.steadier + 1):  # in turn, so that all see the same machine
                 for size, caller in callers.items():
                     cost = await caller.ask(name, lab.count(usual, 30))
                     seen[name][size] += [cost] if i else []  # the first warms up

@@ -63,8 +63,8 @@ async def by_length(lab: Lab) -> Result:
     with lab.on_fake() as adapter, lab.program("bench.floor") as (floor, floor_pid):
         await adapter.streams(20, 4, "[[tokens:1000]]")
         await floor.stream("GET", "/1000", None)
-        for _ in range(lab.repeats):
-            fixed.append(await per_task(adapter, lab.count(100, 20), 4, 1))
+        for _ in range(lab.steadier):
+            fixed.append(await per_task(adapter, lab.count(400, 20), 4, 1))
             floors.append(await floor_per_frame(floor, floor_pid, lab.count(FLOOR, 5000)))
             for n, tasks in lengths.items():
                 task = await per_task(adapter, tasks, 4, n)
