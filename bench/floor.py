@@ -152,9 +152,11 @@ tasks: Tasks | None = None
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     rate, path = float(scope["query_string"] or 0), scope["path"][1:]
-    if path == "task" and tasks is not None:
+    if path == "task":
+        assert tasks is not None
         await tasks.run(send)
-    for _ in range(0 if path == "task" else int(path)):
+        path = "0"
+    for _ in range(int(path)):
         if rate:
             await ticks.next(rate)
         await send({"type": "http.response.body", "body": FRAME, "more_body": True})

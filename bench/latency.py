@@ -51,7 +51,7 @@ class First:
 
     asked: float  # until OpenCode has the prompt
     thought: float  # until it says the first word
-    told: float = 0.0  # until that is with the client
+    told: float  # until that is with the client
 
     @property
     def seen(self) -> float:

@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import httpx
 
 ROOT = Path(__file__).parent.parent
 READY_SECONDS = 60.0
@@ -194,3 +197,11 @@ def service(upstream: Upstream, directory: Path, **settings: str) -> Iterator[Se
     with running(command, env | settings, upstream.workspace) as program:
         found = program.wait_for(r"event=serving url=(\S+)")
         yield Service(found[1], program)
+
+
+def until_ready(client: httpx.Client, status: int = 200) -> None:
+    """Wait until a service says with this status whether it can work."""
+    deadline = time.monotonic() + 60
+    while client.get("/ready").status_code != status:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import httpx
 import pytest
 
 from tests.api.forms import FORMS, RPC_1, UPSTREAM_BUSY, UPSTREAM_UNREACHABLE, Form, Json, line_to
-from tests.running import Service, Upstream, fake_opencode, service
+from tests.running import Service, Upstream, fake_opencode, service, until_ready
 
 QUEUE = 10
 
@@ -46,10 +45,7 @@ def away(upstream: Upstream, client: httpx.Client) -> Iterator[None]:
     """OpenCode gone, and the service aware of it."""
     httpx.post(f"{upstream.base_url}/__fault", json={"mode": "down"})
     try:
-        deadline = time.monotonic() + 60
-        while client.get("/ready").status_code != 503:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until_ready(client, 503)
         yield
     finally:
         httpx.post(f"{upstream.base_url}/__fault", json={"mode": "ok"})

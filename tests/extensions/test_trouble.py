@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from opencode_a2a.extensions.sessions import SESSIONS
 from opencode_a2a.extensions.workspaces import WORKSPACES
 from tests.extensions.conftest import EVERYTHING, Json, Line, settings
 from tests.extensions.test_access import of
-from tests.running import Upstream, fake_opencode, service
+from tests.running import Upstream, fake_opencode, service, until_ready
 
 SESSION, MESSAGE = "ses_0", "msg_0"
 
@@ -64,10 +63,7 @@ def fault(breakable: Upstream, line: Line) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=breakable.base_url) as control:
         yield control
         control.post("/__fault", json={"mode": "ok"})
-    deadline = time.monotonic() + 60
-    while line.http.get("/ready").status_code != 200:  # else the next fault meets it on its way
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until_ready(line.http)  # else the next fault meets it on its way
 
 
 @pytest.mark.parametrize(
