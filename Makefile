@@ -5,7 +5,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test chaos bench bench-smoke check fix gen pin clean
+.PHONY: help run test quick pythons chaos bench bench-smoke check fix gen pin clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -14,7 +14,13 @@ run: .venv/.installed node_modules/.installed ## start OpenCode and the service 
 	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS)
 
 test: check node_modules/.installed ## everything CI runs
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python scripts/suite.py $(ARGS)
+
+quick: .venv/.installed ## the tests that need neither OpenCode nor a running service (under a minute)
+	$(BIN)/python scripts/suite.py --quick $(ARGS)
+
+pythons: .venv/.installed ## the quick tests on every other Python that can be found here
+	$(BIN)/python scripts/pythons.py $(ARGS)
 
 chaos: .venv/.installed node_modules/.installed ## kill and cut things at random: make chaos ARGS='--kills 100'
 	$(BIN)/python -m tests.chaos $(ARGS)
@@ -43,7 +49,7 @@ pin: .venv/.installed ## compile requirements/*.txt again from pyproject.toml
 PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(ARGS)
 
 clean: ## remove everything that was installed or built here
-	rm -rf .venv node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-3.* node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/.installed: requirements/dev.txt pyproject.toml

@@ -3,10 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.running import Service, Upstream, fake_opencode, real_opencode, service
+from tests.running import ROOT, Service, Upstream, fake_opencode, real_opencode, service
+
+# The tests here start OpenCode or a service. All others are the quick part (`make quick`).
+PROCESSES = tuple(
+    f"{ROOT}/tests/{name}"
+    for name in (
+        "api/",
+        "bench/",
+        "chaos/",
+        "cli/",
+        "conformance/",
+        "e2e/",
+        "extensions/",
+        "faults/",
+        "load/",
+        "opencode/test_agent.py",
+        "opencode/test_process.py",
+    )
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=("quick", "processes"), help="run only this part")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the other part without importing it; None lets pytest decide as usual."""
+    part = config.getoption("part")
+    if part is None or collection_path.is_dir():
+        return None
+    is_quick = not str(collection_path).startswith(PROCESSES)
+    return True if is_quick != (part == "quick") else None
 
 
 @pytest.fixture(scope="session")

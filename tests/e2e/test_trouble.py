@@ -78,7 +78,9 @@ async def test_what_a_broken_stream_said_is_replaced(clients: list[PythonClient]
         chunks = [e.artifact_update for e in stream.events if e.HasField("artifact_update")]
         assert len({chunk.artifact.artifact_id for chunk in chunks}) == 1
         begun = [chunk.artifact.parts[0].text for chunk in chunks if not chunk.append]
-        assert len(begun) == 2, "begun once, and once more after the cut"
+        # Begun once, and once more after the cut. On a busy machine both can wait for the same
+        # commit, which stores only what the text has become.
+        assert len(begun) in (1, 2)
         assert all(text.startswith("river ") for text in begun)
 
     await on_every_line(clients, body)
