@@ -212,7 +212,7 @@ def connect(path: str, options: dict[str, Any]) -> sqlite3.Connection:
     connection: sqlite3.Connection = sqlite3.connect(path, **options)
     try:
         _prepare(connection)
-    except sqlite3.OperationalError as exc:
+    except sqlite3.DatabaseError as exc:
         # On a full disk there may be no room for the index that readers and writers share. What
         # is all in one file can be read without it, and nobody can write meanwhile.
         connection.close()
