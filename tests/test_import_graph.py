@@ -35,7 +35,8 @@ PURE = frozenset({"domain", "errors"})
 HARMLESS = frozenset(
     {
         *("__future__", "base64", "collections.abc", "contextlib", "dataclasses", "datetime"),
-        *("enum", "functools", "itertools", "json", "math", "re", "typing", "urllib.parse"),
+        *("enum", "functools", "itertools", "json", "math", "re", "typing", "unicodedata"),
+        "urllib.parse",
     }
 )
 

@@ -325,9 +325,10 @@ def test_arguments_run_nothing_and_read_nothing(
     secret, trace = tmp_path / "secret.txt", tmp_path / "trace"
     secret.write_text("4711")
     evil = [f"!`touch {trace}`", f"`touch {trace}`", f"@{secret}", f"see @{secret}", "é@../x", "@~"]
+    evil += ["$'", "$HOME", f"$(touch {trace})"]
     if command in ("peek", "tell"):
-        evil += [f"; touch {trace}", f"x\ntouch {trace}", f"$(touch {trace})", f"x > {trace}"]
-        evil += [str(secret), "../secret.txt", "~/x", "a/../../x", "'x'", "-x"]
+        evil += [f"; touch {trace}", f"x\ntouch {trace}", f"x > {trace}", "x", "README.md", "-x"]
+        evil += [str(secret), "../secret.txt", "~/x", "a/../../x", "'x'"]
     for arguments in evil:
         request = {"command": command, "arguments": arguments}
         error = alice.refused(
@@ -345,9 +346,9 @@ def test_arguments_run_nothing_and_read_nothing(
 def test_ordinary_arguments_reach_a_command(alice: Line) -> None:
     session = alice.session("hello", fresh())
     for command, arguments, said in (
-        ("shout", "it's 5 > 4; mail me@example.com $HOME", "LOUD"),
-        ("peek", "README.md", "hello project"),
-        ("tell", "all of v1.0", "told-all of v1.0"),
+        ("shout", "it's 5 > 4! Mail me@example.com; please", "LOUD"),
+        ("peek", "", "Look at @"),
+        ("tell", "", "told-"),
     ):
         request = {"command": command, "arguments": arguments}
         item = alice.call("opencode.sessions.command", session_id=session, request=request)["item"]

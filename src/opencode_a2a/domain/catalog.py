@@ -241,8 +241,8 @@ class Catalog(Protocol):
         """By name, each with the model it is configured for."""
         ...
 
-    async def commands(self, place: Place) -> Mapping[str, str]:
-        """The template of each, in which arguments are filled in."""
+    async def commands(self, place: Place) -> Mapping[str, str | None]:
+        """The template of each, in which arguments are filled in; None if OpenCode hides it."""
         ...
 
     async def projects(self) -> Sequence[Project]: ...

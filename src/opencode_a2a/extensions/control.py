@@ -161,7 +161,11 @@ async def _file(services: Services, part: FilePart, where: str, room: Room) -> A
 
 class Commanding(Params):
     command: Name
-    arguments: str = ""
+    arguments: str = Field(
+        default="",
+        max_length=65_536,
+        description="Text for the model; must not change what the command runs or reads",
+    )
     agent: Name | None = None
     model: ModelName | None = FROM_NOW_ON
     variant: Name | None = None

@@ -144,7 +144,14 @@ class _Agent(wire.Wire):
 
 class _Command(wire.Wire):
     name: str
-    template: str
+    source: str = ""
+    template: Any
+
+    @property
+    def shown(self) -> str | None:
+        """None for a prompt of an MCP server: OpenCode asks for its text anew in every call."""
+        hidden = self.source == "mcp" or not isinstance(self.template, str)
+        return None if hidden else self.template
 
 
 class _Type(wire.Wire):
@@ -357,9 +364,9 @@ class OpenCodeCatalog:
             for agent in found
         }
 
-    async def commands(self, place: c.Place) -> Mapping[str, str]:
+    async def commands(self, place: c.Place) -> Mapping[str, str | None]:
         found = wire.read(list[_Command], await self._http.call("GET", "command", query=_at(place)))
-        return {command.name: command.template for command in found}
+        return {command.name: command.shown for command in found}
 
     # -- places
 

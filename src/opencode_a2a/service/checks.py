@@ -6,19 +6,14 @@ commands and reads the files it finds in arguments. Each check names the field t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from ..domain import commands
 from ..domain.catalog import Catalog, Place, SessionInfo
 from ..domain.values import Message, ModelRef
 from ..errors import InvalidParams, UpstreamBusy
-
-# What OpenCode acts upon in a command, whoever wrote it: !`shell`, and @path for a file to read.
-_MENTION = re.compile(r"(?<!\w)@", re.ASCII)
-_ACTIVE = re.compile(r"!`|@\S*\$(?:ARGUMENTS|\d)")
-_TAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.,:=+/-]*| )*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +42,14 @@ class Checks:
         """Arguments become part of a template that OpenCode then searches for shell and files."""
         known = await self.catalog.commands(Place(session.directory))
         _one_of(name, list(known), "command", f"{at}.command")
-        field = f"{at}.arguments"
-        if "`" in arguments:
-            raise InvalidParams.at(field, "must not hold backticks: OpenCode would run a command")
-        self.mentions_no_file(arguments, field)
-        if _ACTIVE.search(known[name]) and (".." in arguments or not _TAME.fullmatch(arguments)):
-            raise InvalidParams.at(
-                field,
-                "may hold plain words and relative paths only: this command puts them into a "
-                "shell command or a file name",
-            )
+        reason = commands.refusal(known[name], arguments)
+        if reason is not None:
+            raise InvalidParams.at(f"{at}.arguments", reason)
 
     def mentions_no_file(self, text: str, field: str) -> None:
-        if _MENTION.search(text):
-            raise InvalidParams.at(
-                field, "must not refer to files with @: OpenCode would read any; send them as parts"
-            )
+        """OpenCode reads files that the prompt of a sub-agent refers to; it runs nothing in it."""
+        if commands.mentions_file(text):
+            raise InvalidParams.at(field, commands.MENTION_REFUSED)
 
     async def model(self, at: SessionInfo | Place, model: ModelRef | None, field: str) -> None:
         if model is None:
