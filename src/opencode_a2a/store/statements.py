@@ -451,11 +451,11 @@ def _home(db: Connection, task_id: str, root: Root) -> str | None:
 
 def _session_of_task(db: Connection, task_id: str) -> Any:
     """Where the task works or, if it has not begun, where its context does."""
+    session = select(sessions.c.session_id, sessions.c.directory).where(tasks.c.id == task_id)
+    own = session.join(tasks, tasks.c.session_id == sessions.c.session_id)
     served = and_(contexts.c.owner == tasks.c.owner, contexts.c.context_id == tasks.c.context_id)
-    context = select(contexts.c.session_id).where(served).correlate(tasks).scalar_subquery()
-    known = or_(sessions.c.session_id == tasks.c.session_id, sessions.c.session_id == context)
-    found = select(sessions.c.session_id, sessions.c.directory).join(tasks, known)
-    return db.execute(found.where(tasks.c.id == task_id)).first()
+    bound = session.join(contexts, contexts.c.session_id == sessions.c.session_id)
+    return db.execute(own).first() or db.execute(bound.join(tasks, served)).first()
 
 
 def root_of_task(db: Connection, owner: str, task_id: str) -> str | None:
