@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,10 +133,12 @@ class World:
 
     async def storm(self, dice: random.Random, until: float, plan: Plan, report: Report) -> None:
         faults = {self.kill_one: 6, self.kill_both: 3, self.terminate: 1, self.lose_opencode: 1}
-        while time.monotonic() < until:
+        while True:
+            await asyncio.sleep(dice.expovariate(1 / plan.between_faults))
             (fault,) = dice.choices(list(faults), list(faults.values()))
             await fault(dice, report)
-            await asyncio.sleep(dice.expovariate(1 / plan.between_faults))
+            if time.monotonic() >= until:
+                return
 
     async def kill_one(self, dice: random.Random, report: Report) -> None:
         await self._end(dice.choice(self.sides), signal.SIGKILL, dice, report)
@@ -151,27 +153,22 @@ class World:
             await side.victim.launch()
             await asyncio.sleep(dice.uniform(0, 4))
         for side in self.sides:
-            await side.victim.start()
+            await _patiently(side.victim.start, report)
 
     async def terminate(self, dice: random.Random, report: Report) -> None:
         await self._end(dice.choice(self.sides), signal.SIGTERM, dice, report)
 
     async def lose_opencode(self, dice: random.Random, report: Report) -> None:
         report.counts["losses of OpenCode"] += 1
-        side = dice.choice(self.sides)
-        for attempt in range(3):
-            try:
-                await side.upstream.lose()
-                return
-            except TimeoutError:  # a busy machine
-                report.counts["slow starts of OpenCode"] += 1
-                if attempt == 2:
-                    raise
+        await _patiently(dice.choice(self.sides).upstream.lose, report)
 
     async def _end(
         self, side: Side, number: signal.Signals, dice: random.Random, report: Report
     ) -> None:
-        await side.victim.end(number)
+        try:
+            await side.victim.end(number)
+        except AssertionError:  # it was killed instead
+            report.counts["slow goodbyes"] += 1
         report.counts["kills" if number is signal.SIGKILL else "terminations"] += 1
         await asyncio.sleep(dice.uniform(0, 5))
         while dice.random() < 0.2:  # once more, before it is ready
@@ -179,7 +176,7 @@ class World:
             await asyncio.sleep(dice.uniform(0, 1))
             await side.victim.end(signal.SIGKILL)
             report.counts["kills"] += 1
-        await side.victim.start()
+        await _patiently(side.victim.start, report)
 
     # -- tasks
 
@@ -312,6 +309,17 @@ class World:
         return kept
 
 
+async def _patiently(start: Callable[[], Awaitable[object]], report: Report) -> None:
+    """A busy machine may take longer than the storms of one service allow."""
+    for _ in range(3):
+        try:
+            await start()
+            return
+        except TimeoutError:
+            report.counts["slow starts"] += 1
+    raise TimeoutError("three starts in a row took too long")
+
+
 def _resolved(path: str) -> Path:
     """Where the shell says it is, also if the folder for temporary files is a link."""
     return Path(path).resolve()
@@ -336,7 +344,7 @@ async def run(plan: Plan, say: Callable[[str], None]) -> Report:
             report.counts["ran in earlier worlds"] = report.counts["ran"]
             blamed = len(report.violations)
             for turn in range(plan.rounds):
-                until = min(end, time.monotonic() + plan.round_seconds)
+                until = time.monotonic() + plan.round_seconds
                 dice = random.Random(f"{plan.seed}/{number}/{turn}")
                 await asyncio.gather(
                     world.storm(dice, until, plan, report),
