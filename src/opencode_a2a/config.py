@@ -313,8 +313,8 @@ class State(Group):
     database_url: DatabaseUrl | None = Field(
         default=None,
         repr=False,  # it may hold a password
-        description="SQLAlchemy URL; without it a SQLite file in a folder of the user's state "
-        "directory that belongs to the workspace root.",
+        description="SQLAlchemy URL. Without it each workspace root has its own SQLite file in the "
+        "user's state directory: `~/.local/state/opencode-a2a/my-project-1f3a9c2b/tasks.db`.",
     )
     replay_seconds: float = Field(
         default=900.0, ge=0, description="How long the single events of an ended task are kept."

@@ -33,7 +33,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import Holder
 from opencode_a2a.store.legacy import Moved, take_over
 from opencode_a2a.store.log import SqlTaskLog, now_ms
-from tests.store.earlier import forget_roots
+from tests.store.earlier import forget_roots, forget_roots_in
 from tests.store.saying import DONE, HELLO, OWNER, Clock, head, soon, taken
 from tests.store.test_migrations import schema
 
@@ -129,10 +129,15 @@ async def test_requests_of_the_agent_are_listed_in_their_root_only(
 # -- a database of an earlier version that the settings name
 
 
+async def upgrade_from_0006(database: Database) -> None:
+    await database.write(forget_roots)
+    await database.write(migrate.upgrade)
+
+
 async def test_what_an_earlier_version_left_goes_to_the_root_of_its_session(
-    path: Path, file_url: str, clock: Clock
+    database: Database, clock: Clock
 ) -> None:
-    async with soon(), Database.open(file_url) as database, SqlTaskLog.open(database) as log:
+    async with soon(), SqlTaskLog.open(database) as log:
         bindings = SqlBindings(database)
         await bindings.bind(OWNER, "in a", SessionRef("ses_a", directory="/work/a/sub"))
         await bindings.bind(OWNER, "in b", SessionRef("ses_b", directory="/work/b"))
@@ -140,8 +145,8 @@ async def test_what_an_earlier_version_left_goes_to_the_root_of_its_session(
         await log.create(head("a-2", "in a", created_at=1_001), [HELLO])
         await log.create(head("b", "in b"), [HELLO])
         await log.create(head("nowhere", "fresh"), [HELLO])
-    forget_roots(path)
-    async with soon(), Database.open(file_url) as database:
+    async with soon():
+        await upgrade_from_0006(database)
         async with SqlTaskLog.open(database, clock=clock, root=A) as log:
             assert await taken(log) == ["a-1", "a-2"]
             lost = await log.get(OWNER, "nowhere")
@@ -166,13 +171,13 @@ async def test_what_an_earlier_version_left_goes_to_the_root_of_its_session(
 
 
 async def test_of_nested_roots_only_one_takes_what_an_earlier_version_left(
-    path: Path, file_url: str, clock: Clock
+    database: Database, clock: Clock
 ) -> None:
-    async with soon(), Database.open(file_url) as database, SqlTaskLog.open(database) as log:
+    async with soon(), SqlTaskLog.open(database) as log:
         await SqlBindings(database).bind(OWNER, "c", SessionRef("ses_1", directory="/work/a"))
         await log.create(head("t", "c"), [HELLO])
-    forget_roots(path)
-    async with soon(), Database.open(file_url) as database:
+    async with soon():
+        await upgrade_from_0006(database)
         async with (
             SqlTaskLog.open(database, clock=clock, root=A) as inner,
             SqlTaskLog.open(database, clock=clock, root=OUTER) as outer,
@@ -193,7 +198,7 @@ async def test_a_task_that_an_earlier_version_still_holds_is_left_to_it(
         await SqlBindings(database).bind(OWNER, "c", SessionRef("s", directory="/work/a"))
         await log.create(head("t", "c"), [HELLO])
         await log.create(head("nowhere", "fresh"), [HELLO])
-        forget_roots(path)
+        forget_roots_in(path)
         async with (
             Database.open(file_url) as upgraded,
             SqlTaskLog.open(upgraded, root=A) as newer,
@@ -247,7 +252,7 @@ async def shared(path: Path) -> Shared:
             await log.create(head(f"{name}-queued", name, created_at=1_001), [HELLO])
         await log.create(head("nowhere", "fresh"), [HELLO])
         await bindings.own_places("alice", ["/worktrees/1"])
-    forget_roots(shared.file)
+    forget_roots_in(shared.file)
     return shared
 
 
@@ -263,7 +268,7 @@ def test_what_the_tests_take_for_an_earlier_schema_is_one(path: Path) -> None:
             command.upgrade(config, revision)
             assert connection.execute(text("SELECT 1 FROM alembic_version")).scalar_one()
         engine.dispose()
-    forget_roots(path)
+    forget_roots_in(path)
     assert schema(path) == schema(earlier)
 
 

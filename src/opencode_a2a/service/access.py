@@ -168,16 +168,12 @@ class Access:
 
     async def _outside(self, caller: Caller, sessions: Iterable[SessionInfo]) -> set[str]:
         """Those that work neither below the root nor in a worktree or workspace of the caller."""
-        outside = {s.id: Path(s.directory) for s in sessions}
-        outside = {id: path for id, path in outside.items() if not self.places.below(path)}
-        if not outside:
-            return set()
-        usable = await self.places.outside_root(caller)
-        return {
-            session
-            for session, path in outside.items()
-            if not any(path.resolve().is_relative_to(each) for each in usable)
-        }
+        directories = {session.id: session.directory for session in sessions}
+        outside = {each for each in directories.values() if not self.places.below(Path(each))}
+        if outside:
+            usable = await self.places.outside_root(caller)
+            outside = {each for each in outside if not _is_below(each, usable)}
+        return {session for session, directory in directories.items() if directory in outside}
 
     async def _roots(self, sessions: Sequence[SessionInfo]) -> dict[str, SessionInfo]:
         """For each session the one that its sub-agents, and theirs, work for."""
@@ -195,3 +191,8 @@ class Access:
                 root = known[parent]
             roots[session.id] = root
         return roots
+
+
+def _is_below(directory: str, any_of: Sequence[Path]) -> bool:
+    path = Path(directory).resolve()
+    return any(path.is_relative_to(each) for each in any_of)

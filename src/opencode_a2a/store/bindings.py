@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
@@ -35,9 +34,9 @@ class SqlBindings:
         if found is None:
             return None
         session, root = found
-        if root is None:  # an earlier version bound it
-            adopted = await self._database.write(adopt, [session.id], self._root)
-            root = adopted.get(session.id) or session.directory
+        if root is None:
+            root = (await self._adopted({session.id: session.directory}))[session.id]
+            root = root or session.directory
         if root != self._root.path:
             raise OtherWorkspace.of_context(context_id, root)
         return session
@@ -49,11 +48,22 @@ class SqlBindings:
         await self._claiming(_bind, owner, context_id, session, now_ms(), self._root.path)
 
     async def owners(self, sessions: Sequence[str]) -> Mapping[str, SessionOwner]:
-        found = await self._database.read(_owners, sessions, now_ms())
-        if rootless := [session for session, owner in found.items() if owner.root is None]:
-            adopted = await self._database.write(_adopt, rootless, self._root)
-            found |= {id: replace(found[id], root=root) for id, root in adopted.items()}
-        return found
+        rows = await self._database.read(_owners, sessions, now_ms())
+        rootless = {row.session_id: row.directory for row in rows if row.root is None}
+        adopted = await self._adopted(rootless)
+        return {
+            row.session_id: SessionOwner(row.owner, adopted.get(row.session_id, row.root))
+            for row in rows
+        }
+
+    async def _adopted(self, directories: Mapping[str, str]) -> dict[str, str | None]:
+        """The roots of sessions stored without one: this one, where it contains them."""
+        roots: dict[str, str | None] = dict.fromkeys(directories)
+        ours = [id for id, directory in directories.items() if self._root.contains(directory)]
+        for start in range(0, len(ours), AT_ONCE):
+            some = ours[start : start + AT_ONCE]
+            roots |= await self._database.write(adopt, some, self._root)
+        return roots
 
     async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
         return await self._claiming(_claim, owner, session, now_ms(), until, self._root.path)
@@ -187,21 +197,15 @@ def _forget_places(db: Connection, names: Sequence[str]) -> None:
     db.execute(delete(places).where(places.c.key.in_([_key(name) for name in names])))
 
 
-def _owners(db: Connection, ids: Sequence[str], at: int) -> dict[str, SessionOwner]:
+def _owners(db: Connection, ids: Sequence[str], at: int) -> list[Any]:
+    """The rows of those that somebody owns."""
     holds = or_(sessions.c.claimed_until.is_(None), sessions.c.claimed_until > at)
-    owned = select(sessions.c.session_id, sessions.c.owner, sessions.c.root).where(holds)
-    found: dict[str, SessionOwner] = {}
+    columns = (sessions.c.session_id, sessions.c.owner, sessions.c.root, sessions.c.directory)
+    found: list[Any] = []
     for start in range(0, len(ids), AT_ONCE):
-        rows = db.execute(owned.where(sessions.c.session_id.in_(ids[start : start + AT_ONCE])))
-        found |= {row.session_id: SessionOwner(row.owner, row.root) for row in rows}
+        some = sessions.c.session_id.in_(ids[start : start + AT_ONCE])
+        found += db.execute(select(*columns).where(some, holds))
     return found
-
-
-def _adopt(db: Connection, ids: Sequence[str], root: Root) -> dict[str, str | None]:
-    adopted: dict[str, str | None] = {}
-    for start in range(0, len(ids), AT_ONCE):
-        adopted |= adopt(db, ids[start : start + AT_ONCE], root)
-    return adopted
 
 
 def _claim(
