@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import cast
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from . import __version__
-from .config import Server, Settings
+from .config import Server, Settings, State
 from .contract.dispatch import Contract
 from .domain.ports import Agent
 from .domain.scopes import Scope
-from .domain.values import Caller, PermissionRule
+from .domain.values import Caller, PermissionRule, Root
 from .errors import StoreUnavailable
 from .extensions import ALL
 from .extensions.services import Services
@@ -41,7 +42,7 @@ from .service.access import Access
 from .service.checks import Checks
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
 from .service.interrupts import Interrupts
-from .service.places import Places
+from .service.places import Places, in_root, in_root_only
 from .service.recovery import Recovery
 from .service.sessions import Sessions
 from .service.tasks import Tasks
@@ -50,6 +51,7 @@ from .service.wishes import Wishes
 from .store.asked import SqlAsked
 from .store.bindings import SqlBindings
 from .store.database import Database, ping
+from .store.legacy import take_over
 from .store.log import Retention, SqlTaskLog, now_ms
 from .web.auth import Authenticate, Credential, Credentials
 from .web.trace import Trace
@@ -71,6 +73,7 @@ async def build(
     """
     upstream, server = settings.upstream, settings.server
     root = upstream.workspace_root
+    own = Root(str(root), partial(in_root, root))
     rules = tuple(
         PermissionRule(rule.permission, rule.pattern, rule.action)
         for rule in server.permission_rules
@@ -95,16 +98,17 @@ async def build(
         settings.outbound.allow_private_hosts,
     )
     async with (
-        Database.open(settings.state.url) as database,
-        SqlTaskLog.open(database, kept) as log,
+        Database.open(settings.state.url(root)) as database,
+        _moved_in(settings.state, root),
+        SqlTaskLog.open(database, kept, root=own) as log,
         OpenCode.connect(
             endpoint, defaults, upstream.timeout, upstream.max_concurrent_requests
         ) as opencode,
         NamedFiles.open(egress, root) as files,
         Turns.open(
             log,
-            sessions := Sessions(agent or opencode, bindings := SqlBindings(database)),
-            asked := SqlAsked(database),
+            sessions := Sessions(agent or opencode, bindings := SqlBindings(database, own)),
+            asked := SqlAsked(database, own),
             limits,
             now_ms,
             stopping,
@@ -154,6 +158,14 @@ async def build(
             served = Streams(cast(ASGIApp, app))
             guarded = Authenticate(served, credentials_of(server), PUBLIC, failure)
             yield Trace(guarded, failure)
+
+
+@asynccontextmanager
+async def _moved_in(state: State, root: Path) -> AsyncIterator[None]:
+    """After what an earlier version left for this root has moved into its own database."""
+    if (shared := state.shared_url) is not None:
+        await take_over(shared, state.url(root), Root(str(root), partial(in_root_only, root)))
+    yield
 
 
 def publication(settings: Settings, url: str, services: Services | None = None) -> Published:

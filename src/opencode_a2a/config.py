@@ -8,8 +8,10 @@ may be a stranger's.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -37,6 +39,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from .domain.scopes import USUAL, Scope
+from .paths import inside_git, make_private_directory, tighten
+
+LONGEST_ROOT = 600  # characters; what a database can keep in an index
 
 
 class ConfigError(Exception):
@@ -61,7 +66,16 @@ def _web_address(value: str) -> str:
 def _directory(value: Path) -> Path:
     if not value.is_dir():
         raise ValueError("must be an existing directory")
-    return value.resolve()
+    root = value.resolve()
+    if inside_git(root):
+        raise ValueError("must be a working directory; this one is inside a git directory")
+    try:
+        str(root).encode()
+    except UnicodeEncodeError:
+        raise ValueError("must have a path in UTF-8") from None
+    if len(str(root)) > LONGEST_ROOT:
+        raise ValueError(f"must have a path of at most {LONGEST_ROOT} characters")
+    return root
 
 
 def _database(value: str) -> str:
@@ -299,7 +313,8 @@ class State(Group):
     database_url: DatabaseUrl | None = Field(
         default=None,
         repr=False,  # it may hold a password
-        description="SQLAlchemy URL; a SQLite file in the user's state directory.",
+        description="SQLAlchemy URL. Without it each workspace root has its own SQLite file in the "
+        "user's state directory: `~/.local/state/opencode-a2a/my-project-1f3a9c2b/tasks.db`.",
     )
     replay_seconds: float = Field(
         default=900.0, ge=0, description="How long the single events of an ended task are kept."
@@ -312,21 +327,46 @@ class State(Group):
         default=86_400.0, gt=0, description="How long a repeated request is recognised."
     )
 
-    @property
-    def url(self) -> str:
+    def url(self, root: Path) -> str:
         if self.backend == "memory":
             return "sqlite://"
         if self.database_url is not None:
             return self.database_url
+        return f"sqlite:///{self.folder(root) / 'tasks.db'}"
+
+    def folder(self, root: Path) -> Path:
+        """Where what belongs to a workspace root is kept. It is made if there is none."""
         try:
-            base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-            directory = Path(base) / "opencode-a2a"
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = _state_home() / folder_name(root)
+            make_private_directory(folder)
         except (OSError, RuntimeError) as exc:  # RuntimeError: nobody knows where home is
             why = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) else str(exc)
             problem = f"is not set, and the usual place cannot be had: {why}"
             raise ConfigError([f"A2A_TASK_STORE_DATABASE_URL: {problem}"]) from None
-        return f"sqlite:///{directory / 'tasks.db'}"
+        for each in (folder, folder.parent):
+            tighten(each)
+        return folder
+
+    @property
+    def shared_url(self) -> str | None:
+        """The database that all roots of a user shared in earlier versions, if it is still used.
+
+        It is, where nothing else is configured and the file is there.
+        """
+        if self.backend == "memory" or self.database_url is not None:
+            return None
+        file = _state_home() / "tasks.db"
+        return f"sqlite:///{file}" if file.is_file() else None
+
+
+def _state_home() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "opencode-a2a"
+
+
+def folder_name(root: Path) -> str:
+    """A name that a person recognises, and that no other root has: `my-project-1f3a9c2b`."""
+    name = re.sub(r"[^\w.-]+", "-", root.name)[:60].strip("-.") or "root"
+    return f"{name}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
 
 
 class Environment(Group):

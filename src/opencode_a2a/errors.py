@@ -96,6 +96,15 @@ class SessionNotFound(ServiceError):
 class SessionForbidden(ServiceError):
     type, rpc_code, http_status = "SESSION_FORBIDDEN", -32051, 403
 
+    @classmethod
+    def of_root(cls, session_id: str, root: str) -> SessionForbidden:
+        return cls(
+            f"This session belongs to the workspace root {root}, which this service does not "
+            "serve. Use it at the service for that root.",
+            session_id=session_id,
+            root=root,
+        )
+
 
 class MethodDisabled(ServiceError):
     type, rpc_code, http_status = "METHOD_DISABLED", -32055, 403
@@ -129,6 +138,31 @@ class AuthorizationForbidden(ServiceError):
 
 class Unauthenticated(ServiceError):
     type, rpc_code, http_status = "UNAUTHENTICATED", -32057, 401
+
+
+class OtherWorkspace(ServiceError):
+    """What the caller names is its own, but belongs to another workspace root."""
+
+    type, rpc_code, http_status = "OTHER_WORKSPACE", -32058, 409
+
+    @classmethod
+    def of_task(cls, task_id: str, root: str) -> OtherWorkspace:
+        return cls(
+            f"This task belongs to the workspace root {root}, which this service does not serve. "
+            "Continue, answer or cancel it at the service for that root.",
+            task_id=task_id,
+            root=root,
+        )
+
+    @classmethod
+    def of_context(cls, context_id: str, root: str) -> OtherWorkspace:
+        return cls(
+            f"This context belongs to the workspace root {root}, which this service does not "
+            "serve. Send the message to the service for that root, or leave out contextId to "
+            "begin a new context here.",
+            context_id=context_id,
+            root=root,
+        )
 
 
 class UpstreamError(ServiceError):

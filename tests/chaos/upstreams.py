@@ -149,22 +149,26 @@ class Real:
 
     password: str | None = PASSWORD
 
-    def __init__(self, folder: Path, model_url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, folder: Path, model_url: str, http: aiohttp.ClientSession, home: Path
+    ) -> None:
         self._folder, self._model, self._http = folder, model_url.removesuffix("/v1"), http
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self.workspace = folder / "workspace"
         config = model.opencode_config(model_url) | {"snapshot": False}
-        self._env = child_environment(isolated(folder / "home"), PASSWORD, config)
+        self._env = child_environment(isolated(home), PASSWORD, config)
         self._login = Endpoint(self.url, password=PASSWORD).authorization
         self._process: subprocess.Popen[bytes] | None = None
         self._heard: Counter[str] = Counter()
 
     @classmethod
     @asynccontextmanager
-    async def start(cls, folder: Path, http: aiohttp.ClientSession) -> AsyncIterator[Real]:
+    async def start(
+        cls, folder: Path, http: aiohttp.ClientSession, home: Path | None = None
+    ) -> AsyncIterator[Real]:
         async with model.serve() as model_url:
-            self = cls(folder, model_url, http)
+            self = cls(folder, model_url, http, home or folder / "home")
             self.workspace.mkdir(parents=True)
             try:
                 await self._run()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class Victim:
         folder: Path,
         database: Path,
         http: aiohttp.ClientSession,
+        settings: Mapping[str, str],
     ) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -53,6 +54,7 @@ class Victim:
             A2A_CANCEL_ABORT_TIMEOUT_SECONDS="5",
             **({"OPENCODE_AUTH_PASSWORD": upstream.password} if upstream.password else {}),
         )
+        self._env |= settings
         self._nursery = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.nursery"],
             env=self._env,
@@ -71,8 +73,9 @@ class Victim:
         folder: Path,
         database: Path,
         http: aiohttp.ClientSession,
+        **settings: str,
     ) -> AsyncIterator[Victim]:
-        self = cls(upstream, line, folder, database, http)
+        self = cls(upstream, line, folder, database, http, settings)
         try:
             await self.start()
             yield self

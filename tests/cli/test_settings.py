@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import stat
 from pathlib import Path
 
 import pytest
 
 from opencode_a2a.cli import main
-from opencode_a2a.config import ConfigError, load
+from opencode_a2a.config import ConfigError, State, load
 from tests.cli.commands import called, run
 
 Capture = pytest.CaptureFixture[str]
@@ -154,6 +155,41 @@ def test_a_state_directory_that_cannot_be_had_is_a_problem_in_a_line(
         "A2A_TASK_STORE_DATABASE_URL: is not set, and the usual place cannot be had: "
         f"{tmp_path}/file/opencode-a2a: Not a directory"
     ]
+
+
+@pytest.mark.parametrize("part", [".git", ".git/hooks", "bare"])
+def test_a_git_directory_is_no_workspace(tmp_path: Path, capsys: Capture, part: str) -> None:
+    for folder in (".git/hooks", "bare/objects", "bare/refs"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "bare" / "HEAD").touch()
+    named = {"OPENCODE_WORKSPACE_ROOT": str(tmp_path / part)}
+    ran = called(main, ["serve"], FINE | named, capsys)
+    assert ran.code == 2
+    (problem,) = ran.problems
+    assert problem.startswith("OPENCODE_WORKSPACE_ROOT: is ")
+    assert "inside a git directory" in problem
+
+
+def test_the_state_of_a_root_is_in_a_private_folder_that_a_person_recognises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    roots = [
+        Path(name) for name in ("/home/ann/my project", "/home/bob/my project", "/", "/語言/Straße")
+    ]
+    folders = [State().folder(root) for root in roots]
+    names = [folder.name for folder in folders]
+    assert [name.rpartition("-")[0] for name in names] == [
+        "my-project",
+        "my-project",
+        "root",
+        "Straße",
+    ]
+    assert len(set(names)) == len(roots)
+    assert all(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in folders)
+    assert State().url(roots[0]) == f"sqlite:///{folders[0]}/tasks.db"
+    folders[0].chmod(0o755)
+    assert stat.S_IMODE(State().folder(roots[0]).stat().st_mode) == 0o700
 
 
 def test_a_misspelt_name_stops_the_start_and_an_unheard_one_is_logged(capsys: Capture) -> None:

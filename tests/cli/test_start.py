@@ -25,7 +25,7 @@ def below(model):
     return {model}.union(*map(below, model.__subclasses__()))
 
 settings = load(None, None)
-asyncio.run(make_the_tables(settings.state.url))
+asyncio.run(make_the_tables(settings.state.url(settings.upstream.workspace_root)))
 assert publication(settings, "http://here").card.pure.body
 """
 LOADED = "print(*sys.modules)"

@@ -47,7 +47,7 @@ async def serve(settings: Settings, long: float, hold: bool) -> None:
     stopping: asyncio.Future[None] = loop.create_future()
     with socket.create_server((settings.server.host, settings.server.port)) as listener:
         url = public_url(settings.server, listener.getsockname()[1])
-        async with Database.open(settings.state.url) as database:
+        async with Database.open(settings.state.url(settings.upstream.workspace_root)) as database:
             agent = Player(Heard(database), long, hold)
             async with build(settings, NOWHERE, url, stopping, agent) as app:
                 server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))

@@ -105,6 +105,17 @@ async def test_a_place_inside_the_workspace_and_no_other(
     assert "use a new context" in (await refused(either, moved)).message
 
 
+async def test_a_git_directory_is_no_place_to_work(
+    either: PythonClient, opencode: Upstream
+) -> None:
+    link = opencode.workspace / f"link-{uuid.uuid4()}"
+    link.symlink_to(".git")
+    for hidden in (".git", ".git/", f"{opencode.workspace}/.git/hooks", link.name):
+        refusal = await refused(either, wishing("x", opencode={"directory": hidden}))
+        assert refusal.code == INVALID
+        assert "metadata.opencode.directory: is inside a git directory" in refusal.message
+
+
 async def test_an_agent_keeps_its_own_model_whatever_was_chosen_before(
     either: PythonClient, behind: Behind
 ) -> None:

@@ -154,12 +154,15 @@ def settings(**more: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def full_service(
-    full_opencode: Upstream, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
+def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the service has its home and its database."""
+    return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture(scope="session")
+def full_service(full_opencode: Upstream, full_folder: Path) -> Iterator[Service]:
     """Everything switched on."""
-    directory = tmp_path_factory.mktemp("s")
-    with service(full_opencode, directory, **settings(**EVERYTHING)) as running:
+    with service(full_opencode, full_folder, **settings(**EVERYTHING)) as running:
         yield running
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.extensions.conftest import METHODS, Inside, Json, Line, line, settings
+from tests.extensions.conftest import EVERYTHING, METHODS, Inside, Json, Line, line, settings
 from tests.running import Upstream, service
 
 TEXT = {"parts": [{"type": "text", "text": "hello"}]}
@@ -241,6 +241,25 @@ def test_what_works_outside_the_workspace_is_nobodys_here(
         assert alice.refused(method, **params)["type"] == "SESSION_FORBIDDEN"
     listed = alice.call("opencode.sessions.list", limit=100)["items"]
     assert session not in {item["id"] for item in listed}
+
+
+def test_what_belongs_to_another_root_is_not_to_be_had_even_by_its_owner(
+    full_opencode: Upstream, full_folder: Path, hers: tuple[str, str], tmp_path: Path
+) -> None:
+    """Although both services use one database, one OpenCode, and know the same caller."""
+    env = settings(OPENCODE_WORKSPACE_ROOT=str(tmp_path), **EVERYTHING)
+    with service(full_opencode, full_folder, **env) as other, line(other, "alice") as alice:
+        for method, params in of(*hers).items():
+            error = alice.refused(method, **params)
+            assert (error["type"], error["root"]) == (
+                "SESSION_FORBIDDEN",
+                str(full_opencode.workspace),
+            )
+        listed = alice.call("opencode.sessions.list", limit=100)["items"]
+        assert hers[0] not in {item["id"] for item in listed}
+        with line(other, "bob") as bob:
+            error = bob.refused("opencode.sessions.get", session_id=hers[0])
+            assert error == {"type": "SESSION_NOT_FOUND", "session_id": hers[0]}
 
 
 def test_a_credential_is_good_for_what_its_scopes_say(reader: Line, inside: Inside) -> None:

@@ -208,7 +208,11 @@ def test_a_workspace_is_made_listed_used_and_removed(alice: Line, inside: Inside
         alice.call(f"opencode.{method}", metadata=routed)
     listed = alice.call("opencode.sessions.list", metadata=routed)["items"]
     assert [item["id"] for item in listed] == [session]
+    for _ in range(2):  # nobody's, then her own: it works outside the root, but in her workspace
+        assert alice.call("opencode.sessions.unrevert", session_id=session)["item"]["id"] == session
     assert alice.call("opencode.workspaces.remove", workspace_id=workspace) == {"ok": True}
+    error = alice.refused("opencode.sessions.unrevert", session_id=session)
+    assert error["type"] in ("SESSION_FORBIDDEN", "SESSION_NOT_FOUND")
     assert not Path(item["directory"]).exists()
     error = alice.refused("opencode.workspaces.remove", workspace_id=workspace)
     assert list(error["fields"]) == ["workspace_id"]

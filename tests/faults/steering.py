@@ -25,6 +25,12 @@ async def stored(upstream: Upstream, session: str | None) -> list[Json]:
     return list(found)
 
 
+async def session_of(upstream: Upstream, session: str | None) -> Json:
+    """What OpenCode says of a session."""
+    found: Json = await _call("GET", f"{upstream.base_url}/session/{session}", None)
+    return found
+
+
 async def aborted(upstream: Upstream, session: str | None) -> bool:
     """Whether the newest answer of a session was stopped."""
     newest = (await stored(upstream, session))[-1]["info"]

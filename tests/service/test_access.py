@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from opencode_a2a.domain.catalog import Catalog, Place, SessionInfo, SessionQuery
+from opencode_a2a.domain.catalog import Catalog, Place, SessionInfo, SessionOwner, SessionQuery
 from opencode_a2a.domain.values import PermissionRule, SessionRef
 from opencode_a2a.errors import StoreUnavailable, UpstreamTimeout
 from opencode_a2a.service.access import FURTHEST, Access
@@ -60,7 +60,7 @@ async def test_a_claim_is_held_as_long_as_it_takes_and_made_final() -> None:
             assert [await owners.claims.get() for _ in range(4)] == [20] * 4
         while (last := await owners.claims.get()) is not None:
             assert last == 20
-        assert await owners.owners([SESSION.id]) == {SESSION.id: "alice"}
+        assert (await owners.owners([SESSION.id]))[SESSION.id].principal == "alice"
 
 
 async def test_what_fails_leaves_a_claim_that_ends() -> None:
@@ -112,8 +112,11 @@ class Crowd:
         self.listed.append(query.limit)
         return [SessionInfo(f"ses_{n}", "", "/home/project", 0, 0) for n in range(query.limit)]
 
-    async def owners(self, sessions: Sequence[str]) -> Mapping[str, str]:
-        return {session: "alice" if session == self.of_alice else "bob" for session in sessions}
+    async def owners(self, sessions: Sequence[str]) -> Mapping[str, SessionOwner]:
+        return {
+            session: SessionOwner("alice" if session == self.of_alice else "bob", "/home/project")
+            for session in sessions
+        }
 
 
 @pytest.mark.parametrize(("of_alice", "found"), [(3, True), (5_000, True), (50_000, False)])

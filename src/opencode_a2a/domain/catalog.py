@@ -261,10 +261,16 @@ class Catalog(Protocol):
     async def reset_worktree(self, place: Place, directory: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SessionOwner:
+    principal: str
+    root: str | None = None  # the workspace root it was started or claimed in, where that is known
+
+
 class Owners(Protocol):
     """Whose session is whose."""
 
-    async def owners(self, sessions: Sequence[str]) -> Mapping[str, str]:
+    async def owners(self, sessions: Sequence[str]) -> Mapping[str, SessionOwner]:
         """Of those that somebody owns."""
         ...
 

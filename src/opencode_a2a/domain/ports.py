@@ -184,6 +184,14 @@ class TaskLog(Protocol):
         """The task as its owner may see it; another's does not exist."""
         ...
 
+    async def get_own(self, owner: str, task_id: str) -> Task:
+        """The task to act on: the same, or `OtherWorkspace` if it belongs to another root."""
+        ...
+
+    async def check_context(self, owner: str, context_id: str) -> None:
+        """Raise `OtherWorkspace` if the context belongs to another root."""
+        ...
+
     async def list(self, query: TaskQuery) -> TaskPage: ...
 
     def follow(self, task_id: str, after: int) -> Cursor:
@@ -218,7 +226,9 @@ class TaskLog(Protocol):
 class Bindings(Protocol):
     """Which session serves which context of which caller."""
 
-    async def session_of(self, owner: str, context_id: str) -> SessionRef | None: ...
+    async def session_of(self, owner: str, context_id: str) -> SessionRef | None:
+        """The session to work in, or `OtherWorkspace` if it belongs to another root."""
+        ...
 
     async def context_of(self, owner: str, session_id: str) -> str | None: ...
 
@@ -250,7 +260,7 @@ class Asked(Protocol):
     """What the agent has asked for, by whose task. What is settled is forgotten after a while."""
 
     async def pending(self, owner: str) -> Sequence[Pending]:
-        """What a caller could answer now, oldest first."""
+        """What a caller could answer here and now, oldest first."""
         ...
 
     async def find(self, owner: str, request_id: str) -> Pending | None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,6 +17,20 @@ class Caller:
 
     principal: str
     scopes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The workspace root of this process. Tasks and sessions belong to the root they began in.
+
+    `contains` judges the directory of a session that was stored without its root.
+    """
+
+    path: str
+    contains: Callable[[str], bool]
+
+
+ANY_ROOT = Root("", lambda _: True)  # for a store that has one root only
 
 
 class TaskState(StrEnum):
@@ -204,6 +218,7 @@ class Failure(StrEnum):
     OUTPUT_LIMIT = "OUTPUT_LIMIT"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     INPUT_UNAVAILABLE = "INPUT_UNAVAILABLE"
+    OTHER_WORKSPACE = "OTHER_WORKSPACE"
     INTERNAL = "INTERNAL"
 
 

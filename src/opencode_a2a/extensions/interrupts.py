@@ -24,6 +24,7 @@ from ..errors import (
     InterruptRequestExpired,
     InterruptRequestNotFound,
     InterruptTypeMismatch,
+    OtherWorkspace,
     UnsupportedOperation,
     UpstreamBusy,
 )
@@ -70,6 +71,7 @@ _ERRORS = (
     InterruptRequestNotFound,
     InterruptRequestExpired,
     InterruptTypeMismatch,
+    OtherWorkspace,
     UnsupportedOperation,  # the task ends at this very moment
     UpstreamBusy,
 )

@@ -3,6 +3,10 @@
 A session belongs to whoever started or claimed it, and the sessions of its sub-agents belong
 with it. What one caller owns does not exist for another. A session that nobody owns can be
 seen, and claimed, by everybody if the deployment shares them.
+
+A session also belongs to a workspace root. Its owner cannot use it through a service for another
+root, and nobody acts in a session that works outside the root, but for the caller's worktrees and
+workspaces of the project.
 """
 
 from __future__ import annotations
@@ -15,7 +19,14 @@ from pathlib import Path
 
 import structlog
 
-from ..domain.catalog import Catalog, Owners, Place, SessionInfo, SessionQuery
+from ..domain.catalog import (
+    Catalog,
+    Owners,
+    Place,
+    SessionInfo,
+    SessionOwner,
+    SessionQuery,
+)
 from ..domain.values import Caller, PermissionRule, SessionRef
 from ..errors import SessionForbidden, SessionNotFound, StoreUnavailable
 from .places import Places
@@ -40,17 +51,19 @@ class Access:
 
     # -- sessions
 
-    async def visible(self, caller: Caller, session_id: str) -> SessionInfo:
-        """The session, if this caller may see it."""
+    async def visible(
+        self, caller: Caller, session_id: str, *, to_act: bool = False
+    ) -> SessionInfo:
+        """The session, if this caller may see it, or `to_act` in it."""
         session = await self.catalog.session(session_id)
-        await self._admitted(caller, session)
+        await self._admitted(caller, session, to_act=to_act)
         return session
 
     @asynccontextmanager
     async def claiming(self, caller: Caller, session_id: str) -> AsyncIterator[SessionInfo]:
         """The session to do something with: the caller's meanwhile, and for good if that works."""
         session = await self.catalog.session(session_id)
-        root = await self._admitted(caller, session)
+        root = await self._admitted(caller, session, to_act=True)
         await self.own(caller, root.ref, self.soon())
         holding = asyncio.create_task(self._hold(caller, root.ref))
         try:
@@ -84,8 +97,13 @@ class Access:
         """Those of the sessions that the caller may see."""
         roots = await self._roots(sessions)
         owners = await self._owners(roots.values())
-        seen = {r.id: r for r in roots.values() if self._may_see(caller, r, owners)}
-        outside = await self._outside(root for root in seen.values() if root.id not in owners)
+        seen = {
+            root.id: root
+            for root in roots.values()
+            if self._may_see(caller, root, owners) and not self._other_root(owners.get(root.id))
+        }
+        unknown = [root for root in seen.values() if not self._is_known(owners.get(root.id))]
+        outside = await self._outside(caller, unknown)
         return [s for s in sessions if roots[s.id].id in seen.keys() - outside]
 
     async def latest(
@@ -103,41 +121,59 @@ class Access:
                 return seen[: query.limit]
             reach *= 4
 
-    async def _admitted(self, caller: Caller, session: SessionInfo) -> SessionInfo:
-        """The root of a session that the caller may see."""
+    async def _admitted(self, caller: Caller, session: SessionInfo, *, to_act: bool) -> SessionInfo:
+        """The root of a session that the caller may see, or act in."""
         root = (await self._roots([session]))[session.id]
         owners = await self._owners([root])
         if not self._may_see(caller, root, owners):
             raise SessionNotFound(session.id)
-        if not owners and await self._outside([root]):
+        owner = owners.get(root.id)
+        if other := self._other_root(owner):
+            raise SessionForbidden.of_root(session.id, other)
+        unchecked = [session, root] if to_act else [] if self._is_known(owner) else [root]
+        if await self._outside(caller, unchecked):
             raise SessionForbidden(
-                "This session works outside the workspace of this service.", session_id=session.id
+                "This session works outside the workspace of this service. Use it at the service "
+                "whose OPENCODE_WORKSPACE_ROOT contains its directory.",
+                session_id=session.id,
             )
         return root
 
-    async def _owners(self, roots: Iterable[SessionInfo]) -> dict[str, str]:
+    def _other_root(self, owner: SessionOwner | None) -> str | None:
+        """The root it belongs to, where that is not the one served here."""
+        home = self.places.home.directory
+        return owner.root if owner is not None and owner.root != home else None
+
+    def _is_known(self, owner: SessionOwner | None) -> bool:
+        """Whether its directory was checked when it became its owner's, in this root."""
+        return owner is not None and owner.root is not None
+
+    async def _owners(self, roots: Iterable[SessionInfo]) -> dict[str, SessionOwner]:
         """Whose they are. One that was forked in OpenCode itself still says whose it was."""
         owners = dict(await self.owners.owners([root.id for root in roots]))
         copies = {r.id: r.context_id for r in roots if r.id not in owners and r.context_id}
         known = await self.owners.contexts(list(copies.values())) if copies else {}
         for session, context in copies.items():
             if who := known.get(context):
-                owners[session] = min(who) if len(who) == 1 else NOBODY
+                owners[session] = SessionOwner(min(who) if len(who) == 1 else NOBODY)
         return owners
 
-    def _may_see(self, caller: Caller, root: SessionInfo, owners: Mapping[str, str]) -> bool:
+    def _may_see(
+        self, caller: Caller, root: SessionInfo, owners: Mapping[str, SessionOwner]
+    ) -> bool:
         if root.id in owners:
-            return owners[root.id] == caller.principal
+            return owners[root.id].principal == caller.principal
         ours = root.context_id is not None
         return self.shared and not (ours and self.clock() - root.created_at < BEING_MADE)
 
-    async def _outside(self, sessions: Iterable[SessionInfo]) -> set[str]:
-        """Those that work neither below the root nor in a worktree of its project."""
-        outside = {s.id: s.directory for s in sessions if not self.places.below(Path(s.directory))}
-        if not outside:
-            return set()
-        worktrees = await self.places.is_worktree(outside.values())
-        return {session for session, directory in outside.items() if directory not in worktrees}
+    async def _outside(self, caller: Caller, sessions: Iterable[SessionInfo]) -> set[str]:
+        """Those that work neither below the root nor in a worktree or workspace of the caller."""
+        directories = {session.id: session.directory for session in sessions}
+        outside = {each for each in directories.values() if not self.places.below(Path(each))}
+        if outside:
+            usable = await self.places.outside_root(caller)
+            outside = {each for each in outside if not _is_below(each, usable)}
+        return {session for session, directory in directories.items() if directory in outside}
 
     async def _roots(self, sessions: Sequence[SessionInfo]) -> dict[str, SessionInfo]:
         """For each session the one that its sub-agents, and theirs, work for."""
@@ -155,3 +191,8 @@ class Access:
                 root = known[parent]
             roots[session.id] = root
         return roots
+
+
+def _is_below(directory: str, any_of: Sequence[Path]) -> bool:
+    path = Path(directory).resolve()
+    return any(path.is_relative_to(each) for each in any_of)

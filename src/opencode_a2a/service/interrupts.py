@@ -92,7 +92,7 @@ class Interrupts:
             raise _too_late(found, request_id)
         _check(found.interrupt, decision)
         async with self._turns.deciding(found.task_id):
-            task = await self._log.get(caller.principal, found.task_id)
+            task = await self._log.get_own(caller.principal, found.task_id)
             waiting = self._turns.waiting(task)
             if request_id in waiting:
                 if not self._log.holds(found.task_id):

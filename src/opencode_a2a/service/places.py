@@ -9,12 +9,15 @@ as linked to the repository of the place.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from ..domain.catalog import Catalog, Place, PlaceOwners, Workspace
 from ..domain.values import Caller
 from ..errors import InvalidParams, UpstreamHttpError
+from ..paths import inside_git
 
 HERE = "metadata.opencode.directory"
 
@@ -32,7 +35,9 @@ class Places:
         return Place(str(self.root))
 
     def below(self, path: Path) -> bool:
-        return path.resolve().is_relative_to(self.root)
+        """Whether it is a place to work in: below the root, and not inside a git directory."""
+        real = path.resolve()
+        return real.is_relative_to(self.root) and not inside_git(real)
 
     async def place(
         self, caller: Caller, directory: str | None, workspace: str | None, field: str = HERE
@@ -52,6 +57,10 @@ class Places:
         if path != self.root and not self.directories:
             raise InvalidParams.at(
                 field, "cannot be chosen in this deployment (A2A_ALLOW_DIRECTORY_OVERRIDE)"
+            )
+        if path.is_relative_to(self.root) and inside_git(path):
+            raise InvalidParams.at(
+                field, "is inside a git directory; name a directory of the working tree"
             )
         inside = self.below(path) and exists
         around = [str(each) for each in (path, *path.parents)] if inside else []
@@ -99,13 +108,18 @@ class Places:
         same = Path(directory).is_absolute() and real == Path(directory).resolve()
         return same and not self.root.is_relative_to(real)
 
-    async def is_worktree(self, directories: Iterable[str]) -> set[str]:
-        """Which of these are worktrees of the project of the root, whoever had them made."""
-        try:
-            listed = _linked(await self.catalog.worktrees(self.home), self.root)
-        except UpstreamHttpError:  # the root is in no repository
-            return set()
-        return {directory for directory in directories if directory in listed}
+    async def outside_root(self, caller: Caller) -> list[Path]:
+        """Where the caller can work although it lies outside the root.
+
+        These are the worktrees and workspaces of the root's project that the caller sees.
+        """
+        found: list[str] = []
+        with suppress(UpstreamHttpError):  # the root is in no repository
+            found += await self.worktrees(caller, self.home)
+        with suppress(UpstreamHttpError):
+            spaces = await self.workspaces(caller, self.home)
+            found += [space.directory for space in spaces if space.directory is not None]
+        return [_real(directory) for directory in found]
 
     # -- whose they are
 
@@ -120,6 +134,29 @@ class Places:
         owners = await self.owners.place_owners(names)
         nobodys = caller.principal if self.shared else None
         return {name for name in names if owners.get(name, nobodys) == caller.principal}
+
+
+def _real(directory: str) -> Path:
+    return Path(directory).resolve()
+
+
+def in_root(root: Path, directory: str) -> bool:
+    """Whether a session in this directory can belong to a root: inside, or a linked worktree."""
+    path = Path(directory)
+    if not path.is_absolute():
+        return False
+    return path.resolve().is_relative_to(root) or bool(_linked([directory], root))
+
+
+def in_root_only(root: Path, directory: str) -> bool:
+    """The same, unless it is as likely to belong to a root of its own: it is in a repository below.
+
+    For what several roots shared: a root such as a home directory contains nearly all of them.
+    """
+    path = Path(directory).resolve()
+    below = takewhile(lambda each: each != root, (path, *path.parents))
+    has_repository = any((each / ".git").exists() for each in below)
+    return in_root(root, directory) and (not has_repository or bool(_linked([directory], root)))
 
 
 def _linked(listed: Iterable[str], near: Path) -> list[str]:

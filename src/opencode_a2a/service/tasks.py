@@ -141,7 +141,7 @@ class Tasks:
                 "This Idempotency-Key was used for another message. Use a new key for a new one.",
                 task_id=task_id,
             )
-        return await self._log.get(caller.principal, task_id)
+        return await self._log.get_own(caller.principal, task_id)
 
     async def _start(self, caller: Caller, request: Request, keys: Sequence[Key]) -> Task:
         with self._turns.admit():
@@ -149,6 +149,8 @@ class Tasks:
             await self._agent.available()
             title = title_of(request.message)
             context_id = await self._wishes.context(caller, request.context_id, request.wish)
+            if request.context_id is not None:
+                await self._log.check_context(caller.principal, context_id)
             selection = await self._wishes.grant(caller, context_id, title, request.wish)
             head = TaskHead(
                 str(uuid.uuid4()), context_id, caller.principal, self._moment(), request.modes
@@ -173,7 +175,7 @@ class Tasks:
     async def _continue(
         self, caller: Caller, request: Request, task_id: str, keys: Sequence[Key]
     ) -> Task:
-        task = await self._log.get(caller.principal, task_id)
+        task = await self._log.get_own(caller.principal, task_id)
         if request.context_id is not None and request.context_id != task.head.context_id:
             raise InvalidParams.at(
                 "message.contextId", "is not the context of the task named by message.taskId"
@@ -224,7 +226,7 @@ class Tasks:
         return await self._log.list(query)
 
     async def cancel(self, caller: Caller, task_id: str) -> Task:
-        task = await self._log.get(caller.principal, task_id)
+        task = await self._log.get_own(caller.principal, task_id)
         if not task.state.terminal:
             if self._log.holds(task_id):
                 await self._turns.cancel(task_id)

@@ -112,7 +112,7 @@ class Wishes:
                     _AT_SESSION, "this context goes on in another session; use a new context"
                 )
             return bound
-        session = await self.access.visible(caller, session_id)
+        session = await self.access.visible(caller, session_id, to_act=True)
         if session.parent_id is not None:
             raise InvalidParams.at(_AT_SESSION, "is a sub-agent's; name the session it works for")
         return session.ref

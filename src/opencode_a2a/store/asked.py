@@ -23,20 +23,21 @@ from ..domain.updates import (
     InterruptResolved,
     LogEntry,
 )
-from ..domain.values import PermissionAsk
+from ..domain.values import ANY_ROOT, PermissionAsk, Root
 from . import codec
 from .database import Database
-from .tables import grants, interrupts
+from .tables import grants, interrupts, tasks
 
 
 class SqlAsked:
     """Implements `domain.ports.Asked`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, root: Root = ANY_ROOT) -> None:
         self._database = database
+        self._root = root.path
 
     async def pending(self, owner: str) -> Sequence[Pending]:
-        return await self._database.read(_pending, owner)
+        return await self._database.read(_pending, owner, self._root)
 
     async def find(self, owner: str, request_id: str) -> Pending | None:
         return await self._database.read(_find, owner, request_id)
@@ -110,10 +111,11 @@ def _grants(db: Connection, owner: str, context_id: str) -> list[Grant]:
     return [Grant(row.permission, row.pattern) for row in db.execute(given)]
 
 
-def _pending(db: Connection, owner: str) -> list[Pending]:
+def _pending(db: Connection, owner: str, root: str) -> list[Pending]:
     wanted = (
         _rows(owner)
-        .where(interrupts.c.closed_at.is_(None))
+        .join(tasks, tasks.c.id == interrupts.c.task_id)
+        .where(interrupts.c.closed_at.is_(None), tasks.c.root == root)
         .order_by(interrupts.c.asked_at, interrupts.c.request_id)
     )
     return [_read(row) for row in db.execute(wanted)]

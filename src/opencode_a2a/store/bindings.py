@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from ..domain.values import ModelRef, SessionRef
-from ..errors import StoreUnavailable
+from ..domain.catalog import SessionOwner
+from ..domain.values import ANY_ROOT, ModelRef, Root, SessionRef
+from ..errors import OtherWorkspace, SessionForbidden, StoreUnavailable
 from .database import Conflict, Database
 from .log import now_ms
 from .prepared import Prepared
+from .roots import adopt
 from .tables import contexts, home_models, places, sessions
 
 T = TypeVar("T")
@@ -23,23 +25,48 @@ AT_ONCE = 500  # names in one question; databases have a limit
 
 
 class SqlBindings:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, root: Root = ANY_ROOT) -> None:
         self._database = database
+        self._root = root
 
     async def session_of(self, owner: str, context_id: str) -> SessionRef | None:
-        return await self._database.read(_session_of, owner, context_id)
+        found = await self._database.read(_session_of, owner, context_id)
+        if found is None:
+            return None
+        session, root = found
+        if root is None:
+            root = (await self._adopted({session.id: session.directory}))[session.id]
+            root = root or session.directory
+        if root != self._root.path:
+            raise OtherWorkspace.of_context(context_id, root)
+        return session
 
     async def context_of(self, owner: str, session_id: str) -> str | None:
         return await self._database.read(_context_of, owner, session_id)
 
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
-        await self._claiming(_bind, owner, context_id, session, now_ms())
+        await self._claiming(_bind, owner, context_id, session, now_ms(), self._root.path)
 
-    async def owners(self, sessions: Sequence[str]) -> Mapping[str, str]:
-        return await self._database.read(_owners, sessions, now_ms())
+    async def owners(self, sessions: Sequence[str]) -> Mapping[str, SessionOwner]:
+        rows = await self._database.read(_owners, sessions, now_ms())
+        rootless = {row.session_id: row.directory for row in rows if row.root is None}
+        adopted = await self._adopted(rootless)
+        return {
+            row.session_id: SessionOwner(row.owner, adopted.get(row.session_id, row.root))
+            for row in rows
+        }
+
+    async def _adopted(self, directories: Mapping[str, str]) -> dict[str, str | None]:
+        """The roots of sessions stored without one: this one, where it contains them."""
+        roots: dict[str, str | None] = dict.fromkeys(directories)
+        ours = [id for id, directory in directories.items() if self._root.contains(directory)]
+        for start in range(0, len(ours), AT_ONCE):
+            some = ours[start : start + AT_ONCE]
+            roots |= await self._database.write(adopt, some, self._root)
+        return roots
 
     async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
-        return await self._claiming(_claim, owner, session, now_ms(), until)
+        return await self._claiming(_claim, owner, session, now_ms(), until, self._root.path)
 
     async def _claiming(self, work: Callable[..., T], *args: Any) -> T:
         for _ in range(2):  # where another process was faster, its claim is seen the second time
@@ -69,12 +96,15 @@ class SqlBindings:
         await self._database.write(_unbind, owner, context_id, session_id)
 
 
-def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | None:
+def _session_of(
+    db: Connection, owner: str, context_id: str
+) -> tuple[SessionRef, str | None] | None:
     row = db.execute(
         select(
             sessions.c.session_id,
             sessions.c.title,
             sessions.c.directory,
+            sessions.c.root,
             home_models.c.provider,
             home_models.c.model,
         )
@@ -85,11 +115,13 @@ def _session_of(db: Connection, owner: str, context_id: str) -> SessionRef | Non
     if row is None:
         return None
     model = ModelRef(row.provider, row.model) if row.provider is not None else None
-    return SessionRef(row.session_id, row.title, row.directory, model)
+    return SessionRef(row.session_id, row.title, row.directory, model), row.root
 
 
-def _bind(db: Connection, owner: str, context_id: str, session: SessionRef, at: int) -> None:
-    taken = _claim(db, owner, session, at, None) != owner
+def _bind(
+    db: Connection, owner: str, context_id: str, session: SessionRef, at: int, root: str
+) -> None:
+    taken = _claim(db, owner, session, at, None, root) != owner
     if taken or _context_of(db, owner, session.id) is not None:
         raise _taken()
     bound = {"owner": owner, "context_id": context_id, "session_id": session.id}
@@ -110,7 +142,7 @@ _CONTEXT = Prepared(
     )
 )
 _CLAIMED = Prepared(
-    select(sessions.c.owner, sessions.c.claimed_until).where(
+    select(sessions.c.owner, sessions.c.claimed_until, sessions.c.root).where(
         sessions.c.session_id == bindparam("session")
     )
 )
@@ -165,21 +197,26 @@ def _forget_places(db: Connection, names: Sequence[str]) -> None:
     db.execute(delete(places).where(places.c.key.in_([_key(name) for name in names])))
 
 
-def _owners(db: Connection, ids: Sequence[str], at: int) -> dict[str, str]:
+def _owners(db: Connection, ids: Sequence[str], at: int) -> list[Any]:
+    """The rows of those that somebody owns."""
     holds = or_(sessions.c.claimed_until.is_(None), sessions.c.claimed_until > at)
-    found: dict[str, str] = {}
+    columns = (sessions.c.session_id, sessions.c.owner, sessions.c.root, sessions.c.directory)
+    found: list[Any] = []
     for start in range(0, len(ids), AT_ONCE):
         some = sessions.c.session_id.in_(ids[start : start + AT_ONCE])
-        rows = db.execute(select(sessions.c.session_id, sessions.c.owner).where(some, holds))
-        found |= {row.session_id: row.owner for row in rows}
+        found += db.execute(select(*columns).where(some, holds))
     return found
 
 
-def _claim(db: Connection, owner: str, session: SessionRef, at: int, until: int | None) -> str:
+def _claim(
+    db: Connection, owner: str, session: SessionRef, at: int, until: int | None, root: str
+) -> str:
     known = _CLAIMED.first(db, {"session": session.id})
     if known is not None:
         this = sessions.c.session_id == session.id
         if known.claimed_until is None or known.claimed_until > at:
+            if known.owner == owner and known.root not in (None, root):
+                raise SessionForbidden.of_root(session.id, known.root)
             if known.owner == owner and known.claimed_until is not None:
                 db.execute(update(sessions).where(this).values(claimed_until=until))
             return str(known.owner)
@@ -191,6 +228,7 @@ def _claim(db: Connection, owner: str, session: SessionRef, at: int, until: int 
         "directory": session.directory,
         "created_at": at,
         "claimed_until": until,
+        "root": root,
     }
     try:
         _NEW_SESSION.change(db, row)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -25,6 +25,7 @@ from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from ..errors import StoreUnavailable
+from ..paths import make_private_file, tighten
 from .migrate import is_current, upgrade
 from .prepared import run
 from .threads import Threads
@@ -54,6 +55,10 @@ class Database:
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator[Database]:
         self = cls(_engine(url))
+        if (file := _file(make_url(url))) is not None:
+            for part in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
+                if tighten(part):
+                    logger.warning("store.tightened", file=str(part), mode="0600")
         try:
             if not await self.read(is_current):
                 await self.write(upgrade)
@@ -157,6 +162,14 @@ def ping(db: Connection) -> None:
     db.execute(text("SELECT 1 FROM tasks LIMIT 1"))
 
 
+def _file(url: URL) -> Path | None:
+    """The file of a SQLite database."""
+    if url.get_backend_name() != "sqlite" or _in_memory(url):
+        return None
+    name = str(url.database)
+    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
+
+
 def _in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
@@ -209,6 +222,8 @@ class _AsItIs(sqlite3.Connection):
 
 
 def connect(path: str, options: dict[str, Any]) -> sqlite3.Connection:
+    if path != ":memory:" and not options.get("uri"):
+        make_private_file(path)  # SQLite gives the files beside it the same rights
     connection: sqlite3.Connection = sqlite3.connect(path, **options)
     try:
         _prepare(connection)

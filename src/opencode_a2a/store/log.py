@@ -23,8 +23,14 @@ import structlog
 from ..domain.ports import Key, KeyTaken, TaskPage
 from ..domain.task import Task, TaskHead
 from ..domain.updates import BlockText, Ended, LogEntry, Started, Update, coalesce
-from ..domain.values import TaskQuery, TaskState
-from ..errors import ServiceError, StoreUnavailable, TaskNotFound, UnsupportedOperation
+from ..domain.values import ANY_ROOT, Root, TaskQuery, TaskState
+from ..errors import (
+    OtherWorkspace,
+    ServiceError,
+    StoreUnavailable,
+    TaskNotFound,
+    UnsupportedOperation,
+)
 from . import asked, codec
 from . import statements as sql
 from .database import Conflict, Database
@@ -150,9 +156,14 @@ class SqlTaskLog:
     """Implements `domain.ports.TaskLog`."""
 
     def __init__(
-        self, database: Database, holder: Holder, clock: Callable[[], int] = now_ms
+        self,
+        database: Database,
+        holder: Holder,
+        clock: Callable[[], int] = now_ms,
+        root: Root = ANY_ROOT,
     ) -> None:
         self._database = database
+        self._root = root
         self._holder = holder.name
         self._clock = clock
         self._live: dict[str, _Live] = {}
@@ -170,9 +181,10 @@ class SqlTaskLog:
         database: Database,
         retention: Retention = KEPT,
         clock: Callable[[], int] = now_ms,
+        root: Root = ANY_ROOT,
     ) -> AsyncIterator[SqlTaskLog]:
         """The log at work. On the way out, what it holds is released for the next to take up."""
-        self = cls(database, Holder.this_process(), clock)
+        self = cls(database, Holder.this_process(), clock, root)
         writing = asyncio.create_task(self._write_forever())
         sweeping = asyncio.create_task(self._sweep_forever(retention))
         try:
@@ -184,7 +196,7 @@ class SqlTaskLog:
                         for task_id in list(self._live):
                             await self.flushed(task_id)
                         with suppress(StoreUnavailable):
-                            await self._database.write(sql.release, self._holder)
+                            await self._database.write(sql.release, self._holder, self._root.path)
             finally:
                 sweeping.cancel()
                 writing.cancel()
@@ -308,7 +320,7 @@ class SqlTaskLog:
         first, at = live.task.last_seq + 1, self._clock()
         numbered = [LogEntry(first + i, at, update) for i, update in enumerate(updates)]
         keys = [key for saying in live.being_written for key in saying.keys]
-        return sql.Batch(live.task, live.is_new, numbered, keys)
+        return sql.Batch(live.task, live.is_new, numbered, keys, self._root.path)
 
     def _publish(self, live: _Live, batch: sql.Batch, refused: sql.Refusal | None) -> None:
         if refused is not None and refused.taken and not live.is_new:
@@ -378,7 +390,9 @@ class SqlTaskLog:
             return ()
         until = self._clock() + LEASE
         ours = {task_id: live for task_id, live in self._live.items() if not live.is_new}
-        asked, lost = await self._database.write(sql.beat, self._holder, until, list(ours))
+        asked, lost = await self._database.write(
+            sql.beat, self._holder, until, list(ours), self._root.path
+        )
         for task_id in lost:
             self._let_go(ours[task_id], sql.GONE)
         return asked
@@ -387,11 +401,12 @@ class SqlTaskLog:
         async with self._taking:  # two at once would each take what the other is about to hold
             now = self._clock()
             # What we have lost and do not know it yet is not taken back before we do.
-            orphans, unreadable = await self._database.write(
-                sql.take_orphans, self._holder, now, now + LEASE, set(self._live)
+            orphans, given_up = await self._database.write(
+                sql.take_orphans, self._holder, now, now + LEASE, set(self._live), self._root
             )
-            for task_id in unreadable:
-                logger.error("task.unreadable", task=task_id, advice="it has failed")
+            for task_id, problem in given_up.items():
+                event = "task.unreadable" if problem is sql.UNREADABLE else "task.unplaced"
+                logger.error(event, task=task_id, advice="it has failed")
             for task in orphans:
                 self._live[task.head.id] = _Live(task, is_new=False, tail_start=task.last_seq)
         return orphans
@@ -442,6 +457,18 @@ class SqlTaskLog:
         if task is None or task.head.owner != owner:
             raise TaskNotFound(task_id)
         return task
+
+    async def get_own(self, owner: str, task_id: str) -> Task:
+        if task_id not in self._live:
+            root = await self._database.read(sql.root_of_task, owner, task_id)
+            if root not in (None, self._root.path):
+                raise OtherWorkspace.of_task(task_id, root)
+        return await self.get(owner, task_id)
+
+    async def check_context(self, owner: str, context_id: str) -> None:
+        root = await self._database.read(sql.root_of_context, owner, context_id, self._root)
+        if root not in (None, self._root.path):
+            raise OtherWorkspace.of_context(context_id, root)
 
     async def list(self, query: TaskQuery) -> TaskPage:
         return await self._database.read(sql.page, query)

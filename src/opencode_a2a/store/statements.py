@@ -42,12 +42,21 @@ from ..domain.updates import (
     LogEntry,
     Started,
 )
-from ..domain.values import Failure, OutputModes, Problem, SessionRef, TaskQuery, TaskState
+from ..domain.values import (
+    Failure,
+    OutputModes,
+    Problem,
+    Root,
+    SessionRef,
+    TaskQuery,
+    TaskState,
+)
 from . import asked, codec
 from .database import Conflict
 from .holder import Holder
 from .prepared import Prepared
-from .tables import IS_OPEN, OPEN_STATES, entries, keys, sessions, tasks, totals
+from .roots import adopt
+from .tables import IS_OPEN, OPEN_STATES, contexts, entries, keys, sessions, tasks, totals
 
 _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
     entries.c.seq
@@ -56,6 +65,11 @@ UNREADABLE = Problem(
     Failure.INTERNAL,
     "What is stored of this task was damaged, or written by a newer version of this service. "
     "Nobody can go on with it: send the request again in the same context.",
+)
+UNPLACED = Problem(
+    Failure.OTHER_WORKSPACE,
+    "An earlier version of this service left this task waiting and did not note which directory it "
+    "was for. Nothing of it was done. Send the request again where it belongs.",
 )
 PAGE = 256  # entries a cursor takes at once
 SWEEP = 20  # tasks at once: commits wait while entries are deleted
@@ -71,6 +85,7 @@ class Batch:
     is_new: bool
     entries: list[LogEntry]
     keys: Sequence[Key] = ()
+    root: str = ""  # where a new task belongs
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,7 @@ def _commit_together(
         if batch.task.head.id not in refused and (taken := _claim(db, batch)):
             refused[batch.task.head.id] = Refusal(taken)
     fresh = [
-        _task_row(batch.task.head) | {"holder": holder, "held_until": until}
+        _task_row(batch.task.head) | {"root": batch.root, "holder": holder, "held_until": until}
         for batch in batches
         if batch.is_new and batch.task.head.id not in refused
     ]
@@ -143,7 +158,7 @@ def _commit_together(
 
 
 _NEW_TASK = ("id", "owner", "context_id", "state", "status_at", "created_at", "modes")
-_NEW_TASKS = Prepared(insert(tasks), (*_NEW_TASK, "holder", "held_until"))
+_NEW_TASKS = Prepared(insert(tasks), (*_NEW_TASK, "root", "holder", "held_until"))
 _NEW_ENTRIES = Prepared(insert(entries), ("task_id", "seq", "at", "kind", "body"))
 _NEW_KEY = Prepared(insert(keys), ("owner", "name", "digest", "at", "task_id"))
 
@@ -380,69 +395,126 @@ def elsewhere(db: Connection, head: TaskHead, holder: str) -> bool:
 
 
 def take_orphans(
-    db: Connection, holder: str, now: int, until: int, but: Collection[str]
-) -> tuple[list[Task], list[str]]:
+    db: Connection, holder: str, now: int, until: int, but: Collection[str], root: Root
+) -> tuple[list[Task], dict[str, Problem]]:
     """Hold what nobody holds any more: released, run out, or its holder is dead.
 
     In the order they must go on: what has begun, then what waited, oldest first.
     And those that were ended instead, because nobody could go on with them.
+    Tasks of another root are left to the process that serves it.
     """
     statement = (
-        select(tasks.c.id, tasks.c.holder, tasks.c.held_until)
-        .where(tasks.c.state.in_(OPEN_STATES))
+        select(tasks.c.id, tasks.c.holder, tasks.c.held_until, tasks.c.root)
+        .where(or_(tasks.c.root == root.path, tasks.c.root.is_(None)), IS_OPEN)
         .order_by(tasks.c.state == TaskState.SUBMITTED.value, tasks.c.created_at, tasks.c.id)
         .with_for_update()  # where two look at once, the second sees what the first took
     )
     orphans = [
-        row.id
+        row
         for row in db.execute(statement)
         if row.id not in but
         and (row.holder in (None, holder) or row.held_until < now or Holder.is_dead(row.holder))
     ]
-    if orphans:
-        taken = update(tasks).where(tasks.c.id.in_(orphans))
-        db.execute(taken.values(holder=holder, held_until=until))
+    given_up: dict[str, Problem] = {}
+    ours: list[str] = []
+    for row in orphans:
+        home = row.root if row.root is not None else _home(db, row.id, root)
+        if home is None:
+            _give_up(db, row.id, now, UNPLACED)
+            given_up[row.id] = UNPLACED
+        elif home == root.path:
+            ours.append(row.id)
+    if ours:
+        taken = update(tasks).where(tasks.c.id.in_(ours))
+        db.execute(taken.values(holder=holder, held_until=until, root=root.path))
     # In the same transaction: what is held but could not be read would be nobody's.
     loaded: list[Task] = []
-    unreadable: list[str] = []
-    for task_id in orphans:
+    for task_id in ours:
         try:
             loaded += filter(None, [load(db, task_id)])
         except codec.Unreadable:
-            _give_up(db, task_id, now)
-            unreadable.append(task_id)
-    return loaded, unreadable
+            _give_up(db, task_id, now, UNREADABLE)
+            given_up[task_id] = UNREADABLE
+    return loaded, given_up
 
 
-def _give_up(db: Connection, task_id: str, now: int) -> None:
-    """End a task that cannot be read, with what can be read of it."""
+def _home(db: Connection, task_id: str, root: Root) -> str | None:
+    """The root of a task that an earlier version wrote: that of its session, if it has one.
+
+    A directory that lies in another root, which nobody has served yet, is returned as it is.
+    """
+    session = _session_of_task(db, task_id)
+    if session is None:
+        return None
+    return adopt(db, [session.session_id], root)[session.session_id] or session.directory
+
+
+def _session_of_task(db: Connection, task_id: str) -> Any:
+    """Where the task works or, if it has not begun, where its context does."""
+    session = select(sessions.c.session_id, sessions.c.directory).where(tasks.c.id == task_id)
+    own = session.join(tasks, tasks.c.session_id == sessions.c.session_id)
+    served = and_(contexts.c.owner == tasks.c.owner, contexts.c.context_id == tasks.c.context_id)
+    bound = session.join(contexts, contexts.c.session_id == sessions.c.session_id)
+    return db.execute(own).first() or db.execute(bound.join(tasks, served)).first()
+
+
+def root_of_task(db: Connection, owner: str, task_id: str) -> str | None:
+    """The root of somebody's task, where it is known."""
+    this = (tasks.c.id == task_id, tasks.c.owner == owner)
+    return db.execute(select(tasks.c.root).where(*this)).scalar()
+
+
+_BOUND = Prepared(
+    select(sessions.c.root, sessions.c.directory)
+    .join(contexts, contexts.c.session_id == sessions.c.session_id)
+    .where(contexts.c.owner == bindparam("owner"), contexts.c.context_id == bindparam("context"))
+)
+_WAITING = Prepared(
+    select(tasks.c.root)
+    .where(tasks.c.owner == bindparam("owner"), tasks.c.context_id == bindparam("context"))
+    .where(tasks.c.root.is_not(None), IS_OPEN)
+)
+
+
+def root_of_context(db: Connection, owner: str, context_id: str, root: Root) -> str | None:
+    """The root of a context: that of its session or, before it has one, that of its tasks."""
+    context = {"owner": owner, "context": context_id}
+    bound = _BOUND.first(db, context)
+    if bound is not None and bound.root is None:
+        return root.path if root.contains(bound.directory) else str(bound.directory)
+    found = bound or _WAITING.first(db, context)
+    return found.root if found is not None else None
+
+
+def _give_up(db: Connection, task_id: str, now: int, problem: Problem) -> None:
+    """End a task with which nobody can go on, with what can be read of it."""
     row = db.execute(select(tasks).where(tasks.c.id == task_id)).one()
     task = Task(_head(row), status_at=row.status_at)
     for entry in db.execute(_ENTRIES.where(entries.c.task_id == task_id)):
         with suppress(codec.Unreadable):
             task.apply(codec.decode(*entry))
         task.last_seq = entry.seq
-    ended = Ended(TaskState.FAILED, UNREADABLE.message, UNREADABLE)
+    ended = Ended(TaskState.FAILED, problem.message, problem)
     task.apply(LogEntry(task.last_seq + 1, now, ended))
-    end = {"state": task.state.value, "status_at": now, "message": UNREADABLE.message}
+    end = {"state": task.state.value, "status_at": now, "message": problem.message}
     given_up = update(tasks).where(tasks.c.id == task_id).values(end)
     db.execute(given_up.values(folded=codec.fold(task), cleared=1))
     db.execute(delete(entries).where(entries.c.task_id == task_id))
 
 
 def beat(
-    db: Connection, holder: str, until: int, ours: Collection[str]
+    db: Connection, holder: str, until: int, ours: Collection[str], root: str
 ) -> tuple[list[str], set[str]]:
     """Go on holding what is ours: what somebody asked us to stop, and what we have lost."""
-    held = (tasks.c.holder == holder, tasks.c.state.in_(OPEN_STATES))
+    held = (tasks.c.root == root, tasks.c.holder == holder, IS_OPEN)
     db.execute(update(tasks).where(*held).values(held_until=until))
     asked = list(db.execute(select(tasks.c.id).where(*held, tasks.c.stop_asked == 1)).scalars())
     still = select(tasks.c.id).where(tasks.c.id.in_(ours), tasks.c.holder == holder)
     return asked, set(ours) - set(db.execute(still).scalars())
 
 
-def release(db: Connection, holder: str) -> None:
-    ours = (tasks.c.holder == holder, tasks.c.state.in_(OPEN_STATES))
+def release(db: Connection, holder: str, root: str) -> None:
+    ours = (tasks.c.root == root, tasks.c.holder == holder, IS_OPEN)
     db.execute(update(tasks).where(*ours).values(holder=None, held_until=0))
 
 

@@ -39,11 +39,12 @@ tasks = Table(
     Column("held_until", BigInteger, nullable=False, server_default="0"),
     Column("stop_asked", BigInteger, nullable=False, server_default="0"),
     Column("cleared", BigInteger, nullable=False, server_default="0"),  # entries were deleted
-    Column("folded", LargeBinary),  # last, so that a row is read without it
+    Column("folded", LargeBinary),  # behind what is read often, which is then read without it
+    Column("root", String(600)),  # the workspace root; nothing: an earlier version wrote it
     Index("ix_tasks_owner", "owner", "status_at", "id"),
     Index("ix_tasks_context", "owner", "context_id", "status_at", "id"),
     # Partial in PostgreSQL too, as its migration says; said here, it would load that dialect.
-    Index("ix_tasks_open", "state", sqlite_where=_is_open),
+    Index("ix_tasks_open", "root", "state", sqlite_where=_is_open),
     Index("ix_tasks_cleared", "cleared", "status_at"),
 )
 
@@ -115,6 +116,7 @@ sessions = Table(
     Column("directory", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("claimed_until", BigInteger),  # nothing: for good
+    Column("root", String(600)),  # as of a task
     # Partial in PostgreSQL too, as `ix_tasks_open` is.
     Index("ix_sessions_claimed", "claimed_until", sqlite_where=text("claimed_until IS NOT NULL")),
 )

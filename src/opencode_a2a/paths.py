@@ -1,0 +1,49 @@
+"""What a directory is to git, and files that are nobody else's business."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+
+def inside_git(path: Path) -> bool:
+    """Whether a resolved path is, or lies in, the directory git keeps a repository in.
+
+    That is `.git` and, under any name, a bare repository or what a `.git` file points to. A
+    working tree may lie inside a bare repository, as `git worktree add` makes them there.
+    """
+    if any(part.casefold() == ".git" for part in path.parts):
+        return True
+    for each in (path, *path.parents):
+        if (each / ".git").exists():
+            return False
+        if (each / "HEAD").is_file() and (each / "objects").is_dir() and (each / "refs").is_dir():
+            return True
+    return False
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory, and those above it that are missing, for this user only."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would make those above for everybody
+
+
+def make_private_file(path: str) -> None:
+    """Make an empty file for this user only, if there is none and it can be made."""
+    with suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def tighten(path: Path) -> bool:
+    """Take a file or directory of this user away from everybody else. Whether that was needed."""
+    try:
+        found = path.stat()
+        if found.st_uid != os.geteuid() or not stat.S_IMODE(found.st_mode) & 0o077:
+            return False
+        path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+    except OSError:  # it is not there, or not ours
+        return False
+    return True

@@ -1,0 +1,233 @@
+"""Two workspace roots of one user: neither works on, shows or loses what belongs to the other.
+
+Both use one OpenCode, as the sessions of all OpenCodes of a user are in one database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults.steering import Json, control, pending, session_of
+from tests.load.client import REST, STATES, Client, Refused, connected
+from tests.running import Service, Upstream, service
+from tests.store.earlier import forget_roots_in
+
+DEFAULT = {"A2A_TASK_STORE_DATABASE_URL": ""}  # where nobody says where
+ONE_AT_A_TIME = {"OPENCODE_MAX_CONCURRENT_STREAMS": "1"}
+
+
+@contextmanager
+def serving(upstream: Upstream, home: Path, root: Path, **settings: str) -> Iterator[Service]:
+    root.mkdir(exist_ok=True, parents=True)
+    with service(replace(upstream, workspace=root), home, **settings) as running:
+        yield running
+
+
+def shared(folder: Path) -> dict[str, str]:
+    return {"A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{folder / 'shared.db'}"}
+
+
+async def prompts(upstream: Upstream) -> list[list[str]]:
+    """What OpenCode was asked: session, message, text."""
+    found: list[list[str]] = (await control(upstream, "stats"))["prompts"]
+    return found
+
+
+async def directory_of(upstream: Upstream, session: str | None) -> str:
+    found: Json = await session_of(upstream, session)
+    return str(found["directory"])
+
+
+async def every_task(client: Client) -> set[str]:
+    return {task for state in STATES for task in await client.list(state)}
+
+
+@pytest.mark.parametrize("state", ["default", "shared"])
+async def test_a_start_in_another_root_leaves_queued_and_running_tasks_alone(
+    breakable: Upstream, tmp_path: Path, state: str
+) -> None:
+    where = (DEFAULT if state == "default" else shared(tmp_path)) | ONE_AT_A_TIME
+    here, there = tmp_path / "a", tmp_path / "b"
+    with serving(breakable, tmp_path, here, **where) as first:
+        async with connected(first) as clients:
+            client = clients[REST]
+            busy = await client.send("[[tokens:20]] [[hang]]", wait=False)
+            await client.until(busy.id, "working")
+            queued = [await client.send(f"queued {n}", wait=False) for n in range(2)]
+        first.program.kill()
+    before = await prompts(breakable)
+    with serving(breakable, tmp_path, there, **where) as second:
+        async with connected(second) as clients:
+            client = clients[REST]
+            own = await client.send("my own")
+            assert own.state == "completed"
+            assert await directory_of(breakable, own.session) == str(there)
+            listed = await every_task(client)
+            if state == "default":
+                assert listed == {own.id}
+                with pytest.raises(Refused) as refusal:
+                    await client.get(busy.id)
+                assert refusal.value.reason == "TASK_NOT_FOUND"
+            else:
+                assert listed == {own.id, busy.id, *(task.id for task in queued)}
+                assert (await client.get(queued[0].id)).state == "submitted"
+                for act in (
+                    client.cancel(queued[0].id),
+                    client.send("go on", taskId=busy.id),
+                    client.send("go on", contextId=busy.context),
+                    client.send("go on", contextId=queued[0].context),
+                ):
+                    with pytest.raises(Refused) as refusal:
+                        await act
+                    assert refusal.value.reason == "OTHER_WORKSPACE"
+                    assert refusal.value.status == 409
+                    assert str(here) in refusal.value.message
+    assert [text for *_, text in (await prompts(breakable))[len(before) :]] == ["my own"]
+    await control(breakable, "lose")  # the run that hangs
+    with serving(breakable, tmp_path, here, **where) as third:
+        async with connected(third) as clients:
+            client = clients[REST]
+            assert (await client.until(busy.id, "failed")).problem == "UPSTREAM_INTERRUPTED"
+            for task in queued:
+                done = await client.until(task.id, "completed")
+                assert await directory_of(breakable, done.session) == str(here)
+
+
+async def test_a_request_of_the_agent_is_answered_where_its_task_belongs(
+    breakable: Upstream, tmp_path: Path
+) -> None:
+    where = shared(tmp_path)
+    with (
+        serving(breakable, tmp_path, tmp_path / "a", **where) as first,
+        serving(breakable, tmp_path, tmp_path / "b", **where) as second,
+    ):
+        async with connected(first) as ours, connected(second) as theirs:
+            here, there = ours[REST], theirs[REST]
+            task = await here.send("[[permission]]", wait=False)
+            asked = await here.until(task.id, "input-required")
+            with pytest.raises(Refused) as refusal:
+                await there.send("yes", taskId=task.id)
+            assert refusal.value.reason == "OTHER_WORKSPACE"
+            there_listed = await _rpc(there, "opencode.permissions.list", {})
+            assert there_listed["result"]["items"] == []
+            (item,) = (await _rpc(here, "opencode.permissions.list", {}))["result"]["items"]
+            reply = {"request_id": item["request_id"], "reply": "once"}
+            refused = await _rpc(there, "a2a.interrupt.permission.reply", reply)
+            assert refused["error"]["data"]["type"] == "OTHER_WORKSPACE"
+            assert asked.session in await pending(replace(breakable, workspace=tmp_path / "a"))
+            await here.send("yes", taskId=task.id)
+            assert (await here.until(task.id, "completed")).state == "completed"
+
+
+async def test_a_session_is_used_only_where_it_belongs(breakable: Upstream, tmp_path: Path) -> None:
+    where = shared(tmp_path)
+    with (
+        serving(breakable, tmp_path, tmp_path / "a", **where) as outer,
+        serving(breakable, tmp_path, tmp_path / "a" / "b", **where) as inner,
+    ):
+        async with connected(outer) as ours, connected(inner) as theirs:
+            for here, there in ((ours[REST], theirs[REST]), (theirs[REST], ours[REST])):
+                session = (await here.send("mine")).session
+                for method, params in (
+                    ("opencode.sessions.get", {"session_id": session}),
+                    ("opencode.sessions.unrevert", {"session_id": session}),
+                ):
+                    refused = await _rpc(there, method, params)
+                    assert refused["error"]["data"]["type"] == "SESSION_FORBIDDEN", method
+                before = await prompts(breakable)
+                with pytest.raises(Refused) as refusal:
+                    await there.send("go on", contextId=f"ctx:opencode-session:{session}")
+                assert refusal.value.reason in ("SESSION_FORBIDDEN", "OTHER_WORKSPACE")
+                assert await prompts(breakable) == before
+
+
+@pytest.mark.parametrize("state", ["default", "shared"])
+async def test_what_an_earlier_version_left_goes_on_in_its_root_and_nowhere_else(
+    breakable: Upstream, tmp_path: Path, state: str
+) -> None:
+    where = (DEFAULT if state == "default" else shared(tmp_path)) | ONE_AT_A_TIME
+    here, there = tmp_path / "a", tmp_path / "b"
+    with serving(breakable, tmp_path, here, **where) as first:
+        async with connected(first) as clients:
+            client = clients[REST]
+            done = await client.send("before")
+            busy = await client.send("[[tokens:20]] [[hang]]", wait=False)
+            await client.until(busy.id, "working")
+            queued = await client.send("queued", wait=False)
+            await until_bound(database_file(tmp_path), queued.context)
+        first.program.kill()
+    forget_roots_in(earlier_file(tmp_path))
+    before = await prompts(breakable)
+    with serving(breakable, tmp_path, there, **where) as second:
+        async with connected(second) as clients:
+            assert (await clients[REST].send("my own")).state == "completed"
+        assert "state.moved" not in second.program.output
+    assert [text for *_, text in (await prompts(breakable))[len(before) :]] == ["my own"]
+    await control(breakable, "lose")  # the run that hangs
+    with serving(breakable, tmp_path, here, **where) as third:
+        async with connected(third) as clients:
+            client = clients[REST]
+            assert (await client.until(busy.id, "failed")).problem == "UPSTREAM_INTERRUPTED"
+            finished = await client.until(queued.id, "completed")
+            assert await directory_of(breakable, finished.session) == str(here)
+            assert (await client.send("after", contextId=done.context)).session == done.session
+        if state == "default":
+            assert "event=state.moved" in third.program.output
+            assert "tasks=3 contexts=3" in third.program.output
+
+
+def earlier_file(folder: Path) -> Path:
+    """The database of tasks, put where an earlier version had the default one."""
+    file = database_file(folder)
+    if file.name == "shared.db":
+        return file
+    state = file.parent.parent
+    for part in file.parent.iterdir():
+        part.rename(state / part.name)
+    return state / file.name
+
+
+def database_file(folder: Path) -> Path:
+    (file,) = [*folder.glob("shared.db"), *(folder / "home").rglob("tasks.db")]
+    return file
+
+
+async def until_bound(file: Path, context: str) -> None:
+    """Wait until a context has its session. No client can see that while its task is queued."""
+    async with asyncio.timeout(60):
+        while True:
+            with closing(sqlite3.connect(file)) as db:
+                named = "SELECT 1 FROM contexts WHERE context_id = ?"
+                if db.execute(named, (context,)).fetchone():
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_root_is_the_same_by_any_of_its_names(breakable: Upstream, tmp_path: Path) -> None:
+    root, link = tmp_path / "root", tmp_path / "link"
+    with serving(breakable, tmp_path, root, **DEFAULT) as first:
+        async with connected(first) as clients:
+            done = await clients[REST].send("hello")
+    link.symlink_to(root)
+    for name in (f"{root}/", f"{link}/.", str(link)):
+        named = DEFAULT | {"OPENCODE_WORKSPACE_ROOT": name}
+        with serving(breakable, tmp_path, root, **named) as again:
+            async with connected(again) as clients:
+                assert (await clients[REST].get(done.id)).state == "completed"
+    folders = [each.name for each in (tmp_path / "home/.local/state/opencode-a2a").iterdir()]
+    assert len(folders) == 1
+    assert folders[0].startswith("root-")
+
+
+async def _rpc(client: Client, method: str, params: Json) -> Json:
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    async with client.http.post(client.url + "/", json=body) as answer:
+        found: Json = await answer.json()
+        return found
