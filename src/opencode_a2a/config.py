@@ -420,7 +420,8 @@ class Outbound(Group):
         default=[], description="Hosts files may be fetched from, as JSON; none means any public."
     )
     allow_private_hosts: bool = Field(
-        default=False, description="Allow addresses that are not on the public network."
+        default=False,
+        description="Allow addresses that are not on the public network, or behind NAT64.",
     )
 
 
