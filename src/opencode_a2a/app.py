@@ -80,6 +80,7 @@ async def build(
         upstream.timeout_stream,
         upstream.max_concurrent_streams,
         server.max_queued_tasks,
+        server.max_queued_tasks_per_caller,
         server.cancel_abort_timeout_seconds,
         grace=server.shutdown_grace_seconds,
         answer=server.interrupt_request_ttl_seconds,

@@ -144,7 +144,7 @@ class Tasks:
         return await self._log.get(caller.principal, task_id)
 
     async def _start(self, caller: Caller, request: Request, keys: Sequence[Key]) -> Task:
-        with self._turns.admit():
+        with self._turns.admit(caller.principal):
             parts = await self._inputs.prepare(request.message.parts)
             await self._agent.available()
             title = title_of(request.message)
