@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.postgres import Postgres, why_not
 from tests.running import Service, Upstream, fake_opencode, real_opencode, service
 
 
@@ -50,3 +51,12 @@ def fake_service(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> It
     """`opencode-a2a serve` on the fake OpenCode."""
     with service(fake, tmp_path_factory.mktemp("service-on-fake")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server, if one can be had here."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Postgres.started() as server:
+        yield server
