@@ -169,7 +169,8 @@ class Wire:
     to: int
     port: int = 0
     cut: Cut | None = None
-    away: bool = False
+    away: bool = False  # nobody is connected any more
+    away_after: bool = False  # … from the next cut on
     cuts: int = 0  # so many were made
     let_go: threading.Event = field(default_factory=threading.Event)  # what is held between
     _closing: bool = False
@@ -246,7 +247,10 @@ class _Link:
     def _take_cut(self) -> Cut | None:
         with self.wire._lock:
             cut, self.wire.cut = self.wire.cut, None
-            self.wire.cuts += cut is not None
+            if cut is not None:
+                self.wire.cuts += 1
+                self.wire.away |= self.wire.away_after
+                self.wire.away_after = False
         return cut
 
     def _cut(self, cut: Cut, data: bytes) -> None:
