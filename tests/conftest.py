@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres import Postgres, why_not
 from tests.running import ROOT, Service, Upstream, fake_opencode, real_opencode, service
 
 # The tests here start OpenCode or a service. All others are the quick part (`make quick`).
@@ -82,3 +83,12 @@ def fake_service(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> It
     """`opencode-a2a serve` on the fake OpenCode."""
     with service(fake, tmp_path_factory.mktemp("service-on-fake")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server, if one can be had here."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Postgres.started() as server:
+        yield server

@@ -35,9 +35,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 PURE = frozenset({"domain", "errors"})
 HARMLESS = frozenset(
     {
-        *("__future__", "base64", "collections.abc", "contextlib", "dataclasses", "datetime"),
-        *("enum", "functools", "itertools", "json", "math", "re", "typing", "unicodedata"),
-        "urllib.parse",
+        *("__future__", "base64", "bisect", "collections", "collections.abc", "contextlib"),
+        *("dataclasses", "datetime", "enum", "functools", "itertools", "json", "math", "re"),
+        *("typing", "unicodedata", "urllib.parse"),
     }
 )
 

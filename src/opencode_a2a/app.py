@@ -22,7 +22,6 @@ from .contract.dispatch import Contract
 from .domain.ports import Agent
 from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule, Root
-from .errors import StoreUnavailable
 from .extensions import ALL
 from .extensions.services import Services
 from .inbound import openapi
@@ -50,7 +49,7 @@ from .service.turns import TurnLimits, Turns
 from .service.wishes import Wishes
 from .store.asked import SqlAsked
 from .store.bindings import SqlBindings
-from .store.database import Database, ping
+from .store.database import Database
 from .store.legacy import take_over
 from .store.log import Retention, SqlTaskLog, now_ms
 from .web.auth import Authenticate, Credential, Credentials
@@ -83,6 +82,7 @@ async def build(
         upstream.timeout_stream,
         upstream.max_concurrent_streams,
         server.max_queued_tasks,
+        server.max_queued_tasks_per_caller,
         server.cancel_abort_timeout_seconds,
         grace=server.shutdown_grace_seconds,
         answer=server.interrupt_request_ttl_seconds,
@@ -132,13 +132,6 @@ async def build(
         wishes = Wishes(access, checks, catalog, sessions, bindings)
         tasks = Tasks(agent or opencode, log, turns, interrupts, wishes, inputs, now_ms)
 
-        async def store_works() -> bool:
-            try:
-                await database.read(ping)
-            except StoreUnavailable:
-                return False
-            return True
-
         async def opencode_works() -> bool:
             return opencode.connected
 
@@ -151,7 +144,7 @@ async def build(
             swagger_ui_oauth2_redirect_url=None,
         )
         app.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]
-        health = Health({"store": store_works, "opencode": opencode_works})
+        health = Health({"store": database.takes_writes, "opencode": opencode_works})
         operations = Operations(tasks, published.card, stopping, server.strict_version)
         add_routes(app, operations, published.contract, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):

@@ -231,6 +231,12 @@ class Server(Group):
     max_queued_tasks: int = Field(
         default=256, ge=0, description="Tasks that may wait for OpenCode; more get 429."
     )
+    max_queued_tasks_per_caller: int = Field(
+        default=64,
+        ge=0,
+        description="Tasks of one caller that may wait when the queue is full: a caller with fewer "
+        "is let in even then, so that nobody can fill it for the others.",
+    )
     shutdown_grace_seconds: float = Field(
         default=5.0,
         ge=0,
@@ -460,7 +466,8 @@ class Outbound(Group):
         default=[], description="Hosts files may be fetched from, as JSON; none means any public."
     )
     allow_private_hosts: bool = Field(
-        default=False, description="Allow addresses that are not on the public network."
+        default=False,
+        description="Allow addresses that are not on the public network, or behind NAT64.",
     )
 
 

@@ -204,3 +204,18 @@ class StoreUnavailable(ServiceError):
 
 class PayloadTooLarge(ServiceError):
     type, rpc_code, http_status = "PAYLOAD_TOO_LARGE", -32073, 413
+
+
+class OutcomeUnknown(StoreUnavailable):
+    """The store was lost while it committed: what was asked may have been done, or not."""
+
+    type, rpc_code, http_status = "OUTCOME_UNKNOWN", -32074, 503
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The connection to the task store was lost while it stored this request, so it is not "
+            "known whether the request was accepted. Send the same request again, with the same "
+            "Idempotency-Key or messageId: if it was accepted, the answer is its task, and nothing "
+            "is done twice.",
+            retry_after=5,
+        )

@@ -31,12 +31,15 @@ PATIENCE = 30.0  # seconds; who waits longer waits for ever
 class Watched:
     """Something whose changes can be waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, part_of: Watched | None = None) -> None:
         self._changed = asyncio.Event()
+        self._part_of = part_of
 
     def changed(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        if self._part_of is not None:
+            self._part_of.changed()
 
     async def until(self, so: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE):
@@ -45,8 +48,8 @@ class Watched:
 
 
 class ScriptedSession(Watched):
-    def __init__(self, ref: SessionRef) -> None:
-        super().__init__()
+    def __init__(self, ref: SessionRef, agent: Watched | None = None) -> None:
+        super().__init__(agent)
         self.ref = ref
         self.prompts: list[Prompt] = []
         self.aborts = 0
@@ -260,7 +263,7 @@ class ScriptedAgent(Watched):
         if self.trouble is not None:
             raise self.trouble
         ref = SessionRef(f"ses_{self.made}", f"{context_id}/{title}", "/work")
-        self.sessions[ref.id] = ScriptedSession(ref)
+        self.sessions[ref.id] = ScriptedSession(ref, self)
         self.made += 1
         self.changed()
         return ref

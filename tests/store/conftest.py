@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, MetaData, create_engine, event
+from sqlalchemy import Connection, Engine, event
 
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
+from tests.postgres import Postgres
 from tests.store.saying import Clock
 
-POSTGRES = os.environ.get("A2A_TEST_POSTGRES_URL", "")  # a database that may be emptied
-DATABASES = ["file", "memory", *(["postgres"] if POSTGRES else [])]
+DATABASES = ["file", "memory", "postgres"]
 
 
 @pytest.fixture
@@ -33,8 +32,8 @@ def file_url(path: Path) -> str:
 @pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest, file_url: str) -> str:
     if request.param == "postgres":
-        _empty(POSTGRES)
-        return POSTGRES
+        server: Postgres = request.getfixturevalue("postgres")
+        return server.emptied()
     return file_url if request.param == "file" else "sqlite://"
 
 
@@ -67,12 +66,3 @@ def commits() -> Iterator[list[Connection]]:
     event.listen(Engine, "commit", note)
     yield seen
     event.remove(Engine, "commit", note)
-
-
-def _empty(url: str) -> None:
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        found = MetaData()
-        found.reflect(connection)
-        found.drop_all(connection)
-    engine.dispose()

@@ -15,6 +15,7 @@ from ..errors import (
     AuthorizationForbidden,
     InvalidParams,
     MethodDisabled,
+    OutcomeUnknown,
     ServiceError,
     StoreUnavailable,
     UpstreamHttpError,
@@ -43,6 +44,7 @@ COMMON_ERRORS: tuple[type[ServiceError], ...] = (
     UpstreamHttpError,
     UpstreamPayloadError,
     StoreUnavailable,
+    OutcomeUnknown,
 )
 
 

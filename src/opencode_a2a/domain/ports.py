@@ -156,7 +156,10 @@ class TaskLog(Protocol):
     async def create(
         self, head: TaskHead, updates: Sequence[Update], keys: Sequence[Key] = ()
     ) -> Task:
-        """Begin a task; the task as it was committed, or an error (or `KeyTaken`) and no task."""
+        """Begin a task; the task as it was committed, or an error (or `KeyTaken`) and no task.
+
+        After `OutcomeUnknown` there may be one: it is taken up again like one that nobody holds.
+        """
         ...
 
     async def write(
@@ -164,8 +167,13 @@ class TaskLog(Protocol):
     ) -> None:
         """Say more about a running task; returns once that is committed.
 
-        Or an error (or `KeyTaken`), and it was not said.
+        Or an error (or `KeyTaken`), and it was not said. After `OutcomeUnknown` it may have been:
+        then the task is taken up again like one that nobody holds.
         """
+        ...
+
+    async def settled(self, task_id: str) -> None:
+        """Wait until it is known what was stored of a task, or raise `OutcomeUnknown`."""
         ...
 
     async def known(self, owner: str, key: str) -> tuple[str, str] | None:

@@ -7,9 +7,43 @@ from dataclasses import dataclass
 
 from ..domain.ports import Refused
 
-CARRIERS = tuple(ipaddress.ip_network(f"{prefix}::/96") for prefix in ("", "64:ff9b"))  # of IPv4
-
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Our own tables: `is_global` of the standard library answers differently from one Python version to
+# the next, and takes multicast for public.
+_NOT_PUBLIC_V4 = tuple(
+    ipaddress.IPv4Network(block)
+    for block in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",  # loopback
+        "169.254.0.0/16",  # link-local; metadata services of clouds
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved; broadcast
+    )
+)
+# Everything outside of it is loopback, private, link-local, site-local, multicast or reserved, or
+# carries an IPv4 address to a translator (NAT64, IPv4-translated, IPv4-compatible), which may have
+# a way into a private network.
+_GLOBAL_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = tuple(
+    ipaddress.IPv6Network(block)
+    for block in (
+        "2001::/23",  # protocol assignments: Teredo, benchmarks, ORCHID
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: carries an IPv4 address to a relay
+        "3fff::/20",  # documentation
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +65,20 @@ class Egress:
         self.check_address(address)
 
     def check_address(self, address: Address) -> None:
-        if not self.allow_private and not _destination(address).is_global:
+        if not self.allow_private and not is_public(address):
             raise Refused("the host is not on the public network (A2A_CLIENT_ALLOW_PRIVATE_HOSTS)")
 
 
-def _destination(address: Address) -> Address:
-    """Where an address leads: some IPv6 ones only carry an IPv4 one through a gateway."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if any(address in prefix for prefix in CARRIERS):
-        return ipaddress.IPv4Address(address.packed[-4:])
-    return address.ipv4_mapped or address.sixtofour or address
+def is_public(address: Address) -> bool:
+    """Whether an address is that of a host on the public network, reached without a translator."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if (mapped := address.ipv4_mapped) is None:
+            return address in _GLOBAL_UNICAST_V6 and not _within(address, _NOT_PUBLIC_V6)
+        address = mapped  # the system connects to it by IPv4
+    return not _within(address, _NOT_PUBLIC_V4)
+
+
+def _within(
+    address: Address, blocks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
+) -> bool:
+    return any(address in block for block in blocks)

@@ -65,7 +65,7 @@ class Sessions:
                     self._unbound[key] = await self._agent.create(title, context_id, place)
                 ref = self._unbound[key]
                 await self._bindings.bind(owner, context_id, ref)
-                del self._unbound[key]
+            self._unbound.pop(key, None)
         return self._agent.session(ref)
 
     async def forget(self, owner: str, context_id: str) -> None:

@@ -29,7 +29,9 @@ from ..domain.values import (
 from ..errors import (
     IdempotencyConflict,
     InvalidParams,
+    OutcomeUnknown,
     TaskNotCancelable,
+    TaskNotFound,
     UnsupportedOperation,
     UpstreamBusy,
 )
@@ -41,6 +43,8 @@ from .wishes import Granting
 
 TITLE = 60
 HOLDER_SECONDS = 20.0  # for another process to hear of a cancel, and to do it
+UNKNOWN = 1_024  # requests whose outcome was unknown, remembered …
+UNKNOWN_SECONDS = 600  # … for so long
 RESTING = TERMINAL | {TaskState.INPUT_REQUIRED}  # nothing happens any more until somebody acts
 
 
@@ -64,17 +68,49 @@ class Request:
         placed = self.context_id is not None or self.task_id is not None
         if self.idempotency_key is None and not placed:
             return []
-        message = asdict(self.message)
-        message_id = message.pop("message_id")
-        place = [self.context_id, self.task_id, asdict(self.wish)]
-        told = json.dumps([message, *place], sort_keys=True)
-        digest = hashlib.sha256(told.encode()).hexdigest()
+        digest = self.digest()
         keys = []
         if self.idempotency_key is not None:
             keys.append(Key(f"key:{self.idempotency_key}", digest, now))
         if placed:
-            keys.append(Key(f"message:{message_id}:{digest}", digest, now))
+            keys.append(Key(f"message:{self.message.message_id}:{digest}", digest, now))
         return keys
+
+    def digest(self) -> str:
+        """The same for the same content in the same place."""
+        message = asdict(self.message)
+        del message["message_id"]
+        place = [self.context_id, self.task_id, asdict(self.wish)]
+        told = json.dumps([message, *place], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()
+
+
+class _UnknownTasks:
+    """Tasks of which nobody knew whether they were stored, by the requests that asked for them.
+
+    A request without a context and without an Idempotency-Key makes a new task each time. But a
+    caller who was told to send it again must not get a second one.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[tuple[str, str, str], tuple[str, int]] = {}  # and since when
+
+    def add(self, owner: str, request: Request, task_id: str, now: int) -> None:
+        self._tasks[self._key(owner, request)] = (task_id, now)
+        if len(self._tasks) > UNKNOWN:
+            del self._tasks[next(iter(self._tasks))]
+
+    def find(self, owner: str, request: Request, now: int) -> str | None:
+        if not self._tasks:
+            return None  # nearly always: nothing is computed then
+        task_id, since = self._tasks.get(self._key(owner, request), (None, 0))
+        return task_id if now - since < UNKNOWN_SECONDS * 1_000 else None
+
+    def remove(self, owner: str, request: Request) -> None:
+        self._tasks.pop(self._key(owner, request), None)
+
+    def _key(self, owner: str, request: Request) -> tuple[str, str, str]:
+        return owner, request.message.message_id, request.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +146,7 @@ class Tasks:
         self._clock = clock
         self._repeats: Lanes[tuple[str, str]] = Lanes()
         self._newest = 0  # when the last task was created
+        self._unknown = _UnknownTasks()
 
     async def send(self, caller: Caller, request: Request) -> Task:
         """Start a task, or say more in one. What is returned is committed.
@@ -144,7 +181,9 @@ class Tasks:
         return await self._log.get_own(caller.principal, task_id)
 
     async def _start(self, caller: Caller, request: Request, keys: Sequence[Key]) -> Task:
-        with self._turns.admit():
+        if not keys and (task := await self._settled(caller, request)) is not None:
+            return task
+        with self._turns.admit(caller.principal):
             parts = await self._inputs.prepare(request.message.parts)
             await self._agent.available()
             title = title_of(request.message)
@@ -161,11 +200,25 @@ class Tasks:
             place = self._turns.start(head, title, fresh=fresh)
         try:
             task = await self._log.create(head, [added], keys)
-        except BaseException:
+        except BaseException as exc:
             self._turns.abandon(head.id)
+            if isinstance(exc, OutcomeUnknown) and not keys:
+                self._unknown.add(caller.principal, request, head.id, self._clock())
             raise
         place.set_result(prompt)
         return task
+
+    async def _settled(self, caller: Caller, request: Request) -> Task | None:
+        """The task of the same request, if its caller was told that nobody knows whether it is."""
+        task_id = self._unknown.find(caller.principal, request, self._clock())
+        if task_id is None:
+            return None
+        await self._log.settled(task_id)
+        try:
+            return await self._log.get(caller.principal, task_id)
+        except TaskNotFound:
+            self._unknown.remove(caller.principal, request)
+            return None
 
     def _moment(self) -> int:
         """Now, but never twice the same: a context's tasks go on in this order after a restart."""

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from ..domain.admission import Admission, Bound, Bounds
 from ..domain.events import AgentEvent, Gap, InterruptClosed
 from ..domain.permissions import Grant, covers
 from ..domain.ports import AgentSession, Asked, SessionGone, TaskLog
@@ -61,7 +62,6 @@ from ..errors import (
     UpstreamUnreachable,
 )
 from .sessions import Lanes, Sessions
-from .slots import Slots
 
 logger = structlog.get_logger()
 T = TypeVar("T")
@@ -95,6 +95,7 @@ class TurnLimits:
     deadline: float = 1800.0  # work; time spent waiting for a person does not count
     running: int = 32  # 0 means no limit, and then nothing waits but for its own session
     queued: int = 256
+    queued_per_caller: int = 64  # when all these are queued
     abort: float = 10.0  # what a goodbye may take
     record: float = 10.0  # until the end of a task is in the log, for who waits for it
     quiet: float = 15.0  # without an event before we look for ourselves
@@ -109,17 +110,16 @@ def _promise() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Job:
-    """A task being worked on, or waiting for its turn."""
+    """A task being worked on, or waiting for its turn. Implements `domain.admission.Entrant`."""
 
     head: TaskHead
     title: str
     fresh: bool = False  # the first of its context, which nobody else can know yet
     resumed: Task | None = None  # what the log of an earlier process shows
     prepare: Prepare | None = None  # makes the parts of a prompt of an earlier process
-    has_slot: bool = False
-    resting: bool = False  # while a person thinks
+    granted: asyncio.Future[None] = field(default_factory=_promise)  # a slot
     inbox: list[asyncio.Future[Prompt | None]] = field(default_factory=list)
     canceled: asyncio.Future[None] = field(default_factory=_promise)  # done when it is
     over: asyncio.Future[None] = field(default_factory=_promise)
@@ -132,6 +132,20 @@ class _Job:
     session_title: str = ""
     run: _Run | None = None  # the prompt being answered
     grants: list[Grant] = field(default_factory=list)  # what need not be asked any more
+    order: tuple[bool, int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # What has begun goes on before anything new is begun.
+        begun = self.resumed is not None and self.resumed.session is not None
+        self.order = (not begun, self.head.created_at, self.head.id)
+
+    @property
+    def caller(self) -> str:
+        return self.head.owner
+
+    @property
+    def context(self) -> str:
+        return self.head.context_id
 
 
 @dataclass(slots=True)
@@ -169,10 +183,8 @@ class Turns:
         self._clock = clock
         self.deciding: Lanes[str] = Lanes()  # by task: what is decided first counts
         self._jobs: dict[str, _Job] = {}
-        self._arriving = 0
-        self._contexts: dict[tuple[str, str], list[_Job]] = {}
-        self._slots = Slots(limits.running) if limits.running else None
-        self._resting = 0
+        bounds = Bounds(limits.running, limits.queued, limits.queued_per_caller, MOST_RESTING)
+        self._admission: Admission[_Job] = Admission(bounds)
 
     @classmethod
     @asynccontextmanager
@@ -213,26 +225,45 @@ class Turns:
             await asyncio.sleep(every)
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
+    def admit(self, caller: str) -> Iterator[None]:
         """Keep a place for a task in the making, or refuse it: too much is waiting already."""
-        limits = self._limits
-        busy = len(self._jobs) - self._resting + self._arriving
-        if limits.running and busy >= limits.running + limits.queued:
-            raise UpstreamBusy(
-                "Too many tasks are waiting for OpenCode. Try again later, or raise "
-                "OPENCODE_MAX_CONCURRENT_STREAMS or A2A_MAX_QUEUED_TASKS.",
-                retry_after=10,
-            )
-        if self._resting >= MOST_RESTING:
-            raise UpstreamBusy(
-                "Too many tasks wait for an answer. Answer or cancel some, or try again later.",
-                retry_after=60,
-            )
-        self._arriving += 1
+        bound = self._admission.bound_for(caller)
+        if bound is not None:
+            raise self._too_many(bound, self._admission.waiting_of(caller))
+        self._admission.arrive(caller)
         try:
             yield
         finally:
-            self._arriving -= 1
+            self._admission.arrived(caller)
+
+    def _too_many(self, bound: Bound, waiting: int) -> UpstreamBusy:
+        match bound:
+            case Bound.QUEUE:
+                return UpstreamBusy(
+                    f"Too many tasks are waiting for OpenCode ({waiting}, all of them yours). Try "
+                    "again when some are done, or raise OPENCODE_MAX_CONCURRENT_STREAMS or "
+                    "A2A_MAX_QUEUED_TASKS.",
+                    retry_after=10,
+                    bound=bound.value,
+                    setting="A2A_MAX_QUEUED_TASKS",
+                )
+            case Bound.CALLER:
+                return UpstreamBusy(
+                    f"Too many of your tasks are waiting for OpenCode ({waiting}), and those of "
+                    "other callers wait too. Try again when some are done, or raise "
+                    "A2A_MAX_QUEUED_TASKS_PER_CALLER (what each caller may have waiting when the "
+                    "queue is full), A2A_MAX_QUEUED_TASKS or OPENCODE_MAX_CONCURRENT_STREAMS.",
+                    retry_after=10,
+                    bound=bound.value,
+                    setting="A2A_MAX_QUEUED_TASKS_PER_CALLER",
+                )
+            case Bound.RESTING:
+                return UpstreamBusy(
+                    "Too many tasks wait for an answer, and too many of them are yours. Answer or "
+                    "cancel some, or try again later.",
+                    retry_after=60,
+                    bound=bound.value,
+                )
 
     def start(
         self, head: TaskHead, title: str, *, fresh: bool = False
@@ -269,7 +300,11 @@ class Turns:
         if before is not None and before.work is not None:
             before.work.cancel()  # the task was lost, and has come back
         self._jobs[job.head.id] = job
-        self._contexts.setdefault((job.head.owner, job.head.context_id), []).append(job)
+        # What OpenCode already works on has no use for a slot that it would have to wait for.
+        running = job.resumed is not None and job.resumed.state is TaskState.WORKING
+        self._admission.enter(job, running=running)
+        if running:
+            job.granted.set_result(None)
         job.work = asyncio.create_task(self._work(job))
 
     def steer(self, task_id: str) -> asyncio.Future[Prompt | None] | None:
@@ -344,16 +379,11 @@ class Turns:
             elif job.fresh:
                 await self._sessions.forget(job.head.owner, job.head.context_id)
         finally:
-            self._free(job)
             self._leave(job)
 
     def _leave(self, job: _Job) -> None:
-        lane = (job.head.owner, job.head.context_id)
-        self._contexts[lane].remove(job)
-        if not self._contexts[lane]:
-            del self._contexts[lane]
-        if job.resting:
-            self._resting -= 1
+        self._admission.leave(job)
+        self._hand_out_slots()
         if self._jobs.get(job.head.id) is job:
             del self._jobs[job.head.id]
         job.over.set_result(None)
@@ -388,9 +418,9 @@ class Turns:
         )
         if not await self._stored(job):
             return CANCELED
-        if self._slots is not None:
-            await self._slots.acquire()
-            job.has_slot = True
+        self._admission.wait(job)
+        self._hand_out_slots()
+        await job.granted
         job.session, job.session_title = session, session.ref.title
         if not fresh:
             with suppress(StoreUnavailable):  # asking once too often does no harm
@@ -403,36 +433,25 @@ class Turns:
             await _filled(first)
         return not job.canceled.done()
 
-    def _free(self, job: _Job) -> None:
-        """Give the slot back, once: at the end, or while a person is thinking."""
-        if job.has_slot and self._slots is not None:
-            job.has_slot = False
-            self._slots.release()
+    def _hand_out_slots(self) -> None:
+        for job in self._admission.grant():
+            if not job.granted.done():  # else it was canceled, and is about to leave
+                job.granted.set_result(None)
 
     def _rest(self, job: _Job, resting: bool) -> None:
         """A task that waits for a person keeps nobody from working, nor from waiting."""
-        if resting is job.resting:
-            return
-        job.resting = resting
-        self._resting += 1 if resting else -1
         if resting:
-            self._free(job)
-        elif self._slots is not None:
-            self._slots.take_back()
-            job.has_slot = True
+            self._admission.rest(job)
+            self._hand_out_slots()
+        else:
+            self._admission.go_on(job)
 
     async def _wait_for_older(self, job: _Job) -> None:
         """One at a time per context, oldest first, also where another process has the older one."""
-        head, lane = job.head, (job.head.owner, job.head.context_id)
         while True:
-            older = [
-                other
-                for other in self._contexts[lane]
-                if (other.head.created_at, other.head.id) < (head.created_at, head.id)
-            ]
-            if older:
-                await asyncio.wait({older[-1].over})
-            elif await self._patiently(job, lambda: self._log.elsewhere(head)):
+            if (older := self._admission.before(job)) is not None:
+                await asyncio.wait({older.over})
+            elif await self._patiently(job, lambda: self._log.elsewhere(job.head)):
                 await asyncio.sleep(self._limits.soon)
             else:
                 return

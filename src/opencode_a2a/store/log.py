@@ -8,6 +8,11 @@ queue: they read the in-memory tail of a running task, or the table when they
 are behind.
 
     append ──► waiting ──► commit (writer thread) ──► tail + fold ──► cursors
+
+A commit that was not answered may have been done. Before anything else is written, the writer looks
+in the table which of its batches are there. Whoever waits for one of them is held for a few seconds
+and then told that the outcome is unknown. If it turns out to be stored after that, nobody here
+works on it: the task is let go, and taken up again from what the table says.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from ..domain.updates import BlockText, Ended, LogEntry, Started, Update, coales
 from ..domain.values import ANY_ROOT, Root, TaskQuery, TaskState
 from ..errors import (
     OtherWorkspace,
+    OutcomeUnknown,
     ServiceError,
     StoreUnavailable,
     TaskNotFound,
@@ -41,6 +47,8 @@ logger = structlog.get_logger()
 TAIL = 2_048  # entries of a running task kept in memory; older ones are read from the table
 GATHER_SECONDS = 0.033  # between two commits, when nothing is to be said that cannot wait
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the disk refuses
+COMMIT_SECONDS = 8.0  # for the answer to a commit, before its outcome is said to be unknown
+DOUBT_SECONDS = 4.0  # the same once the connection was lost
 GOODBYE_SECONDS = 5.0  # for what still waits when the service stops
 SWEEP_SECONDS = 60.0
 WAITERS = 64  # for a change of one task, before it is worth to look which of them are left
@@ -73,6 +81,7 @@ class _Saying:
     updates: Sequence[Update]
     done: asyncio.Future[None] | None = None
     keys: Sequence[Key] = ()
+    told_unknown: bool = False
 
     @property
     def ends(self) -> bool:
@@ -116,6 +125,11 @@ class _Live:
         if isinstance(update, BlockText):
             return update.append and update.block_id in self.task.blocks
         return isinstance(update, Started)
+
+    @property
+    def told_unknown(self) -> bool:
+        """Whether somebody was told that the outcome of what is being written is unknown."""
+        return any(saying.told_unknown for saying in self.being_written)
 
     def claimed(self) -> set[str]:
         """The keys of what waits."""
@@ -168,6 +182,8 @@ class SqlTaskLog:
         self._clock = clock
         self._live: dict[str, _Live] = {}
         self._dirty: dict[str, _Live] = {}
+        self._unsettled: list[tuple[_Live, sql.Batch]] = []  # their commit was lost
+        self._holding: asyncio.TimerHandle | None = None  # until nobody is held any longer
         self._wake = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None  # until the writer is woken
         self._began = 0.0  # the last commit, by the loop's clock
@@ -201,8 +217,11 @@ class SqlTaskLog:
                 sweeping.cancel()
                 writing.cancel()
                 await asyncio.gather(sweeping, writing, return_exceptions=True)
+                self._hold_no_more()
                 for live in self._live.values():
-                    for saying in (*live.being_written, *live.waiting):
+                    for saying in live.being_written:
+                        saying.answer(OutcomeUnknown())
+                    for saying in live.waiting:
                         saying.answer(StoreUnavailable("The service is stopping."))
 
     # -- saying things
@@ -227,6 +246,7 @@ class SqlTaskLog:
         if live is None or live.ending:
             raise _has_ended(task_id)
         if live.claimed() & {key.name for key in keys}:
+            await self.settled(task_id)
             raise KeyTaken
         await self._promise(live, updates, keys)
 
@@ -239,6 +259,18 @@ class SqlTaskLog:
         live = self._live.get(task_id)
         while live is not None and (live.waiting or live.being_written):
             await live.changed()
+
+    async def settled(self, task_id: str) -> None:
+        live = self._live.get(task_id)
+        try:
+            async with asyncio.timeout(DOUBT_SECONDS):
+                while live is not None and self._is_unsettled(live):
+                    await live.changed()
+        except TimeoutError:
+            raise OutcomeUnknown from None
+
+    def _is_unsettled(self, live: _Live) -> bool:
+        return live.told_unknown or any(live is each for each, _ in self._unsettled)
 
     def _say(
         self,
@@ -292,20 +324,86 @@ class SqlTaskLog:
                 self._gathering.cancel()
                 self._gathering = None
             self._began = self._loop.time()
-            dirty, self._dirty = self._dirty, {}
-            written = [live for live in dirty.values() if live.waiting]
-            batches = [self._take(live) for live in written]
-            until = self._clock() + LEASE
-            try:
-                refused = await self._commit(batches, until)
-            except Exception as exc:
-                self._give_back(written, exc)
+            if await (self._settle() if self._unsettled else self._write()):
+                failures = 0
+            else:
                 await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
                 failures += 1
+
+    async def _write(self) -> bool:
+        """Commit what waits. False when the store refuses."""
+        dirty, self._dirty = self._dirty, {}
+        written = [live for live in dirty.values() if live.waiting]
+        if not written:
+            return True
+        batches = [self._take(live) for live in written]
+        self._hold(written, COMMIT_SECONDS)
+        try:
+            refused = await self._commit(batches, self._clock() + LEASE)
+        except OutcomeUnknown:
+            self._unsettled = list(zip(written, batches, strict=True))
+            self._hold(written, DOUBT_SECONDS)
+            self._wake.set()
+            return True
+        except Exception as exc:
+            self._hold_no_more()
+            for live in written:
+                sayings, live.being_written = live.being_written, []
+                self._give_back(live, sayings, _refusal(exc))
+            return False
+        self._hold_no_more()
+        for live, batch in zip(written, batches, strict=True):
+            self._publish(live, batch, refused.get(live.task.head.id))
+        return True
+
+    async def _settle(self) -> bool:
+        """Look which of the batches whose commit was lost are stored. False when nobody can."""
+        self._wake.set()  # what waits meanwhile comes next
+        batches = [batch for _, batch in self._unsettled]
+        until = self._clock() + LEASE
+        try:
+            stored = await self._database.write(sql.find_stored, batches, self._holder, until)
+        except Exception as exc:
+            self._refuse_waiting(_refusal(exc))
+            return False
+        self._hold_no_more()
+        unsettled, self._unsettled = self._unsettled, []
+        logger.info("store.settled", tasks=len(unsettled), stored=len(stored))
+        for live, batch in unsettled:
+            if live.superseded:
+                continue  # another process has the task now
+            if live.task.head.id in stored:
+                self._publish(live, batch, None)
             else:
-                failures = 0
-                for live, batch in zip(written, batches, strict=True):
-                    self._publish(live, batch, refused.get(live.task.head.id))
+                sayings, live.being_written = live.being_written, []
+                self._give_back(live, sayings, _nothing_changed())
+        return True
+
+    def _hold(self, written: list[_Live], seconds: float) -> None:
+        """Let everybody wait so long, and then tell them that nobody knows, or that it failed."""
+        self._hold_no_more()
+        self._holding = self._loop.call_later(seconds, self._tell, written)
+
+    def _hold_no_more(self) -> None:
+        if self._holding is not None:
+            self._holding.cancel()
+            self._holding = None
+
+    def _tell(self, written: list[_Live]) -> None:
+        for live in written:
+            for saying in live.being_written:
+                if saying.done is not None and not saying.done.done():
+                    saying.told_unknown = True
+                    saying.answer(OutcomeUnknown())
+        self._refuse_waiting(_nothing_changed())
+        self._hold(written, 1.0)  # more may have come by then
+
+    def _refuse_waiting(self, refusal: StoreUnavailable) -> None:
+        """Nothing of what waits was sent to the store."""
+        dirty, self._dirty = self._dirty, {}
+        for live in dirty.values():
+            sayings, live.waiting = live.waiting, []
+            self._give_back(live, sayings, refusal)
 
     async def _commit(self, batches: list[sql.Batch], until: int) -> dict[str, sql.Refusal]:
         try:
@@ -327,7 +425,11 @@ class SqlTaskLog:
             self._leave_out(live, refused.taken)
             return
         if refused is not None:
-            self._let_go(live, refused)
+            taken = KeyTaken() if refused.taken else _has_ended(live.task.head.id)
+            self._let_go(live, taken)
+            return
+        if live.told_unknown:
+            self._let_go(live, _nothing_changed())
             return
         written, live.being_written = live.being_written, []
         live.publish(batch.entries)
@@ -344,15 +446,11 @@ class SqlTaskLog:
         for saying in repeated:
             saying.answer(KeyTaken())
         live.waiting[:0] = [saying for saying in sayings if saying not in repeated]
-        if live.waiting:
-            self._dirty[live.task.head.id] = live
-            self._wake.set()
-        live.wake()
+        self._write_again(live)
 
-    def _let_go(self, live: _Live, refused: sql.Refusal) -> None:
+    def _let_go(self, live: _Live, refusal: ServiceError | KeyTaken) -> None:
         """It is not ours to write; its readers go on with what the table says."""
         task_id = live.task.head.id
-        refusal = KeyTaken() if refused.taken else _has_ended(task_id)
         unheard = [*live.being_written, *live.waiting]
         live.being_written, live.waiting = [], []
         live.superseded = live.ending = True
@@ -362,26 +460,23 @@ class SqlTaskLog:
             del self._live[task_id]
         live.wake()
 
-    def _give_back(self, written: list[_Live], exc: Exception) -> None:
+    def _give_back(self, live: _Live, sayings: list[_Saying], refusal: StoreUnavailable) -> None:
         """Who waits is told no, and was not heard; the rest is kept and tried again."""
-        if not isinstance(exc, StoreUnavailable):
-            logger.error("store.broken", exc_info=exc)
-            exc = StoreUnavailable("The task store does not work. Nothing was changed.")
-        for live in written:
-            task_id = live.task.head.id
-            sayings, live.being_written = live.being_written, []
-            for saying in sayings:
-                saying.answer(exc)
-            if live.is_new:
-                live.waiting.clear()  # without its beginning there is nothing to say about it
-                self._live.pop(task_id, None)
-            else:
-                live.waiting[:0] = [saying for saying in sayings if saying.done is None]
-            live.ending = any(saying.ends for saying in live.waiting)
-            if live.waiting:
-                self._dirty[task_id] = live
-                self._wake.set()
-            live.wake()
+        for saying in sayings:
+            saying.answer(refusal)
+        if live.is_new and not live.being_written:
+            live.waiting.clear()  # without its beginning there is nothing to say about it
+            self._live.pop(live.task.head.id, None)
+        else:
+            live.waiting[:0] = [saying for saying in sayings if saying.done is None]
+        live.ending = any(saying.ends for saying in (*live.being_written, *live.waiting))
+        self._write_again(live)
+
+    def _write_again(self, live: _Live) -> None:
+        if live.waiting:
+            self._dirty[live.task.head.id] = live
+            self._wake.set()
+        live.wake()
 
     # -- holding
 
@@ -394,7 +489,7 @@ class SqlTaskLog:
             sql.beat, self._holder, until, list(ours), self._root.path
         )
         for task_id in lost:
-            self._let_go(ours[task_id], sql.GONE)
+            self._let_go(ours[task_id], _has_ended(task_id))
         return asked
 
     async def take_orphans(self) -> Sequence[Task]:
@@ -521,6 +616,21 @@ class SqlCursor:
                 await live.changed()
             else:
                 await asyncio.sleep(POLL_SECONDS)  # another process writes it
+
+
+def _nothing_changed() -> StoreUnavailable:
+    return StoreUnavailable(
+        "The task store cannot be used right now. Nothing was changed; try again later.",
+        retry_after=5,
+    )
+
+
+def _refusal(exc: Exception) -> StoreUnavailable:
+    """What is told to those of whom nothing was stored."""
+    if isinstance(exc, StoreUnavailable):  # those are logged where they happen
+        return _nothing_changed() if isinstance(exc, OutcomeUnknown) else exc
+    logger.error("store.broken", exc_info=exc)
+    return _nothing_changed()
 
 
 def _has_ended(task_id: str) -> UnsupportedOperation:

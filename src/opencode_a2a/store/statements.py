@@ -54,6 +54,7 @@ from ..domain.values import (
 from . import asked, codec
 from .database import Conflict
 from .holder import Holder
+from .migrate import touch
 from .prepared import Prepared
 from .roots import adopt
 from .tables import IS_OPEN, OPEN_STATES, contexts, entries, keys, sessions, tasks, totals
@@ -155,6 +156,30 @@ def _commit_together(
     if rows:
         _NEW_ENTRIES.change(db, *rows)
     return refused
+
+
+def find_stored(db: Connection, batches: Sequence[Batch], holder: str, until: int) -> set[str]:
+    """Of which tasks a batch was stored by a transaction whose commit was never answered.
+
+    This is final. A transaction that the server still commits is waited for, because it holds the
+    rows that are asked for here. And what SQLite may have kept of a failed one in its write-ahead
+    log is overwritten by what is written here.
+    """
+    stored: set[str] = set()
+    for batch in batches:
+        head, first = batch.task.head, batch.entries[0]
+        if batch.is_new:
+            with suppress(IntegrityError), db.begin_nested() as attempt:
+                _NEW_TASKS.change(db, _task_row(head) | {"holder": holder, "held_until": until})
+                attempt.rollback()
+        else:
+            db.execute(select(tasks.c.id).where(tasks.c.id == head.id).with_for_update())
+        entry = (entries.c.task_id == head.id, entries.c.seq == first.seq, entries.c.at == first.at)
+        found = db.execute(select(entries.c.kind, entries.c.body).where(*entry)).first()
+        if found is not None and tuple(found) == codec.encode(first.update):
+            stored.add(head.id)
+    touch(db)
+    return stored
 
 
 _NEW_TASK = ("id", "owner", "context_id", "state", "status_at", "created_at", "modes")

@@ -1,0 +1,201 @@
+"""Who is let in, and whose task runs next.
+
+1. At most so many tasks run at a time; no slot is free while a task that may run waits for one.
+2. A free slot goes to the caller with the fewest running tasks. Among callers with equally many
+   they take turns, so that each is served once before any of them is served twice.
+3. Of one caller's tasks the one with the lowest `order` runs first. Tasks of one context run one at
+   a time, in that order.
+4. A task that waits for a person has no slot and counts neither as running nor as waiting. Once
+   the person has decided, it runs at once: if no slot is free, the next one that becomes free is
+   not given away. The same holds for a task that was running in another process.
+5. While fewer than `running + queued` tasks are here, everybody is let in. After that only callers
+   with fewer than `per_caller` waiting tasks are, so that nobody fills the queue for the others.
+   The number of tasks that wait for people is bounded in the same way.
+
+Nothing here waits: the methods say what happens, and `grant` returns who may run now.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Entrant(Protocol):
+    """A task that wants to run. Two are the same only if they are one object."""
+
+    @property
+    def caller(self) -> str: ...
+
+    @property
+    def context(self) -> str: ...
+
+    @property
+    def order(self) -> Any:
+        """What is lower runs first."""
+        ...
+
+
+T = TypeVar("T", bound=Entrant)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    running: int  # 0: as many as there are, and then nothing is refused for being too many
+    queued: int
+    per_caller: int  # of `queued`
+    resting: int
+
+
+class Bound(Enum):
+    """Which bound keeps a new task out."""
+
+    QUEUE = "queue"  # too many tasks of all callers wait, and this caller is the only one
+    CALLER = "caller"  # too many tasks of all callers wait, and too many of them are this caller's
+    RESTING = "resting"  # too many tasks wait for people
+
+
+class Phase(Enum):
+    PRESENT = "present"  # it prepares, or another task of its context is before it
+    WAITING = "waiting"  # for a slot
+    RUNNING = "running"
+    RESTING = "resting"  # until a person decides
+
+
+class Admission(Generic[T]):
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._phases: dict[T, Phase] = {}
+        self._contexts: dict[tuple[str, str], list[T]] = {}  # in their order
+        self._waiting: dict[str, list[T]] = {}  # by caller, whose turn comes first is first
+        self._busy = Counter[str]()  # by caller: tasks that do not rest, and arriving ones
+        self._running = Counter[str]()
+        self._resting = Counter[str]()
+
+    # -- being let in
+
+    def bound_for(self, caller: str) -> Bound | None:
+        """Why one more task of this caller cannot be let in."""
+        bounds, own = self._bounds, self.waiting_of(caller)
+        full = bounds.running and self._busy.total() >= bounds.running + bounds.queued
+        if full and own >= min(bounds.per_caller, bounds.queued):
+            alone = own >= self._busy.total() - self._running.total()
+            return Bound.QUEUE if alone else Bound.CALLER
+        if self._resting.total() < bounds.resting:
+            return None
+        own = self._resting[caller]
+        return Bound.RESTING if own >= min(bounds.per_caller, bounds.resting) else None
+
+    def waiting_of(self, caller: str) -> int:
+        """How many tasks of this caller are here and neither run nor wait for a person."""
+        return self._busy[caller] - self._running[caller]
+
+    def arrive(self, caller: str) -> None:
+        """Keep a place for a task in the making."""
+        self._busy[caller] += 1
+
+    def arrived(self, caller: str) -> None:
+        """Give the place back: the task is here now, or will not come."""
+        _less(self._busy, caller)
+
+    # -- the life of a task
+
+    def enter(self, task: T, *, running: bool = False) -> None:
+        self._phases[task] = Phase.PRESENT
+        self._busy[task.caller] += 1
+        lane = self._contexts.setdefault((task.caller, task.context), [])
+        insort(lane, task, key=_order)
+        if running:
+            self._run(task)
+
+    def before(self, task: T) -> T | None:
+        """The task of the same context that is directly before it."""
+        lane = self._contexts[task.caller, task.context]
+        place = lane.index(task)
+        return lane[place - 1] if place else None
+
+    def wait(self, task: T) -> None:
+        """It could run now, but for a slot."""
+        if self._phases[task] is Phase.PRESENT:
+            self._phases[task] = Phase.WAITING
+            insort(self._waiting.setdefault(task.caller, []), task, key=_order)
+
+    def rest(self, task: T) -> None:
+        """It waits for a person."""
+        if self._phases[task] is not Phase.RESTING:
+            self._withdraw(task)
+            self._phases[task] = Phase.RESTING
+            _less(self._busy, task.caller)
+            self._resting[task.caller] += 1
+
+    def go_on(self, task: T) -> None:
+        """The person has decided."""
+        if self._phases[task] is Phase.RESTING:
+            _less(self._resting, task.caller)
+            self._busy[task.caller] += 1
+            self._run(task)
+
+    def leave(self, task: T) -> None:
+        """It is over."""
+        self._withdraw(task)
+        resting = self._phases.pop(task) is Phase.RESTING
+        _less(self._resting if resting else self._busy, task.caller)
+        lane = self._contexts[task.caller, task.context]
+        lane.remove(task)
+        if not lane:
+            del self._contexts[task.caller, task.context]
+
+    def grant(self) -> list[T]:
+        """Give the free slots away; who has one now."""
+        granted: list[T] = []
+        while self._has_free_slot() and (task := self._next()) is not None:
+            self._withdraw(task)
+            self._run(task)
+            granted.append(task)
+        return granted
+
+    def _has_free_slot(self) -> bool:
+        return not self._bounds.running or self._running.total() < self._bounds.running
+
+    def _next(self) -> T | None:
+        ready = [task for caller in self._waiting if (task := self._first(caller)) is not None]
+        return min(ready, key=lambda task: self._running[task.caller], default=None)
+
+    def _first(self, caller: str) -> T | None:
+        """The task of this caller that runs next, if one may run."""
+        return next((task for task in self._waiting[caller] if self.before(task) is None), None)
+
+    def _run(self, task: T) -> None:
+        self._phases[task] = Phase.RUNNING
+        self._running[task.caller] += 1
+        self._let_others_first(task.caller)
+
+    def _let_others_first(self, caller: str) -> None:
+        if caller in self._waiting:
+            self._waiting[caller] = self._waiting.pop(caller)
+
+    def _withdraw(self, task: T) -> None:
+        """Take its slot, or its place among those who wait for one."""
+        match self._phases[task]:
+            case Phase.RUNNING:
+                _less(self._running, task.caller)
+                self._let_others_first(task.caller)
+            case Phase.WAITING:
+                self._waiting[task.caller].remove(task)
+                if not self._waiting[task.caller]:
+                    del self._waiting[task.caller]
+            case _:
+                pass
+
+
+def _order(task: Entrant) -> Any:
+    return task.order
+
+
+def _less(counted: Counter[str], caller: str) -> None:
+    counted[caller] -= 1
+    if not counted[caller]:
+        del counted[caller]  # callers come and go

@@ -1,0 +1,279 @@
+"""A PostgreSQL for a test run, where one is installed, and a wire to it that can be cut."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+SECONDS = 60.0  # for the server to start or to stop
+USERS = ("postgres", "nobody")  # one of these runs it if we are root, whom it refuses
+
+
+def binaries() -> Path | None:
+    """Where the server's programs are."""
+    if found := shutil.which("initdb"):
+        return Path(found).resolve().parent
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return installed[-1].parent if installed else None
+
+
+def why_not() -> str | None:
+    """Why no PostgreSQL can be started here."""
+    if binaries() is None:
+        return "no PostgreSQL server is installed (no initdb in PATH or /usr/lib/postgresql)"
+    if os.geteuid() == 0 and _user() is None:
+        return f"PostgreSQL refuses to run as root, and there is no user {' or '.join(USERS)}"
+    return None
+
+
+def _user() -> pwd.struct_passwd | None:
+    for name in USERS:
+        with suppress(KeyError):
+            return pwd.getpwnam(name)
+    return None
+
+
+@dataclass
+class Postgres:
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[Postgres]:
+        """A server with one database, on loopback."""
+        with tempfile.TemporaryDirectory(prefix="a2a-postgres-") as name:
+            server = cls(Path(name), free_port())
+            if (user := _runs_as()) is not None:
+                os.chown(name, user.pw_uid, user.pw_gid)
+            cluster = ("-D", f"{name}/data", "-A", "trust", "-U", "a2a", "-E", "UTF8")
+            server._run("initdb", *cluster, "--locale=C", "--no-instructions", "-N")
+            server.start()
+            try:
+                yield server
+            finally:
+                server.stop(signal.SIGQUIT)
+
+    def url(self, wire: Wire | None = None) -> str:
+        """For SQLAlchemy; along a wire if one is named."""
+        where = f"127.0.0.1:{wire.port if wire else self.port}/postgres"
+        return f"postgresql+psycopg://a2a@{where}?sslmode=disable&gssencmode=disable"
+
+    def start(self) -> None:
+        log = (self.folder / "log").open("ab")
+        # A killed process must not cost an event; a power cut is not tested, so nothing is synced.
+        options = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "fsync": "off",
+            "max_connections": "100",
+        }
+        more = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        command = self._command("postgres", "-D", f"{self.folder}/data", "-p", str(self.port))
+        self.process = subprocess.Popen([*command, *more], stdout=log, stderr=log, **_as_user())
+        log.close()
+        self._wait_until_ready()
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT ends connections in an orderly way, SIGQUIT at once."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(SECONDS)
+            self.process = None
+
+    def say(self, statement: str) -> list[tuple[object, ...]]:
+        """Run a statement outside of a transaction."""
+        import psycopg
+
+        to = f"host=127.0.0.1 port={self.port} user=a2a dbname=postgres sslmode=disable"
+        with psycopg.connect(to, autocommit=True) as connection:
+            found = connection.execute(statement.encode())
+            return found.fetchall() if found.description else []
+
+    def emptied(self) -> str:
+        """The URL of its database, in which there is nothing."""
+        self.say("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        return self.url()
+
+    def _wait_until_ready(self) -> None:
+        import psycopg
+
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                self.say("SELECT 1")
+                return
+            except psycopg.OperationalError:
+                assert self.process is not None
+                said = (self.folder / "log").read_text()
+                assert self.process.poll() is None, f"it ended:\n{said}"
+                assert time.monotonic() < deadline, f"it is not ready:\n{said}"
+                time.sleep(0.02)
+
+    def _command(self, program: str, *words: str) -> list[str]:
+        folder = binaries()
+        assert folder is not None
+        return [str(folder / program), *words]
+
+    def _run(self, program: str, *words: str) -> None:
+        command: Sequence[str] = self._command(program, *words)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **_as_user()
+        )
+        assert done.returncode == 0, done.stdout.decode()
+
+
+def _runs_as() -> pwd.struct_passwd | None:
+    return _user() if os.geteuid() == 0 else None
+
+
+def _as_user() -> dict[str, Any]:
+    user = _runs_as()
+    more: dict[str, Any] = {"cwd": "/"}
+    if user is not None:
+        more |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    return more
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+# What happens to the next COMMIT that comes along a wire.
+# before: the connection is cut, and the server never gets it.
+# after: the server commits, then the connection is cut, and the client never hears of it.
+# between: the connection is cut, and the server gets it when it is let go.
+# silence: the server commits, and the client hears nothing until it is let go.
+Cut = Literal["before", "after", "between", "silence"]
+
+
+@dataclass
+class Wire:
+    """A TCP connection to a server that breaks when it is told to."""
+
+    to: int
+    port: int = 0
+    cut: Cut | None = None
+    away: bool = False  # nobody is connected any more
+    away_after: bool = False  # … from the next cut on
+    cuts: int = 0  # so many were made
+    let_go: threading.Event = field(default_factory=threading.Event)  # what is held between
+    _closing: bool = False
+    _open: set[socket.socket] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    @contextmanager
+    def laid(cls, to: int) -> Iterator[Wire]:
+        wire = cls(to)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            wire.port = listening.getsockname()[1]
+            accepting = threading.Thread(target=wire._accept, args=(listening,), daemon=True)
+            accepting.start()
+            try:
+                yield wire
+            finally:
+                wire._closing = True
+                wire.let_go.set()
+                wire.drop_all()
+                with suppress(OSError), socket.create_connection(("127.0.0.1", wire.port)):
+                    pass  # wakes who accepts
+                accepting.join(SECONDS)
+
+    def drop_all(self) -> None:
+        with self._lock:
+            for each in self._open:
+                _drop(each)
+
+    def _accept(self, listening: socket.socket) -> None:
+        while not self._closing:
+            client, _ = listening.accept()
+            if self.away or self._closing:
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:
+                client.close()
+                continue
+            with self._lock:
+                self._open |= {client, server}
+            link = _Link(self, client, server)
+            for pump in (link.forth, link.back):
+                threading.Thread(target=pump, daemon=True).start()
+
+
+@dataclass
+class _Link:
+    wire: Wire
+    client: socket.socket
+    server: socket.socket
+    deaf: threading.Event = field(default_factory=threading.Event)  # the client hears no more
+    heard: threading.Event = field(default_factory=threading.Event)  # what the server said since
+
+    def forth(self) -> None:
+        with suppress(OSError):
+            while data := self.client.recv(65_536):
+                if b"COMMIT\0" in data and (cut := self._take_cut()):
+                    self._cut(cut, data)
+                    return
+                self.server.sendall(data)
+        self._end()
+
+    def back(self) -> None:
+        with suppress(OSError):
+            while data := self.server.recv(65_536):
+                if self.deaf.is_set():
+                    self.heard.set()
+                else:
+                    self.client.sendall(data)
+        self._end()
+
+    def _take_cut(self) -> Cut | None:
+        with self.wire._lock:
+            cut, self.wire.cut = self.wire.cut, None
+            if cut is not None:
+                self.wire.cuts += 1
+                self.wire.away |= self.wire.away_after
+                self.wire.away_after = False
+        return cut
+
+    def _cut(self, cut: Cut, data: bytes) -> None:
+        self.deaf.set()
+        with suppress(OSError):
+            if cut == "between":
+                _drop(self.client)
+                self.wire.let_go.wait(SECONDS)
+            if cut != "before":
+                self.server.sendall(data)
+                self.heard.wait(SECONDS)
+            if cut == "silence":
+                self.wire.let_go.wait(SECONDS)
+        self._end()
+
+    def _end(self) -> None:
+        for each in (self.client, self.server):
+            _drop(each)
+        with self.wire._lock:
+            self.wire._open -= {self.client, self.server}
+
+
+def _drop(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,0 +1,127 @@
+"""One caller's queue is in no other caller's way: not for a slot, not at the door, not later."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.domain.values import Caller, PermissionAsk
+from opencode_a2a.errors import UpstreamBusy
+from opencode_a2a.service.inputs import Inputs
+from opencode_a2a.service.recovery import Recovery
+from opencode_a2a.service.turns import TurnLimits
+from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
+from tests.service.house import ALICE, BOB, House, NoFiles, house
+
+CAROL = Caller("carol")
+
+
+class Order:
+    """Whose prompts the agent got, in the order in which it got them; each context is `who/n`."""
+
+    def __init__(self, agent: ScriptedAgent) -> None:
+        self._agent = agent
+        self.prompted: list[str] = []
+
+    async def next(self) -> ScriptedSession:
+        """The session that is prompted next."""
+        await self._agent.until(self._new)
+        (session,) = self._new()  # one slot, one prompt
+        self.prompted.append(_context(session))
+        return session
+
+    def _new(self) -> list[ScriptedSession]:
+        sessions = self._agent.sessions.values()
+        return [s for s in sessions if s.prompts and _context(s) not in self.prompted]
+
+
+def _context(session: ScriptedSession) -> str:
+    return session.ref.title.rpartition("/")[0]
+
+
+async def queued(at: House, caller: Caller, count: int) -> None:
+    """So many tasks of a caller, each in a context of its own, ready but for a slot."""
+    before = len(at.agent.sessions)
+    for number in range(before, before + count):
+        await at.send("hello", f"{caller.principal}/{number:03}", caller=caller)
+    await at.agent.until(lambda: len(at.agent.sessions) == before + count)
+
+
+async def until_all_wait(at: House, count: int) -> None:
+    """Nothing else tells that so many tasks are ready but for a slot."""
+    async with asyncio.timeout(PATIENCE):
+        while sum(map(len, at.turns._admission._waiting.values())) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_who_has_one_task_waits_for_one_slot_behind_two_hundred_of_another() -> None:
+    async with house(TurnLimits(running=1, queued=256)) as at:
+        order = Order(at.agent)
+        await queued(at, ALICE, 1)
+        session = await order.next()
+        await queued(at, ALICE, 200)
+        await queued(at, BOB, 2)
+        await queued(at, CAROL, 1)
+        await until_all_wait(at, 203)
+        for _ in range(6):
+            session.answer("done")
+            session = await order.next()
+        assert [name[0] for name in order.prompted] == list("abcabaa")
+        of_alice = [name for name in order.prompted if name[0] == "a"]
+        assert of_alice == ["alice/000", "alice/001", "alice/002", "alice/003"]
+
+
+async def test_a_full_queue_is_full_only_for_who_has_filled_it() -> None:
+    async with house(TurnLimits(running=1, queued=4, queued_per_caller=2)) as at:
+        await queued(at, ALICE, 5)
+        with pytest.raises(UpstreamBusy) as refused:
+            await at.send("too much", "alice/9")
+        assert refused.value.facts == {"bound": "queue", "setting": "A2A_MAX_QUEUED_TASKS"}
+        assert "(4, all of them yours)" in refused.value.message
+        await queued(at, BOB, 2)
+        for caller, waiting in ((BOB, 2), (ALICE, 4)):
+            with pytest.raises(UpstreamBusy) as refused:
+                await at.send("too much", "another", caller=caller)
+            setting = "A2A_MAX_QUEUED_TASKS_PER_CALLER"
+            assert refused.value.facts == {"bound": "caller", "setting": setting}
+            assert f"({waiting})" in refused.value.message
+            assert setting in refused.value.message
+            assert refused.value.retry_after
+        await queued(at, CAROL, 1)
+
+
+async def test_whoever_lets_many_tasks_wait_for_answers_is_alone_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("opencode_a2a.service.turns.MOST_RESTING", 1)
+    async with house() as at:
+        task, session = await at.working("a")
+        ask = PermissionAsk("per_1", session.ref.id, "bash")
+        session.ask(ask)
+        await at.until_open(task, ask)
+        with pytest.raises(UpstreamBusy):
+            await at.send("hello", "b")
+        await at.send("hello", "b", caller=BOB)
+
+
+async def test_after_a_restart_the_callers_take_turns_too(tmp_path: Path) -> None:
+    url, agent = f"sqlite:///{tmp_path / 'tasks.db'}", ScriptedAgent()
+    limits = TurnLimits(running=1, quiet=0.05)
+    async with house(limits, url, agent) as at:
+        order = Order(agent)
+        await queued(at, ALICE, 1)
+        session = await order.next()
+        await queued(at, ALICE, 20)
+        await queued(at, BOB, 2)
+    async with (
+        house(limits, url, agent) as at,
+        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)),
+    ):
+        await agent.until(lambda: session.subscribed)  # what had begun goes on first
+        await until_all_wait(at, 22)
+        for _ in range(5):
+            session.answer("done")
+            session = await order.next()
+        assert [name[0] for name in order.prompted] == list("ababaa")

@@ -1,0 +1,443 @@
+"""A commit whose outcome nobody heard of: what is told meanwhile, and how it is settled.
+
+On PostgreSQL the connection is really cut around a COMMIT. On SQLite the driver says that the
+commit failed, whether it did or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opencode_a2a.domain.ports import Key, KeyTaken
+from opencode_a2a.domain.values import SessionRef, TaskState
+from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable, TaskNotFound
+from opencode_a2a.store import database as database_module
+from opencode_a2a.store import log as log_module
+from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.log import SqlTaskLog
+from tests.postgres import Cut, Postgres, Wire
+from tests.store.saying import (
+    DONE,
+    HELLO,
+    OWNER,
+    Clock,
+    delta,
+    head,
+    numbers,
+    rest,
+    settle,
+    soon,
+    step,
+    taken,
+)
+
+KEY = Key("key:1", "digest", 1_000)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01, 0.02, 0.05))
+    monkeypatch.setattr(log_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(log_module, "DOUBT_SECONDS", 30.0)
+    monkeypatch.setattr(log_module, "COMMIT_SECONDS", 30.0)
+
+
+@pytest.fixture
+def in_a_hurry(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is held for long before it is told that the outcome is unknown."""
+    monkeypatch.setattr(log_module, "DOUBT_SECONDS", 0.1)
+    monkeypatch.setattr(log_module, "COMMIT_SECONDS", 0.5)
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[SqlTaskLog]:
+    async with Database.open(url) as database, SqlTaskLog.open(database, clock=Clock()) as log:
+        yield log
+
+
+async def back(log: SqlTaskLog, task_id: str) -> None:
+    """Wait until a commit that was lost is settled."""
+    async with soon():
+        while True:
+            try:
+                return await log.settled(task_id)
+            except OutcomeUnknown:
+                continue
+
+
+# -- PostgreSQL: the connection is cut
+
+
+@pytest.fixture
+def wire(postgres: Postgres) -> Iterator[Wire]:
+    postgres.emptied()
+    with Wire.laid(postgres.port) as wire:
+        yield wire
+
+
+@pytest.fixture
+async def cut_log(postgres: Postgres, wire: Wire) -> AsyncIterator[SqlTaskLog]:
+    """A log on PostgreSQL, along a wire."""
+    async with opened(postgres.url(wire)) as log:
+        yield log
+
+
+async def test_a_task_that_was_stored_although_nobody_heard_of_it_is_acknowledged(
+    cut_log: SqlTaskLog, wire: Wire
+) -> None:
+    async with soon():
+        wire.cut = "after"
+        task = await cut_log.create(head("t"), [HELLO], [KEY])
+        assert wire.cuts == 1
+        assert task.last_seq == 1
+        assert cut_log.holds("t")
+        await cut_log.write("t", [DONE])
+        assert numbers(await rest(cut_log.follow("t", 0))) == [1, 2]
+        assert await cut_log.known(OWNER, KEY.name) == ("t", KEY.digest)
+
+
+async def test_a_task_that_was_not_stored_is_refused_as_if_nothing_had_been_sent(
+    cut_log: SqlTaskLog, wire: Wire
+) -> None:
+    async with soon():
+        wire.cut = "before"
+        with pytest.raises(StoreUnavailable) as told:
+            await cut_log.create(head("t"), [HELLO], [KEY])
+        assert not isinstance(told.value, OutcomeUnknown)
+        assert "Nothing was changed" in told.value.message
+        with pytest.raises(TaskNotFound):
+            await cut_log.get(OWNER, "t")
+        await cut_log.create(head("again"), [HELLO], [KEY])
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+@pytest.mark.parametrize("cut", ["before", "after"])
+async def test_while_the_database_is_away_it_is_said_to_be_unknown_and_settled_later(
+    cut_log: SqlTaskLog, wire: Wire, cut: Cut
+) -> None:
+    async with soon():
+        wire.cut, wire.away_after = cut, True
+        with pytest.raises(OutcomeUnknown) as told:
+            await cut_log.create(head("t"), [HELLO], [KEY])
+        assert "Nothing was changed" not in told.value.message
+        assert "Idempotency-Key" in told.value.message
+        assert "messageId" in told.value.message
+        assert told.value.retry_after
+        with pytest.raises(StoreUnavailable) as refused:  # this one was never sent
+            await cut_log.create(head("u"), [HELLO])
+        assert "Nothing was changed" in refused.value.message
+        wire.away = False
+        await back(cut_log, "t")
+        if cut == "before":
+            assert await cut_log.known(OWNER, KEY.name) is None
+            assert await taken(cut_log) == []
+            await cut_log.create(head("again"), [HELLO], [KEY])
+        else:
+            assert await cut_log.known(OWNER, KEY.name) == ("t", KEY.digest)
+            assert await taken(cut_log) == ["t"], "it is ours to run"
+            assert await taken(cut_log) == [], "and only once"
+            with pytest.raises(KeyTaken):
+                await cut_log.create(head("again"), [HELLO], [KEY])
+            await cut_log.write("t", [DONE])
+        with pytest.raises(TaskNotFound):
+            await cut_log.get(OWNER, "u")
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+async def test_a_stream_goes_on_where_it_was_and_nothing_is_told_twice(
+    cut_log: SqlTaskLog, wire: Wire, cut: Cut
+) -> None:
+    async with soon():
+        await cut_log.create(head("t"), [HELLO])
+        reading = asyncio.create_task(rest(cut_log.follow("t", 1)))
+        for n in range(5):
+            wire.cut = cut
+            cut_log.append("t", [step(2 * n)])
+            await settle()
+            cut_log.append("t", [step(2 * n + 1)])
+            await cut_log.flushed("t")
+            assert cut_log.holds("t")
+        assert wire.cuts == 5
+        cut_log.append("t", [DONE])
+        told = await reading
+        assert [entry.update for entry in told] == [*(step(n) for n in range(10)), DONE]
+        assert numbers(told) == list(range(2, 13))
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+async def test_an_end_is_told_once(cut_log: SqlTaskLog, wire: Wire, cut: Cut) -> None:
+    async with soon():
+        await cut_log.create(head("t"), [HELLO])
+        wire.cut = cut
+        cut_log.append("t", [delta("the end"), DONE])
+        told = await rest(cut_log.follow("t", 1))
+        assert [entry.update for entry in told] == [delta("the end"), DONE]
+        task = await cut_log.get(OWNER, "t")
+        assert (task.state, task.last_seq) == (TaskState.COMPLETED, 3)
+
+
+async def test_a_commit_that_is_still_under_way_is_waited_for(
+    cut_log: SqlTaskLog, wire: Wire
+) -> None:
+    """The connection is gone, but the server commits a moment later: to look once is too soon."""
+    async with soon():
+        wire.cut = "between"
+        creating = asyncio.create_task(cut_log.create(head("t"), [HELLO], [KEY]))
+        await until(lambda: wire.cuts == 1)
+        await asyncio.sleep(0.3)  # time to look, and to be wrong
+        assert not creating.done()
+        wire.let_go.set()
+        assert (await creating).last_seq == 1
+        assert numbers(list(await cut_log.follow("t", 0).read())) == [1]
+        wire.let_go.clear()
+        wire.cut = "between"
+        writing = asyncio.create_task(cut_log.write("t", [step(1)]))
+        await until(lambda: wire.cuts == 2)
+        await asyncio.sleep(0.3)
+        assert not writing.done()
+        wire.let_go.set()
+        await writing
+        await cut_log.write("t", [DONE])
+        assert numbers(await rest(cut_log.follow("t", 0))) == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+async def test_a_commit_that_is_never_answered_is_unknown_after_a_while(
+    cut_log: SqlTaskLog, wire: Wire
+) -> None:
+    async with soon():
+        wire.cut = "silence"
+        with pytest.raises(OutcomeUnknown):
+            await cut_log.create(head("t"), [HELLO], [KEY])
+        wire.let_go.set()
+        await back(cut_log, "t")
+        assert await taken(cut_log) == ["t"]
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+async def test_what_was_told_to_a_running_task_is_taken_up_with_it(
+    cut_log: SqlTaskLog, wire: Wire
+) -> None:
+    """Whoever works on the task does not know of it; read from the log, it is not overlooked."""
+    async with soon():
+        await cut_log.create(head("t"), [HELLO])
+        wire.cut, wire.away_after = "after", True
+        with pytest.raises(OutcomeUnknown):
+            await cut_log.write("t", [step(1)], [KEY])
+        with pytest.raises(OutcomeUnknown):  # the same again, too early
+            await cut_log.write("t", [step(1)], [KEY])
+        wire.away = False
+        await back(cut_log, "t")
+        assert not cut_log.holds("t")
+        (task,) = await cut_log.take_orphans()
+        assert task.last_seq == 2
+        with pytest.raises(KeyTaken):
+            await cut_log.write("t", [step(1)], [KEY])
+        await cut_log.write("t", [DONE])
+        assert numbers(await rest(cut_log.follow("t", 0))) == [1, 2, 3]
+
+
+async def test_a_session_is_bound_once_whatever_was_heard_of_it(
+    postgres: Postgres, wire: Wire
+) -> None:
+    async with soon(), Database.open(postgres.url(wire)) as database:
+        bindings = SqlBindings(database)
+        wire.cut = "after"
+        with pytest.raises(OutcomeUnknown):
+            await bindings.bind(OWNER, "c", SessionRef("ses_1"))
+        found = await bindings.session_of(OWNER, "c")
+        assert found is not None
+        assert found.id == "ses_1"
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+async def test_the_next_process_finds_what_the_last_one_did_not_hear_of(
+    postgres: Postgres, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "GOODBYE_SECONDS", 0.2)
+    async with soon():
+        async with opened(postgres.url(wire)) as log:
+            wire.cut, wire.away_after = "after", True
+            with pytest.raises(OutcomeUnknown):
+                await log.create(head("t"), [HELLO], [KEY])
+        wire.away = False
+        async with opened(postgres.url(wire)) as log:
+            assert await log.known(OWNER, KEY.name) == ("t", KEY.digest)
+
+
+async def test_no_task_is_lost_or_doubled_by_cuts_at_random(
+    postgres: Postgres, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "DOUBT_SECONDS", 0.05)
+    async with soon(), opened(postgres.url(wire)) as log:
+        figures = await campaign(log, wire, random.Random(9), cuts=40)
+    assert figures.cuts >= 40
+    assert figures.lost == figures.doubled == figures.untrue == 0
+
+
+@dataclass
+class Figures:
+    cuts: int = 0
+    acknowledged: int = 0
+    refused: int = 0
+    unknown: int = 0
+    stored: int = 0  # of the unknown ones
+    lost: int = 0  # acknowledged, and not there
+    doubled: int = 0  # there twice, or with entries that were not said, or not in their order
+    untrue: int = 0  # refused with "Nothing was changed", and there
+
+
+async def campaign(log: SqlTaskLog, wire: Wire, chance: random.Random, *, cuts: int) -> Figures:
+    """Tasks are made and written to while the wire is cut around commits; then all is counted."""
+    figures = Figures()
+    outcome: dict[str, str] = {}
+    said: dict[str, list[int]] = {}
+
+    async def one(number: int) -> None:
+        name = f"t{number}"
+        try:
+            await log.create(head(name, created_at=number), [HELLO], [Key(f"key:{name}", "d", 1)])
+        except OutcomeUnknown:
+            outcome[name] = "unknown"
+            return
+        except StoreUnavailable:
+            outcome[name] = "refused"
+            return
+        outcome[name] = "acknowledged"
+        for n in range(4):
+            log.append(name, [step(n)])
+            await asyncio.sleep(0)
+        log.append(name, [DONE])
+        await log.flushed(name)
+        said[name] = list(range(1, 7))
+
+    number = 0
+    while wire.cuts < cuts:
+        if wire.cut is None:
+            wire.cut = chance.choice(["before", "after", "after"])
+            wire.away_after = chance.random() < 0.2
+        await asyncio.gather(*(one(number + i) for i in range(3)))
+        number += 3
+        wire.away = False
+    wire.cut, wire.away_after, wire.away = None, False, False
+    for name in outcome:
+        await back(log, name)
+    for task in await log.take_orphans():
+        log.append(task.head.id, [DONE])
+        await log.flushed(task.head.id)
+    figures.cuts = wire.cuts
+    for name, told in outcome.items():
+        setattr(figures, told, getattr(figures, told) + 1)
+        known = await log.known(OWNER, f"key:{name}")
+        there = numbers(await rest(log.follow(name, 0)))
+        figures.stored += told == "unknown" and known is not None
+        figures.lost += told == "acknowledged" and (known is None or not there)
+        figures.untrue += told == "refused" and (known is not None or bool(there))
+        figures.doubled += there not in (said.get(name, [1, 2] if known else []),)
+    return figures
+
+
+async def until(so: Callable[[], bool]) -> None:
+    while not so():  # noqa: ASYNC110 (another thread makes it so)
+        await asyncio.sleep(0.005)
+
+
+# -- SQLite: the driver says that the commit failed
+
+
+@dataclass
+class Driver:
+    """What becomes of the next commit that changes something."""
+
+    says: str | None = None  # an error of SQLite's
+    commits: bool = True  # … although it was done, or not
+    after: Callable[[], object] | None = None  # what happens right after it
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    driver, connect = Driver(), database_module.connect
+
+    class Connection(sqlite3.Connection):
+        seen = 0
+
+        def commit(self) -> None:
+            writes, self.seen = self.total_changes != self.seen, self.total_changes
+            says, after = (driver.says, driver.after) if writes else (None, None)
+            if writes:
+                driver.says = driver.after = None
+            if says is None or driver.commits:
+                super().commit()
+            if after is not None:
+                after()
+            if says is not None:
+                failure = sqlite3.OperationalError("disk I/O error")
+                failure.sqlite_errorname, failure.sqlite_errorcode = says, 10
+                raise failure
+
+    def connected(path: str, options: dict[str, Any]) -> sqlite3.Connection:
+        return connect(path, options | {"factory": Connection})
+
+    monkeypatch.setattr(database_module, "connect", connected)
+    return driver
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_file_that_fails_while_it_commits_is_looked_at_again(
+    file_url: str, driver: Driver, commits: bool
+) -> None:
+    async with soon(), opened(file_url) as log:
+        await log.create(head("t"), [HELLO])
+        driver.says, driver.commits = "SQLITE_IOERR_FSYNC", commits
+        log.append("t", [step(1)])
+        await log.flushed("t")
+        driver.says = "SQLITE_IOERR_FSYNC"
+        if commits:
+            await log.create(head("u"), [HELLO], [KEY])
+        else:
+            with pytest.raises(StoreUnavailable) as told:
+                await log.create(head("u"), [HELLO], [KEY])
+            assert not isinstance(told.value, OutcomeUnknown)
+        assert (await log.known(OWNER, KEY.name) is not None) == commits
+        log.append("t", [DONE])
+        assert numbers(await rest(log.follow("t", 0))) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("error", ["SQLITE_FULL", "SQLITE_BUSY"])
+async def test_a_commit_that_certainly_failed_is_no_doubt(
+    file_url: str, driver: Driver, error: str
+) -> None:
+    async with soon(), opened(file_url) as log:
+        driver.says, driver.commits = error, False
+        with pytest.raises(StoreUnavailable) as told:
+            await log.create(head("t"), [HELLO])
+        assert not isinstance(told.value, OutcomeUnknown)
+        assert "Nothing was changed" in told.value.message
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+async def test_what_is_committed_to_a_file_that_is_taken_away_is_not_acknowledged(
+    path: Path, file_url: str, driver: Driver
+) -> None:
+    away = path.with_name("away.db")
+    async with soon(), opened(file_url) as log:
+        await log.create(head("before"), [HELLO])
+        driver.after = lambda: path.rename(away)
+        with pytest.raises(OutcomeUnknown):
+            await log.create(head("t"), [HELLO], [KEY])
+        with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+            await log.create(head("u"), [HELLO])
+        away.rename(path)
+        await back(log, "t")
+        assert await log.known(OWNER, KEY.name) == ("t", KEY.digest)
+        assert await taken(log) == ["t"]
