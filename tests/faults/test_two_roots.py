@@ -126,8 +126,12 @@ async def test_a_request_of_the_agent_is_answered_where_its_task_belongs(
             assert (await here.until(task.id, "completed")).state == "completed"
 
 
-async def test_a_session_is_used_only_where_it_belongs(breakable: Upstream, tmp_path: Path) -> None:
-    where = shared(tmp_path)
+@pytest.mark.parametrize("state", ["default", "shared"])
+async def test_a_session_is_used_only_where_it_belongs(
+    breakable: Upstream, tmp_path: Path, state: str
+) -> None:
+    where = DEFAULT if state == "default" else shared(tmp_path)
+    forbidden = ("SESSION_FORBIDDEN", "SESSION_NOT_FOUND", "OTHER_WORKSPACE")
     with (
         serving(breakable, tmp_path, tmp_path / "a", **where) as outer,
         serving(breakable, tmp_path, tmp_path / "a" / "b", **where) as inner,
@@ -140,11 +144,11 @@ async def test_a_session_is_used_only_where_it_belongs(breakable: Upstream, tmp_
                     ("opencode.sessions.unrevert", {"session_id": session}),
                 ):
                     refused = await _rpc(there, method, params)
-                    assert refused["error"]["data"]["type"] == "SESSION_FORBIDDEN", method
+                    assert refused["error"]["data"]["type"] in forbidden, method
                 before = await prompts(breakable)
                 with pytest.raises(Refused) as refusal:
                     await there.send("go on", contextId=f"ctx:opencode-session:{session}")
-                assert refusal.value.reason in ("SESSION_FORBIDDEN", "OTHER_WORKSPACE")
+                assert refusal.value.reason in forbidden
                 assert await prompts(breakable) == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,8 +13,8 @@ import pytest
 
 from opencode_a2a.domain.catalog import Catalog, Place, SessionInfo, SessionOwner, SessionQuery
 from opencode_a2a.domain.values import PermissionRule, SessionRef
-from opencode_a2a.errors import StoreUnavailable, UpstreamTimeout
-from opencode_a2a.service.access import FURTHEST, Access
+from opencode_a2a.errors import SessionNotFound, StoreUnavailable, UpstreamTimeout
+from opencode_a2a.service.access import BEING_MADE, FURTHEST, Access
 from opencode_a2a.service.places import Places
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
@@ -99,6 +100,28 @@ async def test_what_is_done_is_not_denied_because_of_the_store() -> None:
         owners = Full(database)
         async with access(owners).claiming(ALICE, SESSION.id):
             owners.full = True
+
+
+@pytest.mark.parametrize(("root", "is_seen"), [(None, True), ("/", True), ("/inner", False)])
+async def test_what_a_service_for_another_root_made_is_not_shared_here(
+    root: str | None, is_seen: bool
+) -> None:
+    """It may lie below this root, too; who owns it is in the database of the other service."""
+    made = replace(SESSION, directory="/inner", context_id="c", workspace_root=root)
+
+    async def session(session_id: str) -> SessionInfo:
+        return made
+
+    async with asyncio.timeout(30), Database.open("sqlite://") as database:
+        owners, catalog = SqlBindings(database), cast(Catalog, SimpleNamespace(session=session))
+        places = Places(catalog, owners, Path("/"), shared=True, directories=True)
+        guard = Access(catalog, owners, places, True, lambda: BEING_MADE, claim_ms=20)
+        assert await guard.among(ALICE, [made]) == [made] * is_seen
+        if is_seen:
+            assert await guard.visible(ALICE, made.id) == made
+        else:
+            with pytest.raises(SessionNotFound):
+                await guard.visible(ALICE, made.id)
 
 
 class Crowd:

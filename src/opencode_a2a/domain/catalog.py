@@ -33,6 +33,7 @@ class SessionInfo:
     context_id: str | None = None  # made by this service, for this context
     share_url: str | None = None
     reverted_to: str | None = None  # the message from which on everything is undone
+    workspace_root: str | None = None  # made by this service, or another, for this root
 
     @property
     def ref(self) -> SessionRef:

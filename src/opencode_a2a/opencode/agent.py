@@ -93,7 +93,9 @@ class OpenCode:
     async def create(self, title: str, context_id: str, place: Place | None = None) -> SessionRef:
         directory = place.directory if place is not None else self._defaults.directory
         # A title of ours saves the model call that OpenCode would spend on one.
-        body: dict[str, Any] = {"title": title, "metadata": {"a2a": {"contextId": context_id}}}
+        # Services for other roots know by the metadata that the session is not theirs.
+        ours = {"contextId": context_id, "root": self._defaults.directory}
+        body: dict[str, Any] = {"title": title, "metadata": {"a2a": ours}}
         if place is not None and place.workspace is not None:
             body["workspaceID"] = place.workspace
         if self._defaults.rules:

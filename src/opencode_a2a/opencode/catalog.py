@@ -54,8 +54,9 @@ class _Session(wire.Wire):
     time: _Times = Field(default_factory=_Times)
 
     def info(self) -> c.SessionInfo:
-        ours = (self.metadata or {}).get("a2a")
-        context = ours.get("contextId") if isinstance(ours, dict) else None
+        noted = (self.metadata or {}).get("a2a")
+        ours = noted if isinstance(noted, dict) else {}
+        context, root = ours.get("contextId"), ours.get("root")
         return c.SessionInfo(
             self.id,
             self.title,
@@ -66,6 +67,7 @@ class _Session(wire.Wire):
             context if isinstance(context, str) else None,
             self.share.url if self.share else None,
             self.revert.message if self.revert else None,
+            root if isinstance(root, str) else None,
         )
 
 

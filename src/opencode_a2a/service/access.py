@@ -161,8 +161,14 @@ class Access:
     def _may_see(
         self, caller: Caller, root: SessionInfo, owners: Mapping[str, SessionOwner]
     ) -> bool:
-        if root.id in owners:
-            return owners[root.id].principal == caller.principal
+        owner = owners.get(root.id)
+        if not self._is_known(owner) and root.workspace_root not in (
+            None,
+            self.places.home.directory,
+        ):
+            return False  # a service for that root made it, and knows whose it is
+        if owner is not None:
+            return owner.principal == caller.principal
         ours = root.context_id is not None
         return self.shared and not (ours and self.clock() - root.created_at < BEING_MADE)
 
