@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from . import __version__
 from .config import Server, Settings
 from .contract.dispatch import Contract
+from .domain.catalog import PlaceOwners
 from .domain.ports import Agent
 from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule
@@ -39,6 +40,7 @@ from .outbound.egress import Egress
 from .outbound.files import NamedFiles
 from .service.access import Access
 from .service.checks import Checks
+from .service.creator import Creator
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
 from .service.interrupts import Interrupts
 from .service.places import Places
@@ -103,7 +105,11 @@ async def build(
         NamedFiles.open(egress, root) as files,
         Turns.open(
             log,
-            sessions := Sessions(agent or opencode, bindings := SqlBindings(database)),
+            sessions := Sessions(
+                agent or opencode,
+                bindings := SqlBindings(database),
+                places := _places(settings, opencode, bindings),
+            ),
             asked := SqlAsked(database),
             limits,
             now_ms,
@@ -112,14 +118,12 @@ async def build(
     ):
         interrupts = Interrupts(log, turns, asked, server.permission_always)
         inputs = Inputs(files, server.max_part_bytes, server.max_message_bytes)
-        catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)
-        shared = server.shared_sessions
-        places = Places(catalog, bindings, root, shared, server.allow_directory_override)
+        catalog = places.catalog
         access = Access(
             catalog,
             bindings,
             places,
-            shared,
+            server.shared_sessions,
             now_ms,
             int(server.pending_session_claim_ttl_seconds * 1_000),
             rules,
@@ -138,7 +142,16 @@ async def build(
         async def opencode_works() -> bool:
             return opencode.connected
 
-        services = Services(agent or opencode, catalog, access, places, checks, inputs, interrupts)
+        services = Services(
+            agent or opencode,
+            catalog,
+            access,
+            places,
+            Creator(places),
+            checks,
+            inputs,
+            interrupts,
+        )
         published = publication(settings, url, services)
         app = FastAPI(
             title=server.title,
@@ -154,6 +167,17 @@ async def build(
             served = Streams(cast(ASGIApp, app))
             guarded = Authenticate(served, credentials_of(server), PUBLIC, failure)
             yield Trace(guarded, failure)
+
+
+def _places(settings: Settings, opencode: OpenCode, owners: PlaceOwners) -> Places:
+    upstream, server = settings.upstream, settings.server
+    return Places(
+        OpenCodeCatalog(opencode.http, upstream.timeout_stream),
+        owners,
+        upstream.workspace_root,
+        server.shared_sessions,
+        server.allow_directory_override,
+    )
 
 
 def publication(settings: Settings, url: str, services: Services | None = None) -> Published:

@@ -104,10 +104,9 @@ async def create_workspace(
     if params.request.type not in types:
         raise InvalidParams.at("request.type", f"must be one of {', '.join(types)}")
     with _audited(caller, "create workspace", params.request.type):
-        made = await services.catalog.create_workspace(
-            place, params.request.type, params.request.branch
+        made = await services.creator.create_workspace(
+            caller, place, params.request.type, params.request.branch
         )
-        await services.places.own(caller, filter(None, (made.workspace_id, made.directory)))
     return OneWorkspace(item=made)
 
 
@@ -121,8 +120,7 @@ async def remove_workspace(services: Services, caller: Caller, params: RemoveWor
     place = await params.place(services, caller)
     found = await services.places.workspace(caller, place, params.workspace_id, "workspace_id")
     with _audited(caller, "remove workspace", found.workspace_id):
-        await services.catalog.remove_workspace(place, found.workspace_id)
-        await services.places.forget(filter(None, (found.workspace_id, found.directory)))
+        await services.creator.remove_workspace(place, found.workspace_id)
     return Done()
 
 
@@ -156,8 +154,7 @@ async def create_worktree(
     """Make a worktree with a branch of its own."""
     place = await params.place(services, caller)
     with _audited(caller, "create worktree", params.request.name):
-        made = await services.catalog.create_worktree(place, params.request.name)
-        await services.places.own(caller, [made.directory])
+        made = await services.creator.create_worktree(caller, place, params.request.name)
     return OneWorktree(item=made)
 
 
@@ -180,8 +177,7 @@ async def remove_worktree(services: Services, caller: Caller, params: ExistingWo
     """Delete a worktree and its branch; it must be one that OpenCode lists."""
     place, worktree = await params.listed(services, caller)
     with _audited(caller, "remove worktree", worktree):
-        await services.catalog.remove_worktree(place, worktree)
-        await services.places.forget([worktree])
+        await services.creator.remove_worktree(place, worktree)
     return Done()
 
 

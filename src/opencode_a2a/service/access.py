@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import structlog
 
@@ -85,7 +84,8 @@ class Access:
         roots = await self._roots(sessions)
         owners = await self._owners(roots.values())
         seen = {r.id: r for r in roots.values() if self._may_see(caller, r, owners)}
-        outside = await self._outside(root for root in seen.values() if root.id not in owners)
+        unowned = [root for root in seen.values() if root.id not in owners]
+        outside = await self._outside(caller, unowned)
         return [s for s in sessions if roots[s.id].id in seen.keys() - outside]
 
     async def latest(
@@ -109,7 +109,7 @@ class Access:
         owners = await self._owners([root])
         if not self._may_see(caller, root, owners):
             raise SessionNotFound(session.id)
-        if not owners and await self._outside([root]):
+        if not owners and await self._outside(caller, [root]):
             raise SessionForbidden(
                 "This session works outside the workspace of this service.", session_id=session.id
             )
@@ -131,13 +131,10 @@ class Access:
         ours = root.context_id is not None
         return self.shared and not (ours and self.clock() - root.created_at < BEING_MADE)
 
-    async def _outside(self, sessions: Iterable[SessionInfo]) -> set[str]:
-        """Those that work neither below the root nor in a worktree of its project."""
-        outside = {s.id: s.directory for s in sessions if not self.places.below(Path(s.directory))}
-        if not outside:
-            return set()
-        worktrees = await self.places.is_worktree(outside.values())
-        return {session for session, directory in outside.items() if directory not in worktrees}
+    async def _outside(self, caller: Caller, sessions: Sequence[SessionInfo]) -> set[str]:
+        """Those that work where this caller cannot."""
+        within = await self.places.within(caller, [session.directory for session in sessions])
+        return {session.id for session in sessions if session.directory not in within}
 
     async def _roots(self, sessions: Sequence[SessionInfo]) -> dict[str, SessionInfo]:
         """For each session the one that its sub-agents, and theirs, work for."""
