@@ -282,6 +282,10 @@ class Owners(Protocol):
         """Who has a context with that id."""
         ...
 
+    async def contexts_of(self, owner: str, sessions: Sequence[str]) -> Mapping[str, str]:
+        """The context of each session that serves one of this owner's."""
+        ...
+
     async def forget_model(self, session_id: str) -> None:
         """Of a session that is to go on with whatever it is asked with next."""
         ...

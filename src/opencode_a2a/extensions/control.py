@@ -201,7 +201,7 @@ async def command(
         await _stop(services, session)
         raise
     await _keep(services, session, model)
-    return OneMessage.of(message, session.id, caller)
+    return await OneMessage.of(services, caller, session.id, message)
 
 
 async def _keep(services: Services, session: SessionInfo, model: ModelRef | None) -> None:
@@ -272,7 +272,7 @@ async def shell(
     except UpstreamTimeout:
         await _stop(services, session)
         raise
-    return OneMessage.of(message, session.id, caller)
+    return await OneMessage.of(services, caller, session.id, message)
 
 
 class Summarize(Session):

@@ -1,7 +1,6 @@
 """Where OpenCode can work: projects, workspaces, worktrees.
 
-They belong to the deployment, not to a caller. OpenCode calls the routes behind workspaces
-and worktrees experimental.
+OpenCode calls the routes behind workspaces and worktrees experimental.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WORKSPACES = Extension(
     "opencode",
     extended={
         "routing": "metadata.opencode.workspace.id counts more than metadata.opencode.directory, "
-        "which must be inside the workspace root",
+        "which must be inside the workspace root or in a worktree that the caller sees",
         "ownership": "a caller sees and removes the workspaces and worktrees it made, and those "
         "nobody owns when A2A_SHARED_SESSIONS is true",
     },
@@ -98,7 +97,10 @@ class CreateWorkspace(Placed):
 async def create_workspace(
     services: Services, caller: Caller, params: CreateWorkspace
 ) -> OneWorkspace:
-    """Make a workspace; OpenCode must have them switched on."""
+    """Make a workspace, with its files in place.
+
+    OpenCode must have them switched on: OPENCODE_EXPERIMENTAL_WORKSPACES=1 in its environment.
+    """
     place = await params.place(services, caller)
     types = await services.catalog.workspace_types(place)
     if params.request.type not in types:
@@ -151,7 +153,7 @@ class CreateWorktree(Placed):
 async def create_worktree(
     services: Services, caller: Caller, params: CreateWorktree
 ) -> OneWorktree:
-    """Make a worktree with a branch of its own."""
+    """Make a worktree with a branch of its own, and with its files in place."""
     place = await params.place(services, caller)
     with _audited(caller, "create worktree", params.request.name):
         made = await services.creator.create_worktree(caller, place, params.request.name)
