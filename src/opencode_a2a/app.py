@@ -129,7 +129,7 @@ async def build(
             rules,
         )
         checks = Checks(catalog)
-        wishes = Wishes(access, checks, catalog, sessions, bindings)
+        wishes = Wishes(access, checks, catalog, sessions, bindings, upstream.agent)
         tasks = Tasks(agent or opencode, log, turns, interrupts, wishes, inputs, now_ms)
 
         async def store_works() -> bool:

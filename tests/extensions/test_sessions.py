@@ -468,6 +468,12 @@ def test_what_was_done_can_be_undone_and_redone(alice: Line, inside: Inside) -> 
         ("command", {"request": {"command": "nonsense"}}, "request.command"),
         ("command", {"request": {"command": "shout", "agent": "x"}}, "request.agent"),
         ("command", {"request": {"command": "shout", "model": NO_MODEL}}, "request.model"),
+        ("command", {"request": {"command": "shout", "variant": "x"}}, "request.variant"),
+        (
+            "prompt_async",
+            {"request": {"parts": [{"type": "text", "text": "x"}], "variant": "x"}},
+            "request.variant",
+        ),
         (
             "prompt_async",
             {"request": {"parts": [{"type": "text", "text": "x"}], "agent": "x"}},

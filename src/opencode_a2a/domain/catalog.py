@@ -7,7 +7,7 @@ whose session is whose.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 from .task import TaskHead
@@ -162,6 +162,27 @@ class Providers:
             for m in self.models
         )
 
+    def variants(self, model: ModelRef | None) -> list[str]:
+        """Of this model, or without one of all that are connected; each once."""
+        found = [
+            variant
+            for m in self.models
+            if m.connected
+            and (model is None or (m.provider_id, m.model_id) == (model.provider, model.model))
+            for variant in m.variants
+        ]
+        return list(dict.fromkeys(found))
+
+    def with_default(self, model: ModelRef | None) -> Providers:
+        """The same, where this model is what its provider answers with by default."""
+        if model is None or not self.knows(model):
+            return self
+        providers = (
+            replace(p, default_model=model.model) if p.provider_id == model.provider else p
+            for p in self.providers
+        )
+        return replace(self, providers=tuple(providers))
+
 
 @dataclass(frozen=True, slots=True)
 class Project:
@@ -238,7 +259,7 @@ class Catalog(Protocol):
 
     async def providers(self, place: Place) -> Providers: ...
     async def agents(self, place: Place) -> Mapping[str, ModelRef | None]:
-        """By name, each with the model it is configured for."""
+        """By name, each with the model it is configured for; the default agent comes first."""
         ...
 
     async def commands(self, place: Place) -> Mapping[str, str]:

@@ -107,6 +107,9 @@ async def prompt_async(
     await services.checks.agent(session, asked.agent, "request.agent")
     model = asked.model.ref if asked.model else None
     await services.checks.model(session, model, "request.model")
+    if asked.variant is not None:
+        answering = model or await services.checks.answering(session, asked.agent, session.id)
+        await services.checks.variant(session, asked.variant, answering, "request.variant")
     room = services.inputs.room()
     parts = [
         await _part(services, session, part, f"request.parts[{i}]", room)
@@ -187,6 +190,8 @@ async def command(
     await services.checks.agent(session, asked.agent, "request.agent")
     model = asked.model.ref if asked.model else None
     await services.checks.model(session, model, "request.model")
+    # A command may have a model of its own, so no model is ruled out.
+    await services.checks.variant(session, asked.variant, None, "request.variant")
     room = services.inputs.room()
     files = [
         await _file(services, part, f"request.parts[{i}]", room)

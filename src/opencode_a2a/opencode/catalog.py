@@ -142,6 +142,8 @@ class _Providers(wire.Wire):
 class _Agent(wire.Wire):
     name: str
     model: _ModelName | None = None
+    mode: str = "primary"
+    hidden: bool | None = None
 
 
 class _Command(wire.Wire):
@@ -355,6 +357,8 @@ class OpenCodeCatalog:
 
     async def agents(self, place: c.Place) -> Mapping[str, ModelRef | None]:
         found = wire.read(list[_Agent], await self._http.call("GET", "agent", query=_at(place)))
+        # OpenCode lists its default agent first, unless only sub-agents or hidden ones precede it.
+        found.sort(key=lambda agent: bool(agent.hidden) or agent.mode == "subagent")
         return {
             agent.name: ModelRef(agent.model.provider, agent.model.model) if agent.model else None
             for agent in found
