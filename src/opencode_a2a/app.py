@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from . import __version__
 from .config import Server, Settings, State
 from .contract.dispatch import Contract
+from .domain.catalog import PlaceOwners
 from .domain.ports import Agent
 from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule, Root
@@ -39,6 +40,7 @@ from .outbound.egress import Egress
 from .outbound.files import NamedFiles
 from .service.access import Access
 from .service.checks import Checks
+from .service.creator import Creator
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
 from .service.interrupts import Interrupts
 from .service.places import Places, in_root, in_root_only
@@ -107,7 +109,11 @@ async def build(
         NamedFiles.open(egress, root) as files,
         Turns.open(
             log,
-            sessions := Sessions(agent or opencode, bindings := SqlBindings(database, own)),
+            sessions := Sessions(
+                agent or opencode,
+                bindings := SqlBindings(database, own),
+                places := _places(settings, opencode, bindings),
+            ),
             asked := SqlAsked(database, own),
             limits,
             now_ms,
@@ -116,26 +122,33 @@ async def build(
     ):
         interrupts = Interrupts(log, turns, asked, server.permission_always)
         inputs = Inputs(files, server.max_part_bytes, server.max_message_bytes)
-        catalog = OpenCodeCatalog(opencode.http, upstream.timeout_stream)
-        shared = server.shared_sessions
-        places = Places(catalog, bindings, root, shared, server.allow_directory_override)
+        catalog = places.catalog
         access = Access(
             catalog,
             bindings,
             places,
-            shared,
+            server.shared_sessions,
             now_ms,
             int(server.pending_session_claim_ttl_seconds * 1_000),
             rules,
         )
         checks = Checks(catalog)
-        wishes = Wishes(access, checks, catalog, sessions, bindings)
+        wishes = Wishes(access, checks, catalog, sessions, bindings, upstream.agent)
         tasks = Tasks(agent or opencode, log, turns, interrupts, wishes, inputs, now_ms)
 
         async def opencode_works() -> bool:
             return opencode.connected
 
-        services = Services(agent or opencode, catalog, access, places, checks, inputs, interrupts)
+        services = Services(
+            agent or opencode,
+            catalog,
+            access,
+            places,
+            Creator(places),
+            checks,
+            inputs,
+            interrupts,
+        )
         published = publication(settings, url, services)
         app = FastAPI(
             title=server.title,
@@ -159,6 +172,17 @@ async def _moved_in(state: State, root: Path) -> AsyncIterator[None]:
     if (shared := state.shared_url) is not None:
         await take_over(shared, state.url(root), Root(str(root), partial(in_root_only, root)))
     yield
+
+
+def _places(settings: Settings, opencode: OpenCode, owners: PlaceOwners) -> Places:
+    upstream, server = settings.upstream, settings.server
+    return Places(
+        OpenCodeCatalog(opencode.http, upstream.timeout_stream),
+        owners,
+        upstream.workspace_root,
+        server.shared_sessions,
+        server.allow_directory_override,
+    )
 
 
 def publication(settings: Settings, url: str, services: Services | None = None) -> Published:

@@ -258,7 +258,8 @@ class Server(Group):
         "it failed.",
     )
     allow_directory_override: bool = Field(
-        default=True, description="Let callers choose a directory below the workspace root."
+        default=True,
+        description="Let callers choose a directory below the root or in their worktrees.",
     )
     enable_session_shell: bool = Field(
         default=False, description="Offer `opencode.sessions.shell`: any command, unasked."

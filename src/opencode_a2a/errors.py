@@ -165,6 +165,20 @@ class OtherWorkspace(ServiceError):
         )
 
 
+class DirectoryGone(ServiceError):
+    """A context cannot be continued where it worked, for instance in a removed worktree."""
+
+    type, rpc_code, http_status = "DIRECTORY_GONE", -32059, 409
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(
+            "This context worked in a directory that is gone, or that is not yours to work in any "
+            "more; its worktree or workspace was probably removed. Start a new context, without "
+            "contextId.",
+            directory=directory,
+        )
+
+
 class UpstreamError(ServiceError):
     """OpenCode did not do what it was asked."""
 

@@ -30,7 +30,9 @@ class _Call:
 
 
 class Line:
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, trapped: bytes = PROMPT) -> None:
+        """`trapped` is what the path of a request holds that a trap cuts."""
+        self._trapped = trapped
         where = urlsplit(target)
         self._host, self._port = where.hostname or "127.0.0.1", where.port or 80
         self._calls: set[_Call] = set()
@@ -42,8 +44,8 @@ class Line:
 
     @classmethod
     @asynccontextmanager
-    async def to(cls, target: str) -> AsyncIterator[Line]:
-        self = cls(target)
+    async def to(cls, target: str, trapped: bytes = PROMPT) -> AsyncIterator[Line]:
+        self = cls(target, trapped)
         server = await asyncio.start_server(self._take, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
@@ -63,7 +65,7 @@ class Line:
         return len(cut)
 
     def trap(self, moment: Moment) -> None:
-        """Cut the next prompt before OpenCode gets it, or after, before its answer comes back."""
+        """Cut the next such request before OpenCode gets it, or after, without its answer."""
         self._traps.append(moment)
 
     def disarm(self) -> None:
@@ -101,7 +103,7 @@ class Line:
             while chunk := await reader.read(65536):
                 request = chunk[:256].partition(b"\r\n")[0]
                 call.events |= request.startswith(EVENTS)
-                if request.startswith(b"POST ") and PROMPT in request and self._traps:
+                if request.startswith(b"POST ") and self._trapped in request and self._traps:
                     self.sprung += 1
                     if self._traps.popleft() == "before":
                         return

@@ -135,3 +135,29 @@ async def test_an_agent_is_chosen_if_there_is_such_a_one(
     refusal = await refused(either, wishing("hello", opencode={"agent": "plam"}))
     assert "metadata.opencode.agent" in refusal.message
     assert "plan" in refusal.message
+
+
+async def test_a_variant_is_one_of_the_model_that_answers(
+    either: PythonClient, behind: Behind
+) -> None:
+    small = {"model": {"providerID": "demo", "modelID": "demo-small"}}
+    first = await either.send(wishing("one", opencode={"variant": "high"}))
+    session = shared(first)["session"]["id"]
+    assert (await behind.session(session))["model"]["variant"] == "high"
+    for wanted, named in (
+        (wishing("x", opencode={"variant": "hihg"}), "demo/demo has only low, medium, high"),
+        (wishing("x", context=first.context_id, opencode={"variant": "max"}), "demo/demo has only"),
+        (wishing("x", shared=small, opencode={"variant": "high"}), "demo/demo-small has no"),
+        (wishing("x", opencode={"variant": "high", "agent": "seer"}), "demo/demo-vision has no"),
+    ):
+        refusal = await refused(either, wanted)
+        assert refusal.code == INVALID
+        assert "metadata.opencode.variant" in refusal.message
+        assert named in refusal.message
+    # The session answers with what it had before, so that is what counts after another choice.
+    moved = await either.send(wishing("two", context=first.context_id, shared=small))
+    assert state(moved) == "completed"
+    again = await either.send(
+        wishing("three", context=first.context_id, opencode={"variant": "low"})
+    )
+    assert state(again) == "completed"

@@ -17,14 +17,21 @@ def test_providers_are_told_without_their_keys(alice: Line, inside: Inside) -> N
         "name": "Demo",
         "source": "config",
         "connected": True,
-        "default_model": item["default_model"],
+        "default_model": "demo",
         "model_count": len(raw["models"]),
     }
     assert found["connected"] == ["demo"]
-    assert found["default_by_provider"] == {"demo": item["default_model"]}
+    assert found["default_by_provider"] == {"demo": "demo"}
     told = json.dumps([found, alice.call("opencode.models.list")])
     for secret in ("apiKey", "baseURL", "options", "headers", raw["options"]["baseURL"]):
         assert secret not in told
+
+
+def test_the_configured_model_is_the_default(alice: Line, inside: Inside) -> None:
+    raw = inside.http.get("/provider").json()
+    assert raw["default"]["demo"] != "demo"  # OpenCode names what it would prefer
+    for method in ("opencode.providers.list", "opencode.models.list"):
+        assert alice.call(method)["default_by_provider"] == {"demo": "demo"}
 
 
 def test_models_say_what_they_can_do(alice: Line) -> None:

@@ -37,7 +37,7 @@ def talk(alice: Line) -> Json:
     session: str = task["metadata"]["shared"]["session"]["id"]
     messages = alice.call("opencode.sessions.messages.list", session_id=session)["items"]
     prompts = [m["messageId"] for m in messages if m["role"] == "user"]
-    return {"session": session, "messages": messages, "prompts": prompts}
+    return {"session": session, "context": context, "messages": messages, "prompts": prompts}
 
 
 def texts(message: Json) -> list[str]:
@@ -50,9 +50,32 @@ def texts(message: Json) -> list[str]:
 def test_a_session_is_shown_as_a_completed_task(alice: Line, talk: Json) -> None:
     item = alice.call("opencode.sessions.get", session_id=talk["session"])["item"]
     assert (item["kind"], item["id"]) == ("task", talk["session"])
-    assert item["contextId"] == f"ctx:opencode-session:{talk['session']}"
+    assert item["contextId"] == talk["context"]
     assert item["status"]["state"] == "completed"
     assert item["metadata"]["shared"]["session"] == {"id": talk["session"], "title": "first"}
+
+
+def test_the_context_of_a_listed_session_continues_it(
+    alice: Line, bob: Line, inside: Inside, talk: Json
+) -> None:
+    session, context = talk["session"], fresh()
+    own = alice.session("one", context)
+    listed = {item["id"]: item for item in alice.call("opencode.sessions.list", limit=100)["items"]}
+    assert listed[session]["contextId"] == talk["context"]
+    assert alice.session("two", listed[own]["contextId"]) == own
+    messages = alice.call("opencode.sessions.messages.list", session_id=own)["items"]
+    assert {message["contextId"] for message in messages} == {context}
+    params = {"session_id": own, "message_id": messages[0]["messageId"]}
+    assert alice.call("opencode.sessions.messages.get", **params)["item"]["contextId"] == context
+    unreverted = alice.call("opencode.sessions.unrevert", session_id=own)["item"]
+    assert unreverted["context_id"] == context
+    forked = alice.call("opencode.sessions.fork", session_id=own)["item"]
+    assert forked["context_id"] == f"ctx:opencode-session:{forked['id']}"
+    nobodys = inside.session("by hand")
+    for who in (alice, bob):
+        item = who.call("opencode.sessions.get", session_id=nobodys)["item"]
+        assert item["contextId"] == f"ctx:opencode-session:{nobodys}"
+    assert context not in json.dumps(bob.call("opencode.sessions.list", limit=100))
 
 
 def test_both_lines_read_it_in_their_own_words(alice: Line, talk: Json) -> None:
@@ -446,6 +469,12 @@ def test_what_was_done_can_be_undone_and_redone(alice: Line, inside: Inside) -> 
         ("command", {"request": {"command": "nonsense"}}, "request.command"),
         ("command", {"request": {"command": "shout", "agent": "x"}}, "request.agent"),
         ("command", {"request": {"command": "shout", "model": NO_MODEL}}, "request.model"),
+        ("command", {"request": {"command": "shout", "variant": "x"}}, "request.variant"),
+        (
+            "prompt_async",
+            {"request": {"parts": [{"type": "text", "text": "x"}], "variant": "x"}},
+            "request.variant",
+        ),
         (
             "prompt_async",
             {"request": {"parts": [{"type": "text", "text": "x"}], "agent": "x"}},

@@ -41,6 +41,18 @@ async def test_the_same_context_of_another_caller_is_another_context(database: D
         assert await bindings.session_of(OWNER, "c") == SESSION
 
 
+async def test_a_caller_learns_its_own_contexts_of_many_sessions(database: Database) -> None:
+    bindings = SqlBindings(database)
+    async with soon():
+        await bindings.bind(OWNER, "c", SESSION)
+        await bindings.bind("bob", "d", SessionRef("ses_2"))
+        asked = [f"ses_{n}" for n in range(1_200)]
+        assert await bindings.contexts_of(OWNER, asked) == {"ses_1": "c"}
+        assert await bindings.contexts_of("bob", asked) == {"ses_2": "d"}
+        assert await bindings.contexts_of("eve", asked) == {}
+        assert await bindings.contexts_of(OWNER, []) == {}
+
+
 async def test_of_two_sessions_for_one_context_the_first_stays(database: Database) -> None:
     bindings = SqlBindings(database)
     sessions = [SessionRef(f"ses_{n}") for n in range(5)]

@@ -7,7 +7,7 @@ whose session is whose.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 from .task import TaskHead
@@ -163,6 +163,27 @@ class Providers:
             for m in self.models
         )
 
+    def variants(self, model: ModelRef | None) -> list[str]:
+        """Of this model, or without one of all that are connected; each once."""
+        found = [
+            variant
+            for m in self.models
+            if m.connected
+            and (model is None or (m.provider_id, m.model_id) == (model.provider, model.model))
+            for variant in m.variants
+        ]
+        return list(dict.fromkeys(found))
+
+    def with_default(self, model: ModelRef | None) -> Providers:
+        """The same, where this model is what its provider answers with by default."""
+        if model is None or not self.knows(model):
+            return self
+        providers = (
+            replace(p, default_model=model.model) if p.provider_id == model.provider else p
+            for p in self.providers
+        )
+        return replace(self, providers=tuple(providers))
+
 
 @dataclass(frozen=True, slots=True)
 class Project:
@@ -239,7 +260,7 @@ class Catalog(Protocol):
 
     async def providers(self, place: Place) -> Providers: ...
     async def agents(self, place: Place) -> Mapping[str, ModelRef | None]:
-        """By name, each with the model it is configured for."""
+        """By name, each with the model it is configured for; the default agent comes first."""
         ...
 
     async def commands(self, place: Place) -> Mapping[str, str | None]:
@@ -250,8 +271,18 @@ class Catalog(Protocol):
     async def project(self, place: Place) -> Project: ...
     async def workspaces(self, place: Place) -> Sequence[Workspace]: ...
     async def workspace_types(self, place: Place) -> Sequence[str]: ...
-    async def create_workspace(self, place: Place, type: str, branch: str | None) -> Workspace: ...
-    async def remove_workspace(self, place: Place, workspace: str) -> None: ...
+    def new_workspace_id(self) -> str:
+        """An id for a workspace: what was made under it can be removed, however far it got."""
+        ...
+
+    async def create_workspace(
+        self, place: Place, workspace: str, type: str, branch: str | None
+    ) -> Workspace: ...
+
+    async def remove_workspace(self, place: Place, workspace: str) -> Workspace | None:
+        """What was removed; None when there is no such workspace."""
+        ...
+
     async def worktrees(self, place: Place) -> Sequence[str]: ...
     async def create_worktree(self, place: Place, name: str | None) -> Worktree: ...
 
@@ -277,6 +308,10 @@ class Owners(Protocol):
 
     async def contexts(self, ids: Sequence[str]) -> Mapping[str, frozenset[str]]:
         """Who has a context with that id."""
+        ...
+
+    async def contexts_of(self, owner: str, sessions: Sequence[str]) -> Mapping[str, str]:
+        """The context of each session that serves one of this owner's."""
         ...
 
     async def forget_model(self, session_id: str) -> None:

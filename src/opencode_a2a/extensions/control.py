@@ -107,6 +107,9 @@ async def prompt_async(
     await services.checks.agent(session, asked.agent, "request.agent")
     model = asked.model.ref if asked.model else None
     await services.checks.model(session, model, "request.model")
+    if asked.variant is not None:
+        answering = model or await services.checks.answering(session, asked.agent, session.id)
+        await services.checks.variant(session, asked.variant, answering, "request.variant")
     room = services.inputs.room()
     parts = [
         await _part(services, session, part, f"request.parts[{i}]", room)
@@ -191,6 +194,8 @@ async def command(
     await services.checks.agent(session, asked.agent, "request.agent")
     model = asked.model.ref if asked.model else None
     await services.checks.model(session, model, "request.model")
+    # A command may have a model of its own, so no model is ruled out.
+    await services.checks.variant(session, asked.variant, None, "request.variant")
     room = services.inputs.room()
     files = [
         await _file(services, part, f"request.parts[{i}]", room)
@@ -205,7 +210,7 @@ async def command(
         await _stop(services, session)
         raise
     await _keep(services, session, model)
-    return OneMessage.of(message, session.id, caller)
+    return await OneMessage.of(services, caller, session.id, message)
 
 
 async def _keep(services: Services, session: SessionInfo, model: ModelRef | None) -> None:
@@ -276,7 +281,7 @@ async def shell(
     except UpstreamTimeout:
         await _stop(services, session)
         raise
-    return OneMessage.of(message, session.id, caller)
+    return await OneMessage.of(services, caller, session.id, message)
 
 
 class Summarize(Session):

@@ -33,6 +33,7 @@ MODEL_SELECTION = Extension(
     },
     extended={
         "unknown_model": "INVALID_PARAMS with near matches; nothing is sent to the agent",
+        "unknown_variant": "INVALID_PARAMS with the variants of the model that would answer",
         "also": ["metadata.opencode.agent", "metadata.opencode.variant"],
     },
 )

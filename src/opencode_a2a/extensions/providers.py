@@ -27,7 +27,9 @@ class Which(Placed):
 
 
 class Found(Result):
-    default_by_provider: dict[str, str]
+    default_by_provider: dict[str, str] = Field(
+        description="What OpenCode is configured to answer with, or else what it prefers"
+    )
     connected: list[str] = Field(description="Providers that can be used now")
 
 
@@ -54,7 +56,9 @@ async def list_models(services: Services, caller: Caller, params: Which) -> Foun
 
 
 async def _found(services: Services, caller: Caller, params: Which) -> Providers:
-    found = await services.catalog.providers(await params.place(services, caller))
+    place = await params.place(services, caller)
+    configured = await services.catalog.default_model(place)
+    found = (await services.catalog.providers(place)).with_default(configured)
     wanted = params.provider_id
     if wanted is None:
         return found

@@ -8,6 +8,7 @@ from ..domain.catalog import Catalog
 from ..domain.ports import Agent
 from ..service.access import Access
 from ..service.checks import Checks
+from ..service.creator import Creator
 from ..service.inputs import Inputs
 from ..service.interrupts import Interrupts
 from ..service.places import Places
@@ -19,6 +20,7 @@ class Services:
     catalog: Catalog
     access: Access
     places: Places
+    creator: Creator
     checks: Checks
     inputs: Inputs
     interrupts: Interrupts

@@ -6,7 +6,7 @@ everything else makes it the caller's first.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
 from typing import Annotated, Any, TypeVar
 
@@ -52,8 +52,9 @@ SESSIONS = Extension(
     "opencode",
     aliases=("urn:opencode-a2a:session-query/v1",),
     extended={
-        "context_semantics": f"a session is shown as a completed Task whose contextId is "
-        f"{LISTED}<session_id>; it is a picture of the session, not a task of this service",
+        "context_semantics": "a session is shown as a completed Task; it is a picture of the "
+        "session, not a task of this service. Its contextId continues the session: it is the "
+        f"caller's own context of the session, or else {LISTED}<session_id>",
         "ownership": "a caller sees its own sessions, and those nobody owns when "
         "A2A_SHARED_SESSIONS is true; mutation and control make a session the caller's, for good "
         "if they succeed",
@@ -80,13 +81,35 @@ _CHANGE = (*_READ, UpstreamBusy)
 _read = partial(SESSIONS.method, scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
 
 
-def _head(session_id: str, caller: Caller, created_at: int = 0) -> TaskHead:
-    return TaskHead(session_id, LISTED + session_id, caller.principal, created_at)
+async def _context(services: Services, caller: Caller, session_id: str) -> str:
+    """The context in which this caller continues a session; never another caller's."""
+    return (await _contexts(services, caller, [session_id]))[session_id]
 
 
-def _task(session: SessionInfo, caller: Caller) -> TaskRow:
-    head = _head(session.id, caller, session.created_at)
-    return TaskRow(head, TaskState.COMPLETED, session.updated_at, None, session.ref)
+async def _contexts(services: Services, caller: Caller, ids: Sequence[str]) -> dict[str, str]:
+    own = await services.access.owners.contexts_of(caller.principal, ids)
+    return {session_id: own.get(session_id, LISTED + session_id) for session_id in ids}
+
+
+async def _head(services: Services, caller: Caller, session_id: str) -> TaskHead:
+    context_id = await _context(services, caller, session_id)
+    return TaskHead(session_id, context_id, caller.principal, 0)
+
+
+async def _tasks(
+    services: Services, caller: Caller, sessions: Sequence[SessionInfo]
+) -> list[TaskRow]:
+    contexts = await _contexts(services, caller, [session.id for session in sessions])
+    return [
+        TaskRow(
+            TaskHead(session.id, contexts[session.id], caller.principal, session.created_at),
+            TaskState.COMPLETED,
+            session.updated_at,
+            None,
+            session.ref,
+        )
+        for session in sessions
+    ]
 
 
 SessionTask = Annotated[TaskRow, Rendered(TaskShape)]
@@ -142,14 +165,17 @@ class OneMessage(Result):
     item: ShownMessage
 
     @classmethod
-    def of(cls, message: Message, session_id: str, caller: Caller) -> OneMessage:
-        return cls(item=SessionMessage(_head(session_id, caller), message))
+    async def of(
+        cls, services: Services, caller: Caller, session_id: str, message: Message
+    ) -> OneMessage:
+        head = await _head(services, caller, session_id)
+        return cls(item=SessionMessage(head, message))
 
 
 class SessionSummary(Result):
     id: str
     title: str
-    context_id: str
+    context_id: str = Field(description="A message in this context continues the session")
     parent_id: str | None
     share_url: str | None
     reverted_to: str | None = Field(description="From this message on everything is undone")
@@ -161,12 +187,12 @@ class Summary(Result):
     item: SessionSummary
 
     @classmethod
-    def of(cls, session: SessionInfo) -> Summary:
+    async def of(cls, services: Services, caller: Caller, session: SessionInfo) -> Summary:
         return cls(
             item=SessionSummary(
                 id=session.id,
                 title=session.title,
-                context_id=LISTED + session.id,
+                context_id=await _context(services, caller, session.id),
                 parent_id=session.parent_id,
                 share_url=session.share_url,
                 reverted_to=session.reverted_to,
@@ -215,14 +241,15 @@ async def list_sessions(services: Services, caller: Caller, params: Listing) -> 
     everywhere = place == services.places.home and named is None
     query = SessionQuery(params.limit, everywhere, params.roots, params.start, params.search)
     sessions = await services.access.latest(caller, place, query)
-    return Tasks(items=[_task(session, caller) for session in sessions])
+    return Tasks(items=await _tasks(services, caller, sessions))
 
 
 @_read("opencode.sessions.get")
 async def get(services: Services, caller: Caller, params: Session) -> OneTask:
     """One session."""
     session = await services.access.visible(caller, params.session_id)
-    return OneTask(item=_task(session, caller))
+    [item] = await _tasks(services, caller, [session])
+    return OneTask(item=item)
 
 
 @_read("opencode.sessions.children")
@@ -230,7 +257,7 @@ async def children(services: Services, caller: Caller, params: Session) -> Tasks
     """The sessions of its sub-agents."""
     session = await services.access.visible(caller, params.session_id)
     found = await services.catalog.children(session.id)
-    return Tasks(items=[_task(child, caller) for child in found])
+    return Tasks(items=await _tasks(services, caller, found))
 
 
 class Todos(Result):
@@ -295,7 +322,7 @@ async def list_messages(services: Services, caller: Caller, params: Page) -> Mes
     """The messages of a session, the newest page first."""
     session = await services.access.visible(caller, params.session_id)
     page = await services.catalog.messages(session.id, params.limit, params.before)
-    head = _head(session.id, caller)
+    head = await _head(services, caller, session.id)
     items = [SessionMessage(head, message) for message in page.messages]
     return Messages(items=items, next_cursor=page.older)
 
@@ -309,7 +336,7 @@ async def get_message(services: Services, caller: Caller, params: OneOfThem) -> 
     """One message of a session."""
     session = await services.access.visible(caller, params.session_id)
     message = await services.checks.message(session, params.message_id, "message_id")
-    return OneMessage.of(message, session.id, caller)
+    return await OneMessage.of(services, caller, session.id, message)
 
 
 # -- mutation
@@ -331,7 +358,7 @@ async def fork(services: Services, caller: Caller, params: Fork, session: Sessio
         await services.checks.message(session, before.messageID, "request.messageID")
     forked = await services.catalog.fork(session.id, before.messageID)
     await services.access.own(caller, forked.ref)
-    return Summary.of(forked)
+    return await Summary.of(services, caller, forked)
 
 
 @_mutation("opencode.sessions.share", errors=(MethodDisabled,))
@@ -346,7 +373,7 @@ async def share(
             method="opencode.sessions.share",
             setting="share, in OpenCode's configuration",
         )
-    return Summary.of(shared)
+    return await Summary.of(services, caller, shared)
 
 
 @_mutation("opencode.sessions.unshare")
@@ -354,7 +381,7 @@ async def unshare(
     services: Services, caller: Caller, params: Session, session: SessionInfo
 ) -> Summary:
     """Withdraw a published session."""
-    return Summary.of(await services.catalog.unshare(session.id))
+    return await Summary.of(services, caller, await services.catalog.unshare(session.id))
 
 
 class Reverting(Params):
@@ -374,7 +401,7 @@ async def revert(
     target = params.request
     await services.checks.message(session, target.messageID, "request.messageID")
     found = await services.catalog.revert(session.id, target.messageID, target.partID)
-    return Summary.of(found)
+    return await Summary.of(services, caller, found)
 
 
 @_mutation("opencode.sessions.unrevert")
@@ -382,4 +409,4 @@ async def unrevert(
     services: Services, caller: Caller, params: Session, session: SessionInfo
 ) -> Summary:
     """Take back the undoing."""
-    return Summary.of(await services.catalog.unrevert(session.id))
+    return await Summary.of(services, caller, await services.catalog.unrevert(session.id))

@@ -1,7 +1,6 @@
 """Where OpenCode can work: projects, workspaces, worktrees.
 
-They belong to the deployment, not to a caller. OpenCode calls the routes behind workspaces
-and worktrees experimental.
+OpenCode calls the routes behind workspaces and worktrees experimental.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WORKSPACES = Extension(
     "opencode",
     extended={
         "routing": "metadata.opencode.workspace.id counts more than metadata.opencode.directory, "
-        "which must be inside the workspace root",
+        "which must be inside the workspace root or in a worktree that the caller sees",
         "ownership": "a caller sees and removes the workspaces and worktrees it made, and those "
         "nobody owns when A2A_SHARED_SESSIONS is true",
     },
@@ -98,16 +97,18 @@ class CreateWorkspace(Placed):
 async def create_workspace(
     services: Services, caller: Caller, params: CreateWorkspace
 ) -> OneWorkspace:
-    """Make a workspace; OpenCode must have them switched on."""
+    """Make a workspace, with its files in place.
+
+    OpenCode must have them switched on: OPENCODE_EXPERIMENTAL_WORKSPACES=1 in its environment.
+    """
     place = await params.place(services, caller)
     types = await services.catalog.workspace_types(place)
     if params.request.type not in types:
         raise InvalidParams.at("request.type", f"must be one of {', '.join(types)}")
     with _audited(caller, "create workspace", params.request.type):
-        made = await services.catalog.create_workspace(
-            place, params.request.type, params.request.branch
+        made = await services.creator.create_workspace(
+            caller, place, params.request.type, params.request.branch
         )
-        await services.places.own(caller, filter(None, (made.workspace_id, made.directory)))
     return OneWorkspace(item=made)
 
 
@@ -121,8 +122,7 @@ async def remove_workspace(services: Services, caller: Caller, params: RemoveWor
     place = await params.place(services, caller)
     found = await services.places.workspace(caller, place, params.workspace_id, "workspace_id")
     with _audited(caller, "remove workspace", found.workspace_id):
-        await services.catalog.remove_workspace(place, found.workspace_id)
-        await services.places.forget(filter(None, (found.workspace_id, found.directory)))
+        await services.creator.remove_workspace(place, found.workspace_id)
     return Done()
 
 
@@ -153,11 +153,10 @@ class CreateWorktree(Placed):
 async def create_worktree(
     services: Services, caller: Caller, params: CreateWorktree
 ) -> OneWorktree:
-    """Make a worktree with a branch of its own."""
+    """Make a worktree with a branch of its own, and with its files in place."""
     place = await params.place(services, caller)
     with _audited(caller, "create worktree", params.request.name):
-        made = await services.catalog.create_worktree(place, params.request.name)
-        await services.places.own(caller, [made.directory])
+        made = await services.creator.create_worktree(caller, place, params.request.name)
     return OneWorktree(item=made)
 
 
@@ -180,8 +179,7 @@ async def remove_worktree(services: Services, caller: Caller, params: ExistingWo
     """Delete a worktree and its branch; it must be one that OpenCode lists."""
     place, worktree = await params.listed(services, caller)
     with _audited(caller, "remove worktree", worktree):
-        await services.catalog.remove_worktree(place, worktree)
-        await services.places.forget([worktree])
+        await services.creator.remove_worktree(place, worktree)
     return Done()
 
 

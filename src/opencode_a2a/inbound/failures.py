@@ -73,8 +73,8 @@ def rpc_response(
 def rest_error(error: ServiceError, dialect: Dialect, status: int | None = None) -> Json:
     if dialect is V03_REST:
         facts, message = _facts(error), error.message.replace(*_PARTS_IN_V03)
-        if fields := facts.get("fields"):
-            facts["fields"] = {k.replace(*_PARTS_IN_V03): v for k, v in fields.items()}
+        if isinstance(error, InvalidParams) and error.fields:
+            facts["fields"] = {k.replace(*_PARTS_IN_V03): v for k, v in error.fields.items()}
         body = {"code": error.rpc_code, "message": message, "data": facts}
         return body | {"type": _V03_NAMES.get(error.rpc_code, error.type)}
     name = "FAILED_PRECONDITION" if error.rpc_code not in _INVALID else "INVALID_ARGUMENT"

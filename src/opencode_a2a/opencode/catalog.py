@@ -29,6 +29,8 @@ from . import wire
 from .http import Http
 from .ids import new_id, part_id
 
+CREATION = 60.0  # seconds for a worktree or workspace; OpenCode itself gives up after a few
+
 
 class _Share(wire.Wire):
     url: str
@@ -142,6 +144,8 @@ class _Providers(wire.Wire):
 class _Agent(wire.Wire):
     name: str
     model: _ModelName | None = None
+    mode: str = "primary"
+    hidden: bool | None = None
 
 
 class _Command(wire.Wire):
@@ -193,6 +197,7 @@ class OpenCodeCatalog:
         """`patience` bounds what answers only when a run is over."""
         self._http = http
         self._patience = patience
+        self._creation = min(patience, CREATION)
 
     # -- sessions
 
@@ -361,6 +366,8 @@ class OpenCodeCatalog:
 
     async def agents(self, place: c.Place) -> Mapping[str, ModelRef | None]:
         found = wire.read(list[_Agent], await self._http.call("GET", "agent", query=_at(place)))
+        # OpenCode lists its default agent first, unless only sub-agents or hidden ones precede it.
+        found.sort(key=lambda agent: bool(agent.hidden) or agent.mode == "subagent")
         return {
             agent.name: ModelRef(agent.model.provider, agent.model.model) if agent.model else None
             for agent in found
@@ -389,24 +396,34 @@ class OpenCodeCatalog:
         found = wire.read(list[_Type], await self._http.call("GET", *where, query=_at(place)))
         return [adapter.type for adapter in found]
 
-    async def create_workspace(self, place: c.Place, type: str, branch: str | None) -> c.Workspace:
+    def new_workspace_id(self) -> str:
+        return new_id("wrk")
+
+    async def create_workspace(
+        self, place: c.Place, workspace: str, type: str, branch: str | None
+    ) -> c.Workspace:
         where = ("experimental", "workspace")
-        body = {"type": type, "branch": branch}
+        body = {"id": workspace, "type": type, "branch": branch}
         answer = await self._http.call(
-            "POST", *where, query=_at(place), body=body, timeout=self._patience
+            "POST", *where, query=_at(place), body=body, timeout=self._creation
         )
         return wire.read(_Workspace, answer).workspace()
 
-    async def remove_workspace(self, place: c.Place, workspace: str) -> None:
+    async def remove_workspace(self, place: c.Place, workspace: str) -> c.Workspace | None:
         where = ("experimental", "workspace", workspace)
-        await self._http.call("DELETE", *where, query=_at(place), timeout=self._patience)
+        answer = await self._http.call("DELETE", *where, query=_at(place), timeout=self._patience)
+        return wire.read(_Workspace, answer).workspace() if answer is not None else None
 
     async def worktrees(self, place: c.Place) -> Sequence[str]:
         answer = await self._http.call("GET", "experimental", "worktree", query=_at(place))
         return wire.read(list[str], answer)
 
     async def create_worktree(self, place: c.Place, name: str | None) -> c.Worktree:
-        answer = await self._worktree("POST", place, body=_given({"name": name}))
+        where = ("experimental", "worktree")
+        body = _given({"name": name})
+        answer = await self._http.call(
+            "POST", *where, query=_at(place), body=body, timeout=self._creation
+        )
         made = wire.read(_Worktree, answer)
         return c.Worktree(made.directory, made.name, made.branch)
 

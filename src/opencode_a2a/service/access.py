@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import structlog
 
@@ -172,14 +171,10 @@ class Access:
         ours = root.context_id is not None
         return self.shared and not (ours and self.clock() - root.created_at < BEING_MADE)
 
-    async def _outside(self, caller: Caller, sessions: Iterable[SessionInfo]) -> set[str]:
-        """Those that work neither below the root nor in a worktree or workspace of the caller."""
-        directories = {session.id: session.directory for session in sessions}
-        outside = {each for each in directories.values() if not self.places.below(Path(each))}
-        if outside:
-            usable = await self.places.outside_root(caller)
-            outside = {each for each in outside if not _is_below(each, usable)}
-        return {session for session, directory in directories.items() if directory in outside}
+    async def _outside(self, caller: Caller, sessions: Sequence[SessionInfo]) -> set[str]:
+        """Those that work where this caller cannot."""
+        within = await self.places.within(caller, [session.directory for session in sessions])
+        return {session.id for session in sessions if session.directory not in within}
 
     async def _roots(self, sessions: Sequence[SessionInfo]) -> dict[str, SessionInfo]:
         """For each session the one that its sub-agents, and theirs, work for."""
@@ -197,8 +192,3 @@ class Access:
                 root = known[parent]
             roots[session.id] = root
         return roots
-
-
-def _is_below(directory: str, any_of: Sequence[Path]) -> bool:
-    path = Path(directory).resolve()
-    return any(path.is_relative_to(each) for each in any_of)

@@ -59,6 +59,35 @@ class Checks:
             known = [f"{m.provider_id}/{m.model_id}" for m in found.models if m.connected]
             _one_of(f"{model.provider}/{model.model}", known, "model", field)
 
+    async def answering(
+        self, at: SessionInfo | Place, agent: str | None, session_id: str | None
+    ) -> ModelRef | None:
+        """The model that answers a prompt without one: the agent's, the session's, the default.
+
+        None where OpenCode decides by what its user chose last, which it does not tell.
+        """
+        place = Place(at.directory)
+        agents = await self.catalog.agents(place)
+        own = agents.get(agent) if agent is not None else next(iter(agents.values()), None)
+        if own is None and session_id is not None:
+            own = await self.catalog.model_of(session_id)
+        return own or await self.catalog.default_model(place)
+
+    async def variant(
+        self, at: SessionInfo | Place, variant: str | None, model: ModelRef | None, field: str
+    ) -> None:
+        """OpenCode ignores a variant that the model does not have.
+
+        Where it is not known which model answers, any connected one may have the variant.
+        """
+        if variant is None:
+            return
+        known = (await self.catalog.providers(Place(at.directory))).variants(model)
+        if variant not in known:
+            whose = f"the model {model.provider}/{model.model} has" if model else "the models have"
+            advice = f"only {', '.join(known)}" if known else "no variants"
+            raise InvalidParams.at(field, f"there is no such variant; {whose} {advice}")
+
     async def message(self, session: SessionInfo, message_id: str, field: str) -> Message:
         found = await self.catalog.message(session.id, message_id)
         if found is None:

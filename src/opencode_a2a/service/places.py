@@ -4,6 +4,9 @@ A worktree or workspace belongs to whoever had it made. Those nobody owns can be
 removed, by everybody if the deployment shares them. OpenCode lists every clone it has ever seen
 as a worktree, and deletes any directory it is told is one: only those count here that git knows
 as linked to the repository of the place.
+
+OpenCode keeps its worktrees outside the root. `Places.within` is the one rule that says in which
+directories a caller can work, inside the root or outside.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from pathlib import Path
 
 from ..domain.catalog import Catalog, Place, PlaceOwners, Workspace
 from ..domain.values import Caller
-from ..errors import InvalidParams, UpstreamHttpError
+from ..errors import DirectoryGone, InvalidParams, UpstreamHttpError
 from ..paths import inside_git
 
 HERE = "metadata.opencode.directory"
@@ -62,12 +65,69 @@ class Places:
             raise InvalidParams.at(
                 field, "is inside a git directory; name a directory of the working tree"
             )
-        inside = self.below(path) and exists
-        around = [str(each) for each in (path, *path.parents)] if inside else []
-        owners = await self.owners.place_owners(around)
-        if not inside or any(owner != caller.principal for owner in owners.values()):
-            raise InvalidParams.at(field, "must be a directory inside the workspace")
+        if not exists or not await self.within(caller, [str(path)]):
+            raise InvalidParams.at(
+                field, "must be a directory inside the workspace, or in a worktree of yours"
+            )
         return Place(str(path))
+
+    async def within(self, caller: Caller, directories: Iterable[str]) -> set[str]:
+        """Those of the directories that belong to this root, and in which this caller can work.
+
+        They lie below the root, or outside in a worktree or workspace of the root's repository, or
+        of a repository below the root. What belongs to another caller does not count.
+        """
+        real = {directory: _real(directory) for directory in directories}
+        below = {path for path in real.values() if self.below(path)}
+        trees = await self._outside(caller, {path for path in real.values() if path not in below})
+        others = await self._of_others(caller, below)
+        return {
+            directory
+            for directory, path in real.items()
+            if (path in below and path not in others)
+            or (any(path.is_relative_to(tree) for tree in trees) and not inside_git(path))
+        }
+
+    async def _outside(self, caller: Caller, paths: set[Path]) -> list[Path]:
+        """The worktrees and workspaces of the caller's that could hold these paths."""
+        if not paths:
+            return []
+        own, found = _repository(self.root), list[str]()
+        for common in {_repository(path) for path in paths}:
+            if common is None:
+                continue
+            if common == own:
+                found += await self.worktrees(caller, self.home)
+            elif common.is_relative_to(self.root):
+                found += await self.worktrees(caller, Place(str(common.parent)))
+        with suppress(UpstreamHttpError):  # an OpenCode that has no workspaces
+            spaces = await self.workspaces(caller, self.home)
+            found += [space.directory for space in spaces if space.directory]
+        return [_real(directory) for directory in found]
+
+    async def _of_others(self, caller: Caller, paths: set[Path]) -> set[Path]:
+        """Those of the paths below the root that are in a worktree or workspace of another."""
+        around = {
+            path: [each for each in (path, *path.parents) if self.below(each)] for path in paths
+        }
+        names = {str(each) for several in around.values() for each in several} - {str(self.root)}
+        owners = await self.owners.place_owners(sorted(names))
+        others = {Path(name) for name, owner in owners.items() if owner != caller.principal}
+        return {path for path, several in around.items() if others.intersection(several)}
+
+    async def check(self, caller: Caller, directory: str) -> None:
+        """Raise `DirectoryGone` where a session of the caller's cannot work any more."""
+        if not _exists(directory) or not await self.within(caller, [directory]):
+            raise DirectoryGone(directory)
+
+    def main(self, place: Place) -> Place:
+        """The checkout that the worktrees of a place's repository are linked to.
+
+        Asked from inside a worktree, OpenCode removes the worktree and leaves its branch behind.
+        """
+        common = _repository(Path(place.directory))
+        main = common.parent if common is not None and common.name == ".git" else None
+        return Place(str(main)) if main is not None and self.below(main) else self.home
 
     # -- workspaces
 
@@ -108,19 +168,6 @@ class Places:
         same = Path(directory).is_absolute() and real == Path(directory).resolve()
         return same and not self.root.is_relative_to(real)
 
-    async def outside_root(self, caller: Caller) -> list[Path]:
-        """Where the caller can work although it lies outside the root.
-
-        These are the worktrees and workspaces of the root's project that the caller sees.
-        """
-        found: list[str] = []
-        with suppress(UpstreamHttpError):  # the root is in no repository
-            found += await self.worktrees(caller, self.home)
-        with suppress(UpstreamHttpError):
-            spaces = await self.workspaces(caller, self.home)
-            found += [space.directory for space in spaces if space.directory is not None]
-        return [_real(directory) for directory in found]
-
     # -- whose they are
 
     async def own(self, caller: Caller, names: Iterable[str]) -> None:
@@ -138,6 +185,10 @@ class Places:
 
 def _real(directory: str) -> Path:
     return Path(directory).resolve()
+
+
+def _exists(directory: str) -> bool:
+    return Path(directory).is_dir()
 
 
 def in_root(root: Path, directory: str) -> bool:
@@ -161,8 +212,26 @@ def in_root_only(root: Path, directory: str) -> bool:
 
 def _linked(listed: Iterable[str], near: Path) -> list[str]:
     """Those of the directories that are linked worktrees of the repository `near` is in."""
-    common = next((found for at in (near, *near.parents) if (found := _common(at))), None)
+    common = _repository(near)
     return [each for each in listed if common is not None and _is_linked(Path(each), common)]
+
+
+def _repository(near: Path) -> Path | None:
+    """The git directory that all worktrees of the repository around a directory share."""
+    return next((found for at in (near, *near.parents) if (found := _common(at))), None)
+
+
+def registered_worktrees(near: Path) -> set[Path]:
+    """The linked worktrees that git has registered for the repository around a directory."""
+    common = _repository(near)
+    files = common.glob("worktrees/*/gitdir") if common is not None else ()
+    markers = (words for file in files if (words := _words(file)))
+    return {directory for each in markers if (directory := Path(each).parent).is_dir()}
+
+
+def git_directory(worktree: Path) -> Path | None:
+    """Where git keeps what it knows of a linked worktree."""
+    return _gitdir(worktree)
 
 
 def _common(directory: Path) -> Path | None:

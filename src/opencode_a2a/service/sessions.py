@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 
 from ..domain.catalog import Place
 from ..domain.ports import Agent, AgentSession, Bindings
-from ..domain.values import SessionRef
+from ..domain.values import Caller, SessionRef
 from ..errors import ServiceError
+from .places import Places
 
 K = TypeVar("K")
 
@@ -36,9 +37,11 @@ class Lanes(Generic[K]):
 
 
 class Sessions:
-    def __init__(self, agent: Agent, bindings: Bindings) -> None:
+    def __init__(self, agent: Agent, bindings: Bindings, places: Places | None = None) -> None:
+        """Without `places`, every directory that a session has is good enough."""
         self._agent = agent
         self._bindings = bindings
+        self._places = places
         self._creating: Lanes[tuple[str, str]] = Lanes()
         self._unbound: dict[tuple[str, str], SessionRef] = {}  # made, but not written down
 
@@ -53,13 +56,15 @@ class Sessions:
     ) -> AgentSession:
         """The session of this context, made now, in that place, if it has none.
 
-        A `fresh` context is one nobody has heard of, so there is none to look for.
+        A `fresh` context is one nobody has heard of, so there is none to look for. `DirectoryGone`
+        says that the session has lost the worktree it works in.
         """
         key = (owner, context_id)
         async with self._creating(key):
             ref = None
             if not fresh or key in self._unbound:
                 ref = await self._bindings.session_of(owner, context_id)
+            await self._check(owner, ref.directory if ref else place.directory if place else "")
             if ref is None:
                 if key not in self._unbound:
                     self._unbound[key] = await self._agent.create(title, context_id, place)
@@ -67,6 +72,10 @@ class Sessions:
                 await self._bindings.bind(owner, context_id, ref)
             self._unbound.pop(key, None)
         return self._agent.session(ref)
+
+    async def _check(self, owner: str, directory: str) -> None:
+        if self._places is not None and directory:
+            await self._places.check(Caller(owner), directory)
 
     async def forget(self, owner: str, context_id: str) -> None:
         """Leave nothing of a context that did not come to be."""

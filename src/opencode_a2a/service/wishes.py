@@ -52,6 +52,7 @@ class Wishes:
     catalog: Catalog
     sessions: Sessions
     bindings: Bindings
+    agent: str | None = None  # of the deployment, for requests that choose none
 
     async def context(self, caller: Caller, named: str | None, wish: Wish) -> str:
         """A session has one context, in which its turns wait for each other."""
@@ -82,6 +83,9 @@ class Wishes:
         place = await self._place(caller, wish, bound or wanted)
         own = await self.checks.agent(place, wish.agent, "metadata.opencode.agent")
         await self.checks.model(place, wish.model, "metadata.shared.model")
+        if wish.variant is not None:
+            model = wish.model or await self._answering(place, wish, bound or wanted)
+            await self.checks.variant(place, wish.variant, model, "metadata.opencode.variant")
         # Nothing is taken before everything was found right.
         if bound is None and wanted is not None:
             await self.access.own(caller, wanted, self.access.soon())
@@ -125,6 +129,15 @@ class Wishes:
         if bound is not None and bound.directory != place.directory:
             raise InvalidParams.at(HERE, "this context works elsewhere; use a new context")
         return place
+
+    async def _answering(
+        self, place: Place, wish: Wish, session: SessionRef | None
+    ) -> ModelRef | None:
+        """The model that answers a request that chooses none."""
+        if wish.agent is None and session is not None and session.model is not None:
+            return session.model  # what the session is brought back to goes with the prompt
+        agent = wish.agent or self.agent
+        return await self.checks.answering(place, agent, session.id if session else None)
 
     async def _remember_model(self, bound: SessionRef, place: Place) -> None:
         usual = await self.catalog.model_of(bound.id) or await self._default(place)

@@ -77,6 +77,9 @@ class SqlBindings:
     async def contexts(self, ids: Sequence[str]) -> Mapping[str, frozenset[str]]:
         return await self._database.read(_contexts, ids)
 
+    async def contexts_of(self, owner: str, sessions: Sequence[str]) -> Mapping[str, str]:
+        return await self._database.read(_contexts_of, owner, sessions)
+
     async def place_owners(self, names: Sequence[str]) -> Mapping[str, str]:
         return await self._database.read(_place_owners, names) if names else {}
 
@@ -170,6 +173,17 @@ def _contexts(db: Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
         some = contexts.c.context_id.in_(ids[start : start + AT_ONCE])
         for row in db.execute(select(contexts.c.context_id, contexts.c.owner).where(some)):
             found[row.context_id] = found.get(row.context_id, frozenset()) | {row.owner}
+    return found
+
+
+def _contexts_of(db: Connection, owner: str, ids: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for start in range(0, len(ids), AT_ONCE):
+        some = contexts.c.session_id.in_(ids[start : start + AT_ONCE])
+        own = select(contexts.c.session_id, contexts.c.context_id).where(
+            contexts.c.owner == owner, some
+        )
+        found |= {row.session_id: row.context_id for row in db.execute(own)}
     return found
 
 
