@@ -99,7 +99,8 @@ class Postgres:
         import psycopg
 
         to = f"host=127.0.0.1 port={self.port} user=a2a dbname=postgres sslmode=disable"
-        with psycopg.connect(to, autocommit=True) as connection:
+        more = "-c default_transaction_read_only=off"
+        with psycopg.connect(to, options=more, autocommit=True) as connection:
             found = connection.execute(statement.encode())
             return found.fetchall() if found.description else []
 

@@ -22,6 +22,7 @@ from opencode_a2a.domain.values import (
     Text,
     Usage,
 )
+from opencode_a2a.errors import OutcomeUnknown
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import LEASE
 from opencode_a2a.store.log import SqlTaskLog
@@ -80,6 +81,16 @@ async def rest(cursor: Cursor) -> list[LogEntry]:
 async def taken(log: SqlTaskLog) -> list[str]:
     """The tasks that a log takes up, because nobody holds them."""
     return [task.head.id for task in await log.take_orphans()]
+
+
+async def settled(log: SqlTaskLog, task_id: str) -> None:
+    """Wait until a commit that was not answered is settled."""
+    async with soon():
+        while True:
+            try:
+                return await log.settled(task_id)
+            except OutcomeUnknown:
+                continue
 
 
 def numbers(entries: list[LogEntry]) -> list[int]:

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from opencode_a2a.domain.ports import Key, KeyTaken
 from opencode_a2a.domain.values import SessionRef, TaskState
 from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable, TaskNotFound
-from opencode_a2a.store import database as database_module
 from opencode_a2a.store import log as log_module
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
+from tests.fakes.driver import Driver
 from tests.postgres import Cut, Postgres, Wire
 from tests.store.saying import (
     DONE,
@@ -36,6 +34,7 @@ from tests.store.saying import (
     numbers,
     rest,
     settle,
+    settled,
     soon,
     step,
     taken,
@@ -63,16 +62,6 @@ def in_a_hurry(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 async def opened(url: str) -> AsyncIterator[SqlTaskLog]:
     async with Database.open(url) as database, SqlTaskLog.open(database, clock=Clock()) as log:
         yield log
-
-
-async def back(log: SqlTaskLog, task_id: str) -> None:
-    """Wait until a commit that was lost is settled."""
-    async with soon():
-        while True:
-            try:
-                return await log.settled(task_id)
-            except OutcomeUnknown:
-                continue
 
 
 # -- PostgreSQL: the connection is cut
@@ -137,7 +126,7 @@ async def test_while_the_database_is_away_it_is_said_to_be_unknown_and_settled_l
             await cut_log.create(head("u"), [HELLO])
         assert "Nothing was changed" in refused.value.message
         wire.away = False
-        await back(cut_log, "t")
+        await settled(cut_log, "t")
         if cut == "before":
             assert await cut_log.known(OWNER, KEY.name) is None
             assert await taken(cut_log) == []
@@ -220,7 +209,7 @@ async def test_a_commit_that_is_never_answered_is_unknown_after_a_while(
         with pytest.raises(OutcomeUnknown):
             await cut_log.create(head("t"), [HELLO], [KEY])
         wire.let_go.set()
-        await back(cut_log, "t")
+        await settled(cut_log, "t")
         assert await taken(cut_log) == ["t"]
 
 
@@ -237,7 +226,7 @@ async def test_what_was_told_to_a_running_task_is_taken_up_with_it(
         with pytest.raises(OutcomeUnknown):  # the same again, too early
             await cut_log.write("t", [step(1)], [KEY])
         wire.away = False
-        await back(cut_log, "t")
+        await settled(cut_log, "t")
         assert not cut_log.holds("t")
         (task,) = await cut_log.take_orphans()
         assert task.last_seq == 2
@@ -331,7 +320,7 @@ async def campaign(log: SqlTaskLog, wire: Wire, chance: random.Random, *, cuts: 
         wire.away = False
     wire.cut, wire.away_after, wire.away = None, False, False
     for name in outcome:
-        await back(log, name)
+        await settled(log, name)
     for task in await log.take_orphans():
         log.append(task.head.id, [DONE])
         await log.flushed(task.head.id)
@@ -355,41 +344,9 @@ async def until(so: Callable[[], bool]) -> None:
 # -- SQLite: the driver says that the commit failed
 
 
-@dataclass
-class Driver:
-    """What becomes of the next commit that changes something."""
-
-    says: str | None = None  # an error of SQLite's
-    commits: bool = True  # … although it was done, or not
-    after: Callable[[], object] | None = None  # what happens right after it
-
-
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    driver, connect = Driver(), database_module.connect
-
-    class Connection(sqlite3.Connection):
-        seen = 0
-
-        def commit(self) -> None:
-            writes, self.seen = self.total_changes != self.seen, self.total_changes
-            says, after = (driver.says, driver.after) if writes else (None, None)
-            if writes:
-                driver.says = driver.after = None
-            if says is None or driver.commits:
-                super().commit()
-            if after is not None:
-                after()
-            if says is not None:
-                failure = sqlite3.OperationalError("disk I/O error")
-                failure.sqlite_errorname, failure.sqlite_errorcode = says, 10
-                raise failure
-
-    def connected(path: str, options: dict[str, Any]) -> sqlite3.Connection:
-        return connect(path, options | {"factory": Connection})
-
-    monkeypatch.setattr(database_module, "connect", connected)
-    return driver
+    return Driver.installed(monkeypatch)
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -398,10 +355,10 @@ async def test_a_file_that_fails_while_it_commits_is_looked_at_again(
 ) -> None:
     async with soon(), opened(file_url) as log:
         await log.create(head("t"), [HELLO])
-        driver.says, driver.commits = "SQLITE_IOERR_FSYNC", commits
+        driver.lose(commits=commits)
         log.append("t", [step(1)])
         await log.flushed("t")
-        driver.says = "SQLITE_IOERR_FSYNC"
+        driver.lose(commits=commits)
         if commits:
             await log.create(head("u"), [HELLO], [KEY])
         else:
@@ -438,6 +395,6 @@ async def test_what_is_committed_to_a_file_that_is_taken_away_is_not_acknowledge
         with pytest.raises(StoreUnavailable, match="deleted or replaced"):
             await log.create(head("u"), [HELLO])
         away.rename(path)
-        await back(log, "t")
+        await settled(log, "t")
         assert await log.known(OWNER, KEY.name) == ("t", KEY.digest)
         assert await taken(log) == ["t"]

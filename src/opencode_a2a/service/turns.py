@@ -297,7 +297,7 @@ class Turns:
 
     def _begin(self, job: _Job) -> None:
         before = self._jobs.get(job.head.id)
-        if before is not None and before.work is not None:
+        if before is not None and before.work is not None and not before.abandoned:
             before.work.cancel()  # the task was lost, and has come back
         self._jobs[job.head.id] = job
         # What OpenCode already works on has no use for a slot that it would have to wait for.

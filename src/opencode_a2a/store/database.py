@@ -17,7 +17,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +43,7 @@ CHECK_BYTES = 256 << 20
 BUSY_SECONDS = 5.0  # what a statement waits for another process that holds the file
 FRESH_SECONDS = 1.0  # for which the outcome of a write tells whether another would succeed
 PROBE_SECONDS = 2.0  # that may be spent on finding out
+ROOM_BYTES = 1 << 20  # that must be free on the disk: what one request may take
 
 IDLE_MILLISECONDS = 60_000  # between two statements of a transaction on a server
 # A connection to a server that is gone without a word is given up, in seconds (`tcp_user_timeout`:
@@ -121,12 +122,17 @@ class Database:
 
     async def _probe(self) -> None:
         try:
-            await self.write(touch)
+            await self.write(self._try_to_write)
             self._last_succeeded, self._last_at = True, time.monotonic()
         except StoreUnavailable:
             pass  # logged and noted where it happened
         finally:
             self._probing = None
+
+    def _try_to_write(self, db: Connection) -> None:
+        # What is on a full disk already can be overwritten, so that a small write succeeds there.
+        self._file.check_room()
+        touch(db)
 
 
 class _Connections:
@@ -152,7 +158,7 @@ class _Connections:
             with connection.begin() as transaction:
                 yield connection
                 if self._writes:
-                    self._commit(transaction)
+                    self._commit(connection, transaction)
         except SQLAlchemyError:
             self._drop(connection)
             raise
@@ -164,10 +170,13 @@ class _Connections:
         while self._kept:
             self._kept.pop().close()
 
-    def _commit(self, transaction: RootTransaction) -> None:
+    def _commit(self, connection: Connection, transaction: RootTransaction) -> None:
         try:
             transaction.commit()
         except DBAPIError as exc:
+            if not connection.invalidated:  # SQLite keeps it open if it could not get its lock
+                with suppress(connection.dialect.loaded_dbapi.Error):
+                    connection.connection.rollback()
             if _may_be_committed(exc):
                 raise _CommitLost from exc.orig
             raise
@@ -239,6 +248,14 @@ class _File:
 
     def is_there(self) -> bool:
         return self.path is None or _identity(self.path) == self.identity
+
+    def check_room(self) -> None:
+        """Refuse to write where hardly anything can be added."""
+        if self.path is not None:
+            folder = os.statvfs(Path(self.path).parent)
+            if (free := folder.f_bavail * folder.f_frsize) < ROOM_BYTES:
+                logger.error("store.full", path=self.path, free_bytes=free, advice="make room")
+                raise StoreUnavailable("The task store has no room left.")
 
     def check(self) -> None:
         """Refuse to use anything but this file."""
