@@ -27,6 +27,7 @@ from opencode_a2a.domain.events import (
     Speaker,
     StepFinished,
     StepStarted,
+    SubAgent,
     TextDelta,
     TextSnapshot,
     TitleChanged,
@@ -110,7 +111,8 @@ def tool(
     **more: Any,
 ) -> ToolSnapshot:
     call = ToolCall("call_1", "bash", status, **more)
-    return ToolSnapshot(ROOT, message_id, part, call, child, stops)
+    subagent = SubAgent(child, "general", "call_1") if child is not None else None
+    return ToolSnapshot(ROOT, message_id, part, call, subagent, stops)
 
 
 def permission(request_id: str, session: str = ROOT) -> InterruptAsked:
@@ -223,6 +225,72 @@ def test_a_sub_agents_text_is_not_shown_but_its_usage_counts() -> None:
     )
     assert shown(updates) == {}
     assert turn.usage == Usage(7, 3)
+
+
+def test_a_sub_agents_steps_say_who_takes_them_and_when_they_begin() -> None:
+    turn = turn_after(*WORKING, ChildStarted(CHILD, ROOT, "general"))
+    turn.feed(tool("prt_t", "running", child=CHILD))
+    who = SubAgent(CHILD, "general", "call_1")
+    usage = Usage(7, 3)
+    events = (StepStarted(CHILD, "msg_c", "prt_s"), StepFinished(CHILD, "msg_c", "prt_f", usage))
+    assert feed(turn, *events) == [
+        Progress("step-start", "started", "prt_s", message_id="msg_c", subagent=who),
+        Progress("step-finish", "completed", "prt_f", usage, message_id="msg_c", subagent=who),
+    ]
+    assert feed(turn, *events) == [], "told once"
+
+
+def test_the_steps_of_the_agent_itself_are_no_sub_agents() -> None:
+    [progress] = told(*WORKING, StepStarted(ROOT, ANSWER, "prt_s"))
+    assert progress == Progress("step-start", "started", "prt_s", message_id=ANSWER)
+
+
+def test_a_sub_agents_tool_calls_are_signs_of_life_with_a_beginning_and_an_end() -> None:
+    turn = turn_after(*WORKING, ChildStarted(CHILD, ROOT, "explore"))
+
+    def call(status: Status, **more: Any) -> ToolSnapshot:
+        called = ToolCall("call_c", "bash", status, input={"command": "secret"}, **more)
+        return ToolSnapshot(CHILD, "msg_c", "prt_c", called)
+
+    assert feed(turn, call("pending")) == []
+    updates = feed(
+        turn,
+        call("running", subtitle="Looks"),
+        call("running", subtitle="Looks", output="some"),
+        call("completed", title="Looked", output="all"),
+        call("running", subtitle="Looks"),  # read late
+        call("completed", title="Looked", output="all"),
+    )
+    who = SubAgent(CHILD, "explore")
+    told_of = [(u.type, u.status, u.tool, u.title, u.subagent) for u in map(_progress, updates)]
+    assert told_of == [
+        ("tool-call", "running", "bash", "Looks", who),
+        ("tool-call", "completed", "bash", "Looked", who),
+    ]
+    assert "secret" not in str(updates)
+
+
+def _progress(update: Update) -> Progress:
+    assert isinstance(update, Progress)
+    return update
+
+
+def test_who_takes_a_step_may_be_learned_later_and_nothing_is_told_twice() -> None:
+    """After a restart the same is read again, and more is known by then."""
+    started = StepStarted(CHILD, "msg_c", "prt_s")
+    again = taken_up(told(*WORKING, ChildStarted(CHILD, ROOT), started))
+    feed(again, *WORKING, tool("prt_t", "running", child=CHILD))
+    assert feed(again, ChildStarted(CHILD, ROOT, "general"), started) == []
+
+
+def test_a_step_that_nobody_accounted_for_is_counted_as_such() -> None:
+    """OpenCode does not know what an aborted step has used, nor a retried one."""
+    turn = turn_after(*WORKING, StepStarted(ROOT, ANSWER, "prt_1"))
+    turn.feed(StepFinished(ROOT, ANSWER, "prt_2", Usage(5, 2)))
+    turn.feed(begun("msg_30", 30))
+    turn.feed(StepStarted(ROOT, "msg_30", "prt_3"))
+    feed(turn, done("msg_30", 30, finish=None, aborted=True), Idle(ROOT))
+    assert turn.usage == Usage(5, 2, unreported_steps=1)
 
 
 def test_a_sub_agents_question_is_the_turns_question() -> None:

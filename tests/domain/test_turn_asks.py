@@ -30,6 +30,7 @@ from opencode_a2a.domain.updates import (
     InterruptAnswered,
     InterruptOpened,
     InterruptResolved,
+    Progress,
     Update,
 )
 from opencode_a2a.domain.values import (
@@ -144,9 +145,11 @@ def test_one_call_can_ask_twice() -> None:
 def test_the_call_of_a_sub_agent_explains_what_it_asks() -> None:
     known = turn(ChildStarted(CHILD, ROOT))
     assert tell(known, asked(TOOL, CHILD)) == []
-    updates = feed(known, call(session=CHILD))
+    progress, *updates = feed(known, call(session=CHILD))
+    assert isinstance(progress, Progress)
+    assert (progress.type, progress.tool) == ("tool-call", "bash")
     explained = replace(TOOL, session=CHILD, title="Lists", arguments={"command": "ls"})
-    assert updates == [InterruptOpened(explained)], "and its tools are not ours to show"
+    assert updates == [InterruptOpened(explained)], "and its tools are no blocks"
 
 
 def test_a_look_opens_what_still_waits_for_its_call() -> None:

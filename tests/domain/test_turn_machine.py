@@ -97,7 +97,7 @@ class OpenCode:
         self.messages: dict[str, MessageSeen] = {}
         self.parts: dict[str, Part] = {}
         self.births: list[tuple[str, ChildStarted]] = []  # each with the prompt it was born under
-        self.child_steps: list[StepFinished] = []
+        self.child_parts: dict[str, Part] = {}
         self.requests: dict[str, InterruptAsked] = {}
         self.status: AgentEvent = Idle(ROOT)
         self.running: str | None = None  # the prompt it works on
@@ -137,8 +137,8 @@ class OpenCode:
             case ChildStarted():
                 assert self.running is not None
                 self.births.append((self.running, event))
-            case StepFinished():
-                self.child_steps.append(event)
+            case StepStarted() | StepFinished() | ToolSnapshot():
+                self.child_parts[event.part_id] = event
             case InterruptAsked():
                 self.requests[event.interrupt.request_id] = event
             case InterruptClosed():
@@ -158,7 +158,7 @@ class OpenCode:
                 told += [begun, *own, message]
         births = [birth for prompt, birth in self.births if prompt >= since]
         children = {birth.session for birth in births}
-        steps = [step for step in self.child_steps if step.session in children]
+        steps = [part for part in self.child_parts.values() if part.session in children]
         asked = list(self.requests.values())
         caught_up = CaughtUp(ROOT, frozenset(self.requests))
         return [*births, *told, *steps, status, *asked, caught_up]
@@ -236,12 +236,17 @@ class OpenCode:
         self.truth.steps += 1
         child = self.new("ses")
         where = (child, self.new("msg"), self.new("prt"))
+        tool = (child, where[1], self.new("prt"))
+        running = ToolCall("call", "bash", "running", input={"command": SECRET})
         self.send(
-            ChildStarted(child, ROOT),
+            ChildStarted(child, ROOT, "general"),
+            StepStarted(child, where[1], self.new("prt")),
             TextSnapshot(*where, BlockKind.TEXT, "", ended=False),
             TextDelta(*where, SECRET),
             SessionErred(child, PROBLEM),
+            ToolSnapshot(*tool, running),
             TextSnapshot(*where, BlockKind.TEXT, SECRET, ended=True),
+            ToolSnapshot(*tool, replace(running, status="completed", output=SECRET)),
             StepFinished(child, where[1], self.new("prt"), SPENT),
             Idle(child),
         )
@@ -256,6 +261,7 @@ class OpenCode:
             MessageSeen(ROOT, request, Speaker.USER, self.now),
             Compacting(ROOT, done=False, part_id=self.new("prt")),
             begun,
+            StepStarted(ROOT, summary, self.new("prt")),
             TextSnapshot(*where, BlockKind.TEXT, "", ended=False),
             TextDelta(*where, SECRET),
             TextSnapshot(*where, BlockKind.TEXT, SECRET, ended=True),

@@ -128,8 +128,12 @@ class Stream:
     @property
     def progress(self) -> list[dict[str, Any]]:
         """The signs of life, in order, without the steps that every answer has."""
+        return [p for p in self.all_progress if not p["type"].startswith("step-")]
+
+    @property
+    def all_progress(self) -> list[dict[str, Any]]:
         told = (_shared(event).get("progress") for event in self.events)
-        return [p for p in told if p and not p["type"].startswith("step-")]
+        return [progress for progress in told if progress]
 
     def _apply(self, event: StreamResponse) -> None:
         kind = event.WhichOneof("payload")

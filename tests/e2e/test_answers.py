@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.clients import LINES, PythonClient, ask, every_way, on_every_line
 from tests.e2e.gate import Gate
 from tests.e2e.protojson import to_json
-from tests.e2e.seen import facts, reaches, shared, shown, state, tool
+from tests.e2e.seen import facts, reaches, shared, shown, shows, state, tool
 from tests.running import Service, Upstream
 
 THINKING = "thought 0 thought 1 thought 2 "
@@ -133,6 +133,65 @@ async def test_a_sub_agent_works_for_the_answer_but_does_not_speak_in_it(
             assert facts(await client.get(task.id)) == facts(task)
 
     await on_every_line(clients, body)
+
+
+async def test_what_a_sub_agent_does_is_told_with_its_name_from_its_beginning(
+    either: PythonClient,
+) -> None:
+    look = {"command": "echo seen", "description": "Looks around"}
+    given = {
+        "description": "Explore",
+        "prompt": f"[[tool:bash {json.dumps(look)}]] [[text:I saw it.]]",
+        "subagent_type": "general",
+    }
+    async with either.stream(ask(f"[[tool:task {json.dumps(given)}]] [[text:Done.]]")) as stream:
+        task = await stream.rest()
+    told = stream.all_progress
+    others = [progress for progress in told if "subagent" in progress]
+    assert [(p["type"], p["status"]) for p in others] == [
+        ("step-start", "started"),
+        ("tool-call", "running"),
+        ("tool-call", "completed"),
+        ("step-finish", "completed"),
+        ("step-start", "started"),
+        ("step-finish", "completed"),
+    ]
+    [called] = [a for a in task.artifacts if a.name == "tool:task"]
+    call = to_json(called.parts[0].data)
+    for progress in others:
+        who = progress["subagent"]
+        assert (who["agent"], who["call_id"]) == ("general", call["call_id"])
+        assert who["session_id"] in call["output"]
+        assert who["session_id"] != shared(task)["session"]["id"]
+    assert {(p["tool"], p["title"]) for p in others if "tool" in p} >= {("bash", "Looks around")}
+    own = [(p["type"], p["message_id"]) for p in told if "subagent" not in p]
+    begun, ended = ([m for kind, m in own if kind == k] for k in ("step-start", "step-finish"))
+    assert begun == ended, "a step and its end name the same message"
+    assert len(begun) == 2
+
+
+async def test_what_was_used_is_told_however_it_ends(either: PythonClient, gate: Gate) -> None:
+    first = '[[tool:bash {"command": "echo one", "description": "d"}]]'
+    async with either.stream(ask(f"{first} {gate} [[usage:1000:20]]")) as stream:
+        await stream.until(shows("tool:bash", gate.command))
+        canceled = await either.cancel(stream.task.id)
+        streamed = await stream.rest()
+    assert state(canceled) == "canceled"
+    assert shared(canceled)["usage"] == {
+        "input_tokens": 1000,
+        "output_tokens": 20,
+        "total_tokens": 1020,
+        "cost": 0.00104,
+        "unreported_steps": 1,
+    }
+    assert shared(streamed)["usage"] == shared(canceled)["usage"]
+    nothing = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+    failed = await either.send(ask("[[error:400]]"))
+    assert (state(failed), shared(failed)["usage"]) == ("failed", nothing)
+    async with either.stream(ask("[[hangmid:1]] Hello")) as stream:
+        await stream.until(shows("answer"))
+        stopped = await either.cancel(stream.task.id)
+    assert shared(stopped)["usage"] == nothing | {"unreported_steps": 1}
 
 
 async def test_todos_are_progress(either: PythonClient) -> None:

@@ -18,7 +18,14 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from opencode_a2a.domain.events import AgentEvent, BlockKind, ChildStarted, Gap, ToolSnapshot
+from opencode_a2a.domain.events import (
+    AgentEvent,
+    BlockKind,
+    ChildStarted,
+    Gap,
+    SubAgent,
+    ToolSnapshot,
+)
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.turn import Turn
 from opencode_a2a.domain.updates import (
@@ -208,7 +215,7 @@ class Replay:
     def feed(self, events: Sequence[AgentEvent]) -> None:
         for event in events:
             if isinstance(event, ToolSnapshot) and event.child is not None:
-                self.family.add(event.child)
+                self.family.add(event.child.session)
             if isinstance(event, ChildStarted):
                 self.family.add(event.session)
             self.updates += self.turn.feed(event)
@@ -383,7 +390,7 @@ STORIES = (
     Story("08-shell", CANCELED, ["bash: completed"]),
     Story("09-command", COMPLETED,
           ["task: completed", "text: ECHO: Summarize the task tool output above…"], (6023, 7, 0),
-          "step-finish step-start step-finish"),
+          TWO_STEPS),
     # -- the provider fails
     Story("10-provider-error-400", FAILED, failure=Failure.PROVIDER_ERROR),
     Story("10-provider-error-401", FAILED, failure=Failure.PROVIDER_AUTH),
@@ -407,10 +414,12 @@ STORIES = (
           prompt=1),
     Story("15-task-child-session", COMPLETED,
           ["task: completed", 'text: TOOL RESULT: <task id="ses_e1f94137dffeUzVw1FzuKUiAMF"…'],
-          (7266, 16, 0), f"step-start step-finish step-finish {STEP}"),
+          (7266, 16, 0), f"step-start {STEP} step-finish {STEP}"),
     Story("15b-task-child-permission", COMPLETED,
           ["task: completed", 'text: TOOL RESULT: <task id="ses_e1f940f9effe9EyNPAU9jtVzuO"…'],
-          (9708, 13, 0), f"step-start step-finish step-finish step-finish {STEP}", "bash? once"),
+          (9708, 13, 0),
+          f"step-start step-start tool-call tool-call step-finish {STEP} step-finish {STEP}",
+          "bash? once"),
     # -- files, structured answers, todos
     Story("16-file-input", COMPLETED, ["text: ECHO: look\nCalled…"], (2478, 28, 0), STEP),
     Story("17-structured-output", COMPLETED, ["StructuredOutput: completed"], (2464, 0, 0), STEP),
@@ -642,6 +651,42 @@ async def test_usage_is_the_sum_of_what_each_step_of_the_family_cost(story: Stor
     assert replay.turn.usage.total_tokens == spent.total_tokens
 
 
+@pytest.mark.parametrize(
+    ("recording", "prompt", "steps"),
+    [
+        ("01-plain-text", 0, 0),
+        ("13-abort-mid-stream", 0, 1),
+        ("13b-abort-while-hanging-before-first-byte", 0, 0),
+        ("13d-abort-while-tool-running", 0, 1),
+        ("24-stream-cut-then-retry", 0, 1),
+        ("34-long-silent-provider-and-pending-question", 1, 3),
+    ],
+)
+async def test_a_step_whose_end_never_came_is_told_to_be_missing_in_the_usage(
+    recording: str, prompt: int, steps: int
+) -> None:
+    replay = await told(next(s for s in STORIES if (s.recording, s.prompt) == (recording, prompt)))
+    assert replay.turn.usage.unreported_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("recording", "agent", "call"),
+    [
+        ("09-command", "build", "01M7G6KXKD6ZTFBX66ZXQJJVF6"),
+        ("15-task-child-session", "general", "call_53"),
+        ("15b-task-child-permission", "general", "call_57"),
+    ],
+)
+async def test_what_a_sub_agent_does_says_who_does_it(
+    recording: str, agent: str, call: str
+) -> None:
+    replay = await told(next(story for story in STORIES if story.recording == recording))
+    progress = [update for update in replay.updates if isinstance(update, Progress)]
+    [child] = replay.family - {replay.turn.session}
+    others = {update.subagent for update in progress if update.subagent is not None}
+    assert others == {SubAgent(child, agent, call)}
+
+
 async def test_a_retried_answer_replaces_what_the_cut_one_had_shown_in_its_block() -> None:
     replay = await told(next(s for s in STORIES if s.recording == "24-stream-cut-then-retry"))
     cut, retried = dict.fromkeys(update.part_id for update in replay.sayings)
@@ -702,7 +747,7 @@ def _same(replay: Replay, whole: Replay, loss: Loss) -> None:
     assert (replay.state, replay.failure) == (whole.state, whole.failure), loss
     assert sorted(replay.blocks) == sorted(whole.blocks), loss  # held-back text may come later
     assert replay.texts[-1:] == whole.texts[-1:], loss
-    assert replay.turn.usage.total_tokens == whole.turn.usage.total_tokens, loss
+    assert replay.turn.usage == whole.turn.usage, loss
     assert replay.turn.files_changed == whole.turn.files_changed, loss
 
 

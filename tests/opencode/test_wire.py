@@ -219,7 +219,12 @@ def test_a_run_stops_with_a_refusal_or_with_an_answer_in_a_tool(
 
 
 def test_only_the_task_tool_starts_sub_agents() -> None:
-    assert tool("task", metadata={"sessionId": "ses_2"}).child == "ses_2"
+    given = {"subagent_type": "general", "prompt": "Look"}
+    called = tool("task", metadata={"sessionId": "ses_2"}, input=given)
+    assert called.child == ev.SubAgent("ses_2", "general", called.call.call_id)
+    assert tool("task", metadata={"sessionId": "ses_2"}, input={"subagent_type": 7}).child == (
+        ev.SubAgent("ses_2", None, called.call.call_id)
+    )
     assert tool("task", metadata={"sessionId": 2}).child is None
     assert tool("mcp_tool", metadata={"sessionId": "ses_of_somebody"}).child is None
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opencode_a2a.domain.events import BlockKind, Todo, ToolCall
+from opencode_a2a.domain.events import BlockKind, SubAgent, Todo, ToolCall
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import (
     BlockFile,
@@ -125,7 +125,7 @@ block_texts = st.builds(
 todos = st.lists(st.builds(Todo, texts, texts, texts), max_size=3).map(tuple)
 progress = st.builds(
     Progress,
-    st.sampled_from(["step-start", "step-finish", "retry", "todo", "compaction"]),
+    st.sampled_from(["step-start", "step-finish", "tool-call", "retry", "todo", "compaction"]),
     texts,
     maybe,
     st.none() | usages,
@@ -133,6 +133,11 @@ progress = st.builds(
     st.none() | counts,
     maybe,
     st.none() | todos,
+    maybe,
+    st.none() | st.builds(SubAgent, texts, maybe, maybe),
+    maybe,
+    maybe,
+    maybe,
 )
 changes = st.builds(
     ChangesMade,
@@ -200,6 +205,21 @@ def test_a_finished_task_comes_back_as_it_was(story: list[Update], end: Ended) -
     again = codec.unfold(head, codec.fold(task))
     assert shown(again) == shown(task)
     assert kinds(again.history) == kinds(task.history)
+
+
+def test_what_an_earlier_version_wrote_is_read() -> None:
+    usage = (
+        b'{"input_tokens":7,"output_tokens":3,"reasoning_tokens":0,"cache_read_tokens":0,'
+        b'"cache_write_tokens":0,"cost":0.30000000000000004}'
+    )
+    step = b'{"type":"step-start","status":"started","part_id":"prt_1","usage":null}'
+    end = b'{"state":"canceled","message":"Canceled.","usage":%b,"session":"ses_1"}' % usage
+    assert codec.decode(1, 1, "Progress", step).update == Progress(
+        "step-start", "started", part_id="prt_1"
+    )
+    ended = codec.decode(2, 2, "Ended", end).update
+    assert isinstance(ended, Ended)
+    assert ended.usage == Usage(7, 3, cost=0.30000000000000004)
 
 
 def test_depth_that_can_be_stored_can_be_read() -> None:

@@ -52,15 +52,49 @@ class SessionMark(Shape):
     title: str = ""
 
 
+class CacheMark(Shape):
+    read_tokens: int
+    write_tokens: int
+
+
 class UsageMark(Shape):
+    """What was used so far; at the end, also of a canceled or failed task."""
+
     input_tokens: int
     output_tokens: int
     total_tokens: int
+    reasoning_tokens: int = 0
+    cache_tokens: CacheMark | None = None
+    cost: float = Field(default=0, description="In dollars, to a billionth")
+    unreported_steps: int = Field(
+        default=0,
+        description="Steps that were stopped before their provider told what they used, which is "
+        "not in these figures",
+    )
+
+
+class SubAgentMark(Shape):
+    session_id: str = Field(description="The OpenCode session of the sub-agent")
+    agent: str = Field(default="", description="Its name, such as `general`")
+    call_id: str = Field(default="", description="The tool call that it works for")
 
 
 class ProgressMark(Shape):
-    type: str = Field(description="step-start, step-finish, retry, todo, compaction or run")
+    type: str = Field(
+        description="step-start, step-finish, tool-call, retry, todo, compaction or run"
+    )
     status: str
+    message_id: str = Field(default="", description="Of the agent, where a step or call belongs")
+    subagent: SubAgentMark | None = Field(
+        default=None, description="Who does it, if not the agent itself"
+    )
+    tool: str = Field(default="", description="With tool-call, which only sub-agents have")
+    call_id: str = Field(default="", description="With tool-call")
+    title: str = Field(default="", description="With tool-call: what it is about")
+    attempt: int = Field(default=0, description="With retry")
+    next: str = Field(default="", description="With retry: when")
+    message: str = Field(default="", description="With retry and run: why")
+    todos: list[dict[str, Any]] = Field(default=[], description="With todo")
 
 
 class InterruptMark(Shape):

@@ -44,6 +44,15 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class SubAgent:
+    """Who works for the agent, in a session of its own."""
+
+    session: str
+    agent: str | None = None
+    call_id: str | None = None  # the tool call of its parent that waits for it
+
+
+@dataclass(frozen=True, slots=True)
 class MessageSeen:
     """A message exists, or has changed. The stored message is the truth about how a run ended."""
 
@@ -82,7 +91,7 @@ class ToolSnapshot:
     message_id: str
     part_id: str
     call: ToolCall
-    child: str | None = None
+    child: SubAgent | None = None
     stops: bool = False  # the run ends with this call: it was refused, or it is the answer
     refused: bool = False  # by a person, with or without a reason; not one that failed by itself
 
@@ -129,6 +138,7 @@ class PartRemoved:
 class ChildStarted:
     session: str
     parent: str
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

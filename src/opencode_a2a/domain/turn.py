@@ -9,7 +9,8 @@ Whose text
   parts, attachments, synthetic prompts and compaction summaries never do;
 * after a compaction the run goes on under new user messages: those younger than
   our prompt belong to the turn, older ones do not;
-* sub-agent sessions contribute usage and the questions they ask, not text or files.
+* sub-agent sessions contribute usage, the questions they ask, and signs of life (their steps
+  and tool calls, each with who does it), not text or files.
 
 What a block says
 * deltas extend a block; its closing snapshot adds what is missing or, where what
@@ -58,6 +59,7 @@ from .events import (
     Speaker,
     StepFinished,
     StepStarted,
+    SubAgent,
     TextDelta,
     TextSnapshot,
     TitleChanged,
@@ -158,6 +160,7 @@ class Turn:
         self._held: dict[str, Interrupt] = {}
         self._used: set[str] = set()  # ids of blocks
         self._counted: dict[str, Usage] = {}
+        self._subagents: dict[str, SubAgent] = {}  # by their session
         self._reported: set[Progress] = set()
         self._error: Problem | None = None
         self._idle = False
@@ -183,12 +186,15 @@ class Turn:
         self._used = set(task.blocks)
         self.requests.resume(task)
         self._counted = dict(task.steps)
-        self._reported = set(task.reported)
+        self._reported = {_known_as(progress) for progress in task.reported}
         self._stale = True
 
     @property
     def usage(self) -> Usage:
-        return sum(self._counted.values(), Usage())
+        """Of every step that has told it, and how many have not: final when the run is over."""
+        begun = sum(progress.type == "step-start" for progress in self._reported)
+        unreported = Usage(unreported_steps=max(0, begun - len(self._counted)))
+        return sum(self._counted.values(), unreported)
 
     @property
     def stale(self) -> bool:
@@ -221,9 +227,7 @@ class Turn:
             case FileSnapshot():
                 return self._on_file(event)
             case StepStarted():
-                if event.session == self.session and self._is_ours(event.message_id):
-                    return self._once(Progress("step-start", "started", part_id=event.part_id))
-                return []
+                return self._on_step_started(event)
             case StepFinished():
                 return self._on_step_finished(event)
             case FilesChanged():
@@ -236,7 +240,7 @@ class Turn:
                 return []
             case ChildStarted(session=child, parent=parent):
                 if parent in self.family:
-                    self.family.add(child)
+                    self._meet(SubAgent(child, event.agent))
                 return []
             case TitleChanged():
                 if event.session == self.session:
@@ -386,13 +390,35 @@ class Turn:
         updates: list[Update] = []
         if event.session in self.family:
             if event.child is not None:
-                self.family.add(event.child)
+                self._meet(event.child)
             self._calls[event.call.call_id] = _asking(event.call)
             if event.refused:
                 self._refused.add(event.call.call_id)
             if self._held and event.call.status != "pending":
                 updates = self._ask_held(event.call.call_id)
+            if event.session != self.session:
+                return [*self._on_tool_of_subagent(event), *updates]
         return [*self._tool_block(event), *updates]
+
+    def _on_tool_of_subagent(self, event: ToolSnapshot) -> list[Update]:
+        """Its beginning and its end, not what happens in between, nor what it is given."""
+        call = event.call
+        if call.status == "pending":
+            return []
+        told = Progress(
+            "tool-call",
+            call.status,
+            part_id=event.part_id,
+            message_id=event.message_id,
+            subagent=self._subagents.get(event.session),
+            tool=call.tool,
+            call_id=call.call_id,
+            title=call.title or call.subtitle,
+        )
+        over = (replace(told, status=status) for status in ("completed", "error"))
+        if any(_known_as(progress) in self._reported for progress in over):
+            return []  # an older state is read again
+        return self._once(told)
 
     def _tool_block(self, event: ToolSnapshot) -> list[Update]:
         if not self._speaks(event):
@@ -437,18 +463,54 @@ class Turn:
     # -- signs of life
 
     def _once(self, progress: Progress) -> list[Update]:
-        if progress in self._reported:
+        known_as = _known_as(progress)
+        if known_as in self._reported:
             return []
-        self._reported.add(progress)
+        self._reported.add(known_as)
         return [progress]
 
-    def _on_step_finished(self, event: StepFinished) -> list[Update]:
-        if event.session not in self.family or event.part_id in self._counted:
+    def _meet(self, subagent: SubAgent) -> None:
+        """Its session tells the name of a sub-agent, its tool call what it works for."""
+        self.family.add(subagent.session)
+        known = self._subagents.get(subagent.session, subagent)
+        self._subagents[subagent.session] = replace(
+            known,
+            agent=known.agent or subagent.agent,
+            call_id=known.call_id or subagent.call_id,
+        )
+
+    def _has_step(self, event: StepStarted | StepFinished) -> bool:
+        if event.session == self.session:
+            return self._is_ours(event.message_id)
+        return event.session in self.family
+
+    def _on_step_started(self, event: StepStarted) -> list[Update]:
+        if not self._has_step(event):
             return []
-        if event.session == self.session and not self._is_ours(event.message_id):
+        return self._once(
+            Progress(
+                "step-start",
+                "started",
+                part_id=event.part_id,
+                message_id=event.message_id,
+                subagent=self._subagents.get(event.session),
+            )
+        )
+
+    def _on_step_finished(self, event: StepFinished) -> list[Update]:
+        if not self._has_step(event) or event.part_id in self._counted:
             return []
         self._counted[event.part_id] = event.usage
-        return [Progress("step-finish", "completed", part_id=event.part_id, usage=event.usage)]
+        return [
+            Progress(
+                "step-finish",
+                "completed",
+                part_id=event.part_id,
+                usage=event.usage,
+                message_id=event.message_id,
+                subagent=self._subagents.get(event.session),
+            )
+        ]
 
     def _on_retry(self, event: Retrying) -> list[Update]:
         if event.session not in self.family:
@@ -460,6 +522,7 @@ class Turn:
                 attempt=event.attempt,
                 next_at=event.next_at,
                 message=event.message,
+                subagent=self._subagents.get(event.session),
             )
         )
         if event.session == self.session:
@@ -567,6 +630,11 @@ class Turn:
                 return Outcome(TaskState.CANCELED, ABORTED)
             case _:
                 return Outcome(TaskState.COMPLETED)
+
+
+def _known_as(progress: Progress) -> Progress:
+    """What makes one of two reports a repetition of the other, however much each knew."""
+    return replace(progress, message_id=None, subagent=None, tool=None, call_id=None, title=None)
 
 
 def _asking(call: ToolCall) -> ToolCall:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
-from .events import BlockKind, Todo, ToolCall
+from .events import BlockKind, SubAgent, Todo, ToolCall
 from .values import (
     Decision,
     FileChange,
@@ -78,9 +78,12 @@ class BlockFile:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A sign of life that is not output."""
+    """A sign of life that is not output.
 
-    type: Literal["step-start", "step-finish", "retry", "todo", "compaction", "run"]
+    The tool calls of sub-agents are told here: those of the agent itself are blocks.
+    """
+
+    type: Literal["step-start", "step-finish", "tool-call", "retry", "todo", "compaction", "run"]
     status: str
     part_id: str | None = None
     usage: Usage | None = None
@@ -88,6 +91,11 @@ class Progress:
     next_at: int | None = None
     message: str | None = None
     todos: tuple[Todo, ...] | None = None
+    message_id: str | None = None  # of the agent's message that a step belongs to
+    subagent: SubAgent | None = None  # who does it, if not the agent itself
+    tool: str | None = None
+    call_id: str | None = None
+    title: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

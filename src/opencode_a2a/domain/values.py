@@ -173,14 +173,20 @@ class OutputModes:
         return any(mode in (media_type, f"{kind}/*", "*/*", "*") for mode in self.accepted)
 
 
+COST_DIGITS = 9  # of the fraction of a dollar: less than a token of the cheapest model costs
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """What the model providers have reported, in tokens and dollars."""
+
     input_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     cost: float = 0.0
+    unreported_steps: int = 0  # begun and stopped early, so that nobody knows what they used
 
     @property
     def total_tokens(self) -> int:
@@ -199,7 +205,9 @@ class Usage:
             self.reasoning_tokens + other.reasoning_tokens,
             self.cache_read_tokens + other.cache_read_tokens,
             self.cache_write_tokens + other.cache_write_tokens,
-            self.cost + other.cost,
+            # A bare sum of floats gathers noise (0.1 + 0.2); in billionths it is exact.
+            round(self.cost + other.cost, COST_DIGITS),
+            self.unreported_steps + other.unreported_steps,
         )
 
 

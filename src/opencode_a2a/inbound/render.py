@@ -15,7 +15,7 @@ from typing import Any, assert_never
 import orjson
 
 from ..domain.catalog import SessionMessage
-from ..domain.events import BlockKind, ToolCall
+from ..domain.events import BlockKind, SubAgent, ToolCall
 from ..domain.phrases import asking, waiting
 from ..domain.ports import TaskRow
 from ..domain.replies import HITL
@@ -37,6 +37,7 @@ from ..domain.updates import (
     Started,
 )
 from ..domain.values import (
+    COST_DIGITS,
     Data,
     FileBytes,
     FileChange,
@@ -472,7 +473,9 @@ def _usage(usage: Usage) -> Json:
             "write_tokens": usage.cache_write_tokens,
         }
     if usage.cost:
-        body["cost"] = usage.cost
+        body["cost"] = round(usage.cost, COST_DIGITS)
+    if usage.unreported_steps:
+        body["unreported_steps"] = usage.unreported_steps
     return body
 
 
@@ -486,6 +489,20 @@ def _progress(progress: Progress) -> Json:
         body["message"] = progress.message
     if progress.todos is not None:
         body["todos"] = progress.todos
+    for name in ("message_id", "tool", "call_id", "title"):
+        if (value := getattr(progress, name)) is not None:
+            body[name] = value
+    if progress.subagent is not None:
+        body["subagent"] = _subagent(progress.subagent)
+    return body
+
+
+def _subagent(subagent: SubAgent) -> Json:
+    body: Json = {"session_id": subagent.session}
+    if subagent.agent is not None:
+        body["agent"] = subagent.agent
+    if subagent.call_id is not None:
+        body["call_id"] = subagent.call_id
     return body
 
 

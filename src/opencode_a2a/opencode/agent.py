@@ -166,11 +166,10 @@ class OpenCodeSession:
         children = await self._children(messages[0].info.time.created if messages else 0)
         told = [event for message in messages for event in _told(message)]
         # A sub-agent of an earlier turn may have been taken up again: its tool call names it.
-        again = {e.child for e in told if isinstance(e, ev.ToolSnapshot) and e.child is not None}
+        again = {e.child.session for e in told if isinstance(e, ev.ToolSnapshot) and e.child}
         permissions, questions = await self._pending({self.ref.id, *children, *again})
         events: list[ev.AgentEvent] = []
-        for child, parent in children.items():
-            events.append(ev.ChildStarted(child, parent))
+        events += children.values()
         for child in {*children, *again}:
             if self._subscription is not None:
                 self._subscription.include(child)
@@ -181,7 +180,7 @@ class OpenCodeSession:
                 for message in await self._messages(child)
                 for part in message.parts
                 for event in wire.part_events(part)
-                if isinstance(event, ev.StepFinished | ev.ToolSnapshot)
+                if isinstance(event, ev.StepStarted | ev.StepFinished | ev.ToolSnapshot)
             ]
         status = statuses.get(self.ref.id, wire.Status(type="idle"))
         events.append(wire.status_event(self.ref.id, status))
@@ -245,16 +244,16 @@ class OpenCodeSession:
             [q for q in wire.read(list[wire.QuestionInfo], questions) if q.session in family],
         )
 
-    async def _children(self, since: int) -> dict[str, str]:
-        """Sub-agent sessions started since then, at any depth, each with its parent."""
-        found: dict[str, str] = {}
+    async def _children(self, since: int) -> dict[str, ev.ChildStarted]:
+        """Sub-agent sessions started since then, at any depth."""
+        found: dict[str, ev.ChildStarted] = {}
         parents = [self.ref.id]
         while parents:
             parent = parents.pop()
             answer = await self._http.call("GET", "session", parent, "children")
             for child in wire.read(list[wire.SessionInfo], answer):
                 if child.time.created >= since and child.id not in found:
-                    found[child.id] = parent
+                    found[child.id] = ev.ChildStarted(child.id, parent, child.agent)
                     parents.append(child.id)
         return found
 

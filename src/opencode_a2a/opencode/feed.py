@@ -213,7 +213,7 @@ class Feed:
             return
         for event in events:
             if isinstance(event, ToolSnapshot) and event.child is not None:
-                subscription.include(event.child)
+                subscription.include(event.child.session)
         if events:
             subscription.put(events)
 

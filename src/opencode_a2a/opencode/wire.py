@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..domain import events as ev
 from ..domain.values import (
+    COST_DIGITS,
     Attachment,
     Choice,
     Failure,
@@ -124,6 +125,7 @@ class SessionInfo(Wire):
     parent: str | None = Field(default=None, alias="parentID")
     title: str = ""
     directory: str = ""
+    agent: str | None = None
     time: Time = Field(default_factory=Time)
 
 
@@ -269,7 +271,8 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             return [ev.StepStarted(*where)]
         case "step-finish":
             t = part.tokens or Tokens()
-            usage = Usage(t.input, t.output, t.reasoning, t.cache.read, t.cache.write, part.cost)
+            cost = round(part.cost, COST_DIGITS)
+            usage = Usage(t.input, t.output, t.reasoning, t.cache.read, t.cache.write, cost)
             return [ev.StepFinished(*where, usage)]
         case "patch":
             return [ev.FilesChanged(part.session, part.message)]
@@ -285,11 +288,15 @@ def _file(info: FileInfo) -> Part:
     return file_at(info.url, info.mime or None, info.filename)
 
 
-def _child(part: PartInfo) -> str | None:
-    """The session a sub-agent works in. Other tools may say what they like about sessions."""
-    metadata = part.state.metadata if part.state is not None and part.tool == "task" else None
-    session = (metadata or {}).get("sessionId")
-    return session if isinstance(session, str) else None
+def _child(part: PartInfo) -> ev.SubAgent | None:
+    """Who a tool call waits for. Other tools may say what they like about sessions."""
+    if part.state is None or part.tool != "task":
+        return None
+    session = (part.state.metadata or {}).get("sessionId")
+    agent = (part.state.input or {}).get("subagent_type")
+    if not isinstance(session, str):
+        return None
+    return ev.SubAgent(session, agent if isinstance(agent, str) else None, part.call_id)
 
 
 def _stops(call: ev.ToolCall) -> bool:
@@ -466,7 +473,7 @@ def _delta(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
 
 def _session_created(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     info = SessionInfo.model_validate(p["info"])
-    return [ev.ChildStarted(info.id, info.parent)] if info.parent else []
+    return [ev.ChildStarted(info.id, info.parent, info.agent)] if info.parent else []
 
 
 def _session_updated(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:

@@ -127,7 +127,7 @@ class _Job:
     abandoned: bool = False  # it was never stored
     begun: bool = False
     work: asyncio.Task[None] | None = None
-    usage: Usage = Usage()
+    usage: Usage | None = None  # of all its runs; none before the first
     session: AgentSession | None = None
     session_title: str = ""
     run: _Run | None = None  # the prompt being answered
@@ -549,7 +549,7 @@ class Turns:
                     asked.cancel()
                     pump.cancel()
                     await asyncio.gather(asked, pump, return_exceptions=True)
-                job.usage += turn.usage
+                job.usage = (job.usage or Usage()) + turn.usage
                 job.session_title = turn.title or job.session_title
         return turn, outcome
 
@@ -737,10 +737,9 @@ class Turns:
         return _because(problem)
 
     def _end(self, job: _Job, outcome: Outcome) -> None:
-        usage = job.usage if job.usage != Usage() else None
         session = job.session.ref.id if job.session is not None else None
         end = Ended(
-            outcome.state, outcome.message, outcome.problem, usage, session, job.session_title
+            outcome.state, outcome.message, outcome.problem, job.usage, session, job.session_title
         )
         self._log.append(job.head.id, [end])
         logger.info(
