@@ -56,12 +56,12 @@ def launch(tmp_path: Path) -> Launch:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Callable[[str], str]:
+def program(tmp_path: Path) -> Callable[..., str]:
     """A shell script in the role of OpenCode: it gets `serve --hostname H --port P`."""
 
-    def write(body: str) -> str:
+    def write(body: str, first_line: str = "#!/bin/sh") -> str:
         path = tmp_path / "opencode"
-        path.write_text(f"#!/bin/sh\n{dedent(body)}")
+        path.write_text(f"{first_line}\n{dedent(body)}")
         path.chmod(0o755)
         return str(path)
 
@@ -365,6 +365,15 @@ async def test_an_answer_about_providers_that_makes_no_sense_is_told(
 async def test_a_missing_executable_comes_with_advice(launch: Launch) -> None:
     with pytest.raises(ManagedProcessFailed, match=r"npm install -g opencode-ai.*OPENCODE_COMMAND"):
         async with ManagedOpenCode.start(replace(launch, command="no-such-opencode")):
+            pass
+
+
+async def test_a_file_that_is_no_program_is_named(
+    launch: Launch, program: Callable[..., str]
+) -> None:
+    command = program("", "\0")
+    with pytest.raises(ManagedProcessFailed, match=f"{command} cannot be run: Exec format error"):
+        async with ManagedOpenCode.start(replace(launch, command=command)):
             pass
 
 

@@ -20,27 +20,19 @@ from typing import Any, BinaryIO, Self, cast
 import structlog
 
 from ..errors import UpstreamError, UpstreamHttpError
+from . import guardian
+from .guardian import IS_LINUX
 from .http import Endpoint, Http
+from .leftovers import Marker, kill_marked
 
 HOST, USERNAME, PORT_ATTEMPTS = "127.0.0.1", "opencode", 5
 MAX_RESTARTS, WELL, FIRST_DELAY = 5, 20.0, 0.1  # doubled until it was ready for WELL seconds
-TERM_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 1.0, 20, 2_000
+TERM_GRACE, KILL_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 10.0, 1.0, 20, 2_000
 OURS = re.compile(  # settings have their names in any case; systemd's directory holds our secrets
     "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME)"
     "|CREDENTIALS_DIRECTORY",
     re.IGNORECASE,
 )
-# When we are killed, the kernel ends OpenCode: PR_SET_PDEATHSIG (1) survives exec. A preexec_fn
-# that asks for it could meet a lock that another thread held at the fork; a fresh interpreter asks,
-# restores the signals Python ignores and becomes OpenCode. "Parent" means the thread that forks:
-# the event loop's, which outlives the server.
-DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]): sys.exit("The parent is gone.")
-for number in signal.SIGPIPE, signal.SIGXFSZ: signal.signal(number, signal.SIG_DFL)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 log = structlog.get_logger()
 
 
@@ -90,6 +82,7 @@ class ManagedOpenCode:
         self._launch, self._sink, self._executable = launch, sink, find_executable(launch)
         self._port, self._password = free_port(), secrets.token_urlsafe(32)
         self._environment = child_environment(launch.environment, self._password, launch.config)
+        self._marker = Marker.new(launch.directory)
         self._settled = asyncio.Event()  # it was ready once, or never will be
         self._supervisor = asyncio.create_task(self._supervise())
         self._supervisor.add_done_callback(lambda _: self._settled.set())
@@ -97,6 +90,9 @@ class ManagedOpenCode:
     @classmethod
     @asynccontextmanager
     async def start(cls, launch: Launch) -> AsyncIterator[Self]:
+        root = launch.directory
+        if left := await asyncio.to_thread(kill_marked, lambda marker: marker.is_abandoned(root)):
+            log.warning("opencode.leftovers_killed", pids=left)
         with (launch.log or Path(os.devnull)).open("ab", buffering=0) as sink:
             managed = cls(launch, sink)
             try:
@@ -140,18 +136,17 @@ class ManagedOpenCode:
 
     async def _run(self) -> ManagedProcessFailed:
         """One process, until nothing it started is left; says how it ended."""
-        python = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
+        python = [sys.executable, "-I", "-S", guardian.__file__, str(self._marker)]
         serve = [self._executable, "serve", "--hostname", HOST, "--port", str(self._port)]
         try:
             transport, child = await asyncio.get_running_loop().subprocess_exec(
                 lambda: Child(f"listening on http://{HOST}:{self._port}", self._sink),
-                *(python if sys.platform == "linux" else []),
-                *serve,
+                *(*python, *serve),
                 cwd=self._launch.directory,
                 env=self._environment,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,  # when we die it ends, which the guardians notice
                 stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is ours to handle, and its group ends as a whole
+                start_new_session=True,  # Ctrl-C is ours to handle
             )
         except OSError as exc:
             where = self._launch.directory
@@ -171,45 +166,58 @@ class ManagedOpenCode:
             self.pid, self._ready_since = child.pid, asyncio.get_running_loop().time()
             log.info("opencode.started", pid=child.pid, port=self._port)
             self._settled.set()
-        return f"exited with code {await asyncio.shield(child.exited)}"
+        return how_it_ended(await asyncio.shield(child.exited))
 
     async def _end(self, child: "Child") -> None:
         self.pid = None
         try:
-            self._signal(child.pid, signal.SIGTERM)
+            child.terminate()
             await asyncio.wait({child.exited}, timeout=TERM_GRACE)
         finally:  # also when a second Ctrl-C cuts the patience short
-            self._signal(child.pid, signal.SIGKILL)
-        log.info("opencode.stopped", pid=child.pid, code=await asyncio.shield(child.exited))
+            child.kill()
+        await asyncio.wait({child.exited}, timeout=KILL_GRACE)
+        if not child.exited.done():
+            log.error("opencode.cannot_be_killed", pid=child.pid)
+            return
+        code = child.exited.result()
+        log.info("opencode.stopped", pid=child.pid, code=code)
         await asyncio.wait({child.silent}, timeout=OUTPUT_GRACE)
-
-    def _signal(self, group: int, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, number)
-        # Tool commands run in sessions of their own and outlive OpenCode, but they inherit its
-        # environment and with it a password that nobody else has.
-        for entry in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                if self._password.encode() in entry.read_bytes():
-                    os.kill(int(entry.parent.name), number)
+        if code < 0:  # the outer guardian was killed, and perhaps the inner one with it
+            await asyncio.to_thread(kill_marked, lambda marker: marker == self._marker)
 
 
 class Child(asyncio.SubprocessProtocol):
-    """A process and what it prints. Its exit is news at once, even while an heir holds its pipe."""
+    """OpenCode and its guardians: what they print, and when the last of them has ended."""
 
     def __init__(self, ready_line: str, sink: BinaryIO) -> None:
         # Only the line says ready: a request sent between listen and the line is never answered.
         self.ready = asyncio.Future[bool]()  # False: it ended instead
-        self.exited = asyncio.Future[int | None]()
+        self.exited = asyncio.Future[int]()
         self.silent = asyncio.Future[None]()
+        self.pid: int | None = None  # of OpenCode
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._ready_line, self._sink, self._rest = ready_line, sink, ""
 
+    def terminate(self) -> None:
+        """Ask OpenCode to end; whatever it leaves behind is then killed."""
+        with suppress(ProcessLookupError):
+            self._transport.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill OpenCode and everything it has started."""
+        control = self._transport.get_pipe_transport(0)
+        if control is not None:
+            control.close()
+        if not IS_LINUX and self.pid is not None:  # a killed guardian leaves OpenCode running
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)  # uvloop's is no subclass
-        self.pid = self._transport.get_pid()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if self.pid is None and (first := data.partition(b"\n"))[0].isdigit():
+            self.pid, data = int(first[0]), first[2]  # the guardian writes it in one piece
         with suppress(OSError):  # a full disk is no reason to stop listening
             self._sink.write(data)
         *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
@@ -219,12 +227,22 @@ class Child(asyncio.SubprocessProtocol):
             self.ready.set_result(True)
 
     def process_exited(self) -> None:
-        self.exited.set_result(self._transport.get_returncode())
+        code = self._transport.get_returncode()
+        self.exited.set_result(-signal.SIGKILL if code is None else code)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.silent.set_result(None)
         if not self.ready.done():
             self.ready.set_result(False)
+
+
+def how_it_ended(code: int) -> str:
+    """In words, from the exit code of the outer guardian."""
+    if code < 0:
+        return f"was lost: its guardian was killed by signal {-code}"
+    if code - 128 in signal.valid_signals():  # as a shell says it
+        return f"was killed by signal {code - 128}"
+    return f"exited with code {code}"
 
 
 def find_executable(launch: Launch) -> str:
