@@ -209,7 +209,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, agent_at_work(Path(folder)) as at:
             kill(at)
             left = at.left(tolerated)
-            cells = (f"{len(at.before[way])} → {int(way in left)}" for way in ALL)
+            cells = (str(int(way in left)) for way in ALL)
             print(f"| {name} | {' | '.join(cells)} |", flush=True)  # noqa: T201
 
 
