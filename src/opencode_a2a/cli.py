@@ -178,7 +178,7 @@ def _exit(message: str, code: int) -> None:
 async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
     """Until it ends by itself, or is told to (Ctrl-C, SIGTERM): then it leaves in good order.
 
-    Told twice, it leaves at once. What is committed is safe, and the kernel takes OpenCode down.
+    Told twice, it leaves at once. What is committed is safe, and the guardians end OpenCode.
     """
     working = asyncio.create_task(work)
     loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from opencode_a2a.cli import welcome
 from opencode_a2a.config import load
 from tests.cli.commands import command
 from tests.curl import curl
+from tests.faults.survivors import agent_at_work
 from tests.running import Program, isolated, opencode_command, running
 
 
@@ -135,6 +137,15 @@ def test_the_printed_command_works_opencode_may_die_and_ctrl_c_leaves_nothing(
         assert len(started) == 3  # to look for a provider, with the demo model, after its death
         assert not any(alive(pid) for pid in started)
         assert "Traceback" not in program.output
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons are not found")
+def test_killed_it_leaves_nothing_that_the_agent_started(tmp_path: Path) -> None:
+    with agent_at_work(tmp_path) as at:
+        at.program.kill()
+        assert at.left() == set()
+        assert not alive(at.opencode)
 
 
 @pytest.mark.timeout(120)

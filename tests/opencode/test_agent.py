@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.domain.ports import SessionGone
 from opencode_a2a.domain.values import Prompt, SessionRef
-from opencode_a2a.opencode import feed
 from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.http import Endpoint, Http
 from tests.fakes.opencode import FakeOpenCode, serve
@@ -27,17 +26,13 @@ async def agent_on(fake: FakeOpenCode) -> AsyncIterator[OpenCode]:
 
 
 @pytest.mark.parametrize("order", ["create", "prompt", "abort"])
-async def test_no_order_is_given_while_opencode_starts(
-    order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_order_is_given_while_opencode_starts(order: str) -> None:
     """It would be swallowed, and waited for as long as any answer may take."""
-    # Only the one that is swallowed is given up soon; the others have the time they need.
-    monkeypatch.setattr(feed, "HELLO", (30.0, 0.1, 2.0))
     async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
         session = opencode.session(await opencode.create("title", "context"))
         fake.control("fault", mode="starting")
         fake.control("drop")
-        assert await fake.swallowed.get() == "GET /global/event"
+        assert await fake.swallowed.get() == "GET /global/health"
         giving = asyncio.create_task(
             {
                 "create": lambda: opencode.create("title", "context"),
@@ -50,7 +45,7 @@ async def test_no_order_is_given_while_opencode_starts(
         given: SessionRef | None = await giving
         assert (given is not None) == (order == "create")
         swallowed = {fake.swallowed.get_nowait() for _ in range(fake.swallowed.qsize())}
-        assert swallowed <= {"GET /global/event"}
+        assert swallowed <= {"GET /global/health"}
 
 
 async def test_a_session_that_is_deleted_takes_no_prompts() -> None:

@@ -1,9 +1,20 @@
-"""Who gets which events of the one stream."""
+"""Who gets which events of the one stream, and how the stream is found again."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
 from opencode_a2a.domain.events import Busy, Gap, Idle
-from opencode_a2a.opencode.feed import Subscription
+from opencode_a2a.errors import UpstreamHttpError, UpstreamPayloadError, UpstreamUnreachable
+from opencode_a2a.opencode import feed as feeds
+from opencode_a2a.opencode import http as https
+from opencode_a2a.opencode.feed import Feed, Subscription
+from opencode_a2a.opencode.http import Endpoint, Http
 
 
 async def test_what_follows_a_gap_is_looked_at_after_it() -> None:
@@ -28,3 +39,174 @@ async def test_a_sub_agent_that_becomes_a_conversation_keeps_its_events() -> Non
         with Subscription("child", routes) as child:
             parent.__exit__()
             assert routes == {"child": child}
+
+
+# How the stream is found again
+
+HEALTH, EVENTS = "/global/health", "/global/event"
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+FAILED = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+UNKNOWN = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"
+PAGE = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n\r\n"
+STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    b'data: {"payload":{"type":"server.connected","properties":{}}}\n\n'
+)
+LATE = b"late"
+NEVER = b""  # accepted and not answered, as by an OpenCode that is starting
+Exchange = tuple[str, bytes]
+
+
+def healthy(path: str) -> bytes:
+    return STREAM if path == EVENTS else OK
+
+
+class Server:
+    """A socket in the role of OpenCode; it notes what it is asked and what it answers."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.exchanges: list[Exchange] = []
+        self.answer: Callable[[str], bytes] = healthy
+        self.late = asyncio.Event()  # what is answered late waits for it
+        self._news = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+
+    async def kill(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for writer in self._writers:
+                writer.transport.abort()
+            await self._server.wait_closed()
+
+    async def asked(self, path: str, times: int, answer: bytes | None = None) -> None:
+        """Return when this was asked so often, and answered so."""
+        async with asyncio.timeout(60):
+            while (
+                sum(each[0] == path and answer in (None, each[1]) for each in self.exchanges)
+                < times
+            ):
+                self._news.clear()
+                await self._news.wait()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while True:
+                path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+                answer = self.answer(path)
+                self.exchanges.append((path, answer))
+                self._news.set()
+                if answer == LATE:
+                    await self.late.wait()
+                    answer = OK
+                writer.write(answer)
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+
+@asynccontextmanager
+async def reading(server: Server) -> AsyncIterator[tuple[Http, Feed]]:
+    try:
+        async with (
+            Http.open(Endpoint(f"http://127.0.0.1:{server.port}")) as http,
+            Feed.open(http) as feed,
+        ):
+            yield http, feed
+    finally:
+        await server.kill()
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+async def test_events_are_asked_for_right_after_the_first_healthy_answer(server: Server) -> None:
+    """OpenCode is away, accepts without answering, has trouble, works, is killed; all twice."""
+    async with reading(server) as (_, feed):
+        for times in (1, 2):
+            async with asyncio.timeout(60):
+                while feed.connected:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            with pytest.raises(UpstreamUnreachable):
+                await feed.ready(0.2)
+            server.answer = lambda path: NEVER
+            await server.start()
+            await server.asked(HEALTH, 3 * times, NEVER)
+            server.answer = lambda path: FAILED
+            await server.asked(HEALTH, 3 * times, FAILED)
+            server.answer = healthy
+            await feed.ready(60)
+            await server.kill()
+    # It was asked for events only when it could send them: no patience was spent in vain.
+    seen = server.exchanges
+    assert [each for each in seen if each[0] == EVENTS] == [(EVENTS, STREAM)] * 2
+    assert [seen[i - 1] for i, each in enumerate(seen) if each[0] == EVENTS] == [(HEALTH, OK)] * 2
+
+
+async def test_a_busy_opencode_may_answer_after_it_was_asked_again(server: Server) -> None:
+    answers = [LATE]
+    server.answer = lambda path: STREAM if path == EVENTS else answers.pop() if answers else NEVER
+    await server.start()
+    async with reading(server) as (_, feed):
+        await server.asked(HEALTH, 3)
+        server.late.set()
+        await feed.ready(60)
+    assert server.exchanges[-1] == (EVENTS, STREAM)
+
+
+async def test_any_answer_ends_the_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "PROBE_EVERY", 600.0)
+    async with reading(server) as (http, feed):
+        with pytest.raises(UpstreamUnreachable):
+            await feed.ready(0.2)
+        await server.start()
+        await http.call("GET", "session")
+        await feed.ready(60)
+    assert server.exchanges == [("/session", OK), (EVENTS, STREAM)]
+
+
+async def test_a_question_that_got_lost_is_asked_again_when_events_arrive(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(https, "FIRST_TRY", 600.0)
+    server.answer = lambda path: NEVER
+    await server.start()
+    async with reading(server) as (http, feed):
+        question = asyncio.create_task(http.call("GET", "session"))
+        order = asyncio.create_task(http.call("POST", "session", body={}))
+        await server.asked("/session", 2)
+        server.answer = healthy
+        await feed.ready(60)
+        async with asyncio.timeout(60):
+            assert await question == {}
+        order.cancel()
+    asked = [exchange for exchange in server.exchanges if exchange[0] == "/session"]
+    assert asked == [("/session", NEVER), ("/session", NEVER), ("/session", OK)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"), [(UNKNOWN, UpstreamHttpError), (PAGE, UpstreamPayloadError)]
+)
+async def test_trouble_that_waiting_does_not_end_is_told_at_once_and_looked_at_ever_more_rarely(
+    server: Server, answer: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "PROBE_EVERY", 600.0)
+    monkeypatch.setattr(feeds, "BACKOFF", (0.0, 0.0, 600.0))
+    server.answer = lambda path: answer
+    await server.start()
+    async with reading(server) as (_, feed):
+        with pytest.raises(error):
+            await feed.ready(60)
+        await server.asked(EVENTS, 3)
+        await asyncio.sleep(0.5)
+    assert server.exchanges == [(HEALTH, answer), (EVENTS, answer)] * 3

@@ -31,9 +31,9 @@ from .wire import parent_of, session_of, translate
 logger = structlog.get_logger()
 
 SILENCE = 25.0  # seconds; OpenCode sends a heartbeat every ten
-HELLO = (2.0, 5.0, 10.0)  # to the first event; one asked for while OpenCode starts never comes
-BACKOFF = (0.1, 0.3, 1.0, 2.0, 5.0)
-HOPELESS = (UpstreamHttpError, UpstreamPayloadError)  # trouble that waiting does not end
+PROBE_EVERY, PROBE_PATIENCE = 0.3, 5.0  # while OpenCode is away
+FIRST_EVENT = 10.0  # until the stream of an OpenCode that answers begins
+BACKOFF = (0.1, 0.3, 1.0, 2.0)  # after streams that failed in a row although OpenCode answers
 MAX_LINE = 256 << 20  # an event echoes whole attachments, but nobody sends this
 
 
@@ -122,7 +122,7 @@ class Feed:
             return  # nothing to wait for, and no timer needed
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while not self.connected and not isinstance(self._trouble, HOPELESS):
+                while not self.connected and not _is_lasting(self._trouble):
                     await self._news.wait()
         if not self.connected:
             trouble = self._trouble or UpstreamUnreachable(
@@ -136,19 +136,19 @@ class Feed:
         return Subscription(session, self._routes)
 
     async def _read_forever(self) -> None:
-        attempt = 0
+        failed = 0
         while True:
-            hello = HELLO[min(attempt, len(HELLO) - 1)]
+            await self._until_it_answers()
             try:
                 async with (
-                    asyncio.timeout(hello) as patience,
+                    asyncio.timeout(FIRST_EVENT) as patience,
                     self._http.stream("global", "event", silence=self._silence) as chunks,
                 ):
                     lines = _Lines()
                     async for chunk in chunks:
                         for line in lines.feed(chunk):
                             if not self._connected:
-                                attempt = 0
+                                failed = 0
                                 patience.reschedule(None)
                                 self._up()
                             self._route(line)
@@ -160,15 +160,44 @@ class Feed:
             except Exception:  # a fault of ours; without events nobody would ever see an end
                 logger.exception("opencode.feed.broken")
                 self._down(UpstreamUnreachable("OpenCode's events cannot be read.", retry_after=5))
-            wait = BACKOFF[min(attempt, len(BACKOFF) - 1)]
-            attempt += 1
-            await asyncio.sleep(wait * random.uniform(0.7, 1.3))
+            wait = BACKOFF[min(failed, len(BACKOFF) - 1)]
+            failed += 1
+            await asyncio.sleep(_about(wait))
+
+    async def _until_it_answers(self) -> None:
+        """Return as soon as OpenCode answers anything, whoever asked.
+
+        A request that arrives while OpenCode starts is never answered, and a busy OpenCode answers
+        late. So it is asked again and again, and each request keeps its time.
+        """
+        self._http.answered.clear()
+        probes: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                probe = asyncio.create_task(self._probe())
+                probes.add(probe)
+                probe.add_done_callback(probes.discard)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_about(PROBE_EVERY)):
+                        await self._http.answered.wait()
+                        return
+        finally:
+            for probe in probes:
+                probe.cancel()
+            await asyncio.gather(*probes, return_exceptions=True)
+
+    async def _probe(self) -> None:
+        try:
+            await self._http.probe(PROBE_PATIENCE)
+        except UpstreamError as exc:
+            self._down(exc)
 
     def _up(self) -> None:
         """The first event is sent only after the subscription is active."""
         if self._trouble is not None:
             logger.info("opencode.feed.connected")
         self._trouble, self._connected = None, True
+        self._http.ask_again()
         self._wake()
         self._tell_all()
 
@@ -216,6 +245,18 @@ class Feed:
                 subscription.include(event.child.session)
         if events:
             subscription.put(events)
+
+
+def _is_lasting(trouble: UpstreamError | None) -> bool:
+    """Whether somebody has to do something; to wait does not help."""
+    if isinstance(trouble, UpstreamHttpError):
+        return bool(trouble.facts["upstream_status"] < 500)
+    return isinstance(trouble, UpstreamPayloadError)
+
+
+def _about(seconds: float) -> float:
+    """So that many services do not come back at the same moment."""
+    return seconds * random.uniform(0.7, 1.3)
 
 
 class _Lines:

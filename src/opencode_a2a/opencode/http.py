@@ -7,6 +7,7 @@ route answers 200 with a web page.
 from __future__ import annotations
 
 import asyncio
+import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -48,6 +49,8 @@ class Http:
         self._base = endpoint.base_url.rstrip("/")
         self._client: Client | None = None
         self._timeout = timeout
+        self._first_tries: set[asyncio.Timeout] = set()
+        self.answered = asyncio.Event()  # set by every answer; cleared by those who wait for one
         self._slots = asyncio.Semaphore(concurrency) if concurrency else None
 
     @classmethod
@@ -98,11 +101,28 @@ class Http:
     ) -> tuple[Any, Mapping[str, str]]:
         """Questions are asked again: what OpenCode gets while it starts is never answered."""
         patience = timeout or self._timeout
-        if method == "GET" and patience > FIRST_TRY:
-            with suppress(UpstreamTimeout):
-                return await self._once(method, segments, query, body, FIRST_TRY)
-            patience -= FIRST_TRY
-        return await self._once(method, segments, query, body, patience)
+        if method != "GET":
+            return await self._once(method, segments, query, body, patience)
+        until = time.monotonic() + patience
+        with suppress(TimeoutError, UpstreamTimeout):
+            async with asyncio.timeout(None) as first_try:
+                self._first_tries.add(first_try)
+                try:
+                    return await self._once(method, segments, query, body, min(patience, FIRST_TRY))
+                finally:
+                    self._first_tries.discard(first_try)
+        return await self._once(method, segments, query, body, until - time.monotonic())
+
+    def ask_again(self) -> None:
+        """Repeat the questions that wait for an answer, because OpenCode has just started."""
+        now = asyncio.get_running_loop().time()
+        while self._first_tries:
+            self._first_tries.pop().reschedule(now)
+
+    async def probe(self, timeout: float) -> None:
+        """Ask for a sign of life; raise what is wrong. It does not wait for a free slot."""
+        await self._load()
+        await self._once("GET", ("global", "health"), None, None, timeout)
 
     async def _once(
         self,
@@ -116,19 +136,25 @@ class Http:
         data = orjson.dumps(body) if body is not None else None
         url = self._url(segments, query)
         answer, raw = await self._connection().ask(method, url, data, headers, timeout)
+        if answer.status < 500:  # above, it may be a proxy that speaks
+            self.answered.set()
         return _checked(answer, raw), answer.headers
 
     @asynccontextmanager
     async def stream(self, *segments: str, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """An endless answer in chunks; ends with an error when silent for too long."""
-        # Asked for as the service starts, which goes on while this loads.
-        await asyncio.to_thread(import_module, ".client", __package__)
+        await self._load()
         async with self._connection().listen(self._url(segments, None), silence) as answer:
             if answer.status != 200:
                 _checked(answer, await answer.read())
             if answer.content_type != "text/event-stream":
                 raise _not_opencode(answer)
             yield answer.content.iter_any()
+
+    async def _load(self) -> None:
+        """Load the library in a thread: the service goes on to start meanwhile."""
+        if self._client is None:
+            await asyncio.to_thread(import_module, ".client", __package__)
 
     def _connection(self) -> Client:
         if self._client is None:
