@@ -170,3 +170,11 @@ class StoreUnavailable(ServiceError):
 
 class PayloadTooLarge(ServiceError):
     type, rpc_code, http_status = "PAYLOAD_TOO_LARGE", -32073, 413
+
+
+class RequestHeadTooLarge(ServiceError):
+    type, rpc_code, http_status = "REQUEST_HEAD_TOO_LARGE", -32074, 431
+
+
+class RequestTimeout(ServiceError):
+    type, rpc_code, http_status = "REQUEST_TIMEOUT", -32075, 408
