@@ -213,7 +213,8 @@ async def report(attack: Attack, attacked: Service, seconds: float) -> None:
         waited = max(newcomer.waited, default=0)
         say(
             f"  a new known caller waited {1000 * usual:.0f} ms at most before, "
-            f"{1000 * waited:.0f} ms during it; {len(newcomer.waited)} got in, {len(newcomer.failed)} not"
+            f"{1000 * waited:.0f} ms during it; {len(newcomer.waited)} got in, "
+            f"{len(newcomer.failed)} not"
         )
         say(f"  the known stream had {stream.events} events, at most {stream.longest:.2f} s apart")
         for problem in sorted(set(newcomer.failed)):

@@ -167,10 +167,10 @@ class Stream:
         request = head(
             self.service, "POST /message:stream", *fields, f"Content-Length: {len(body)}"
         )
-        async with connect(self.service) as socket:
-            await socket.send(request + body)
-            await socket.reader.readuntil(b"\r\n\r\n")
-            reading = asyncio.create_task(self._read(socket.reader))
+        async with connect(self.service) as self.socket:
+            await self.socket.send(request + body)
+            await self.socket.reader.readuntil(b"\r\n\r\n")
+            reading = asyncio.create_task(self._read(self.socket.reader))
             try:
                 await self.goes_on()
                 yield self
