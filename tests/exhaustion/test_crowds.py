@@ -85,6 +85,28 @@ async def test_known_callers_do_not_count_against_their_address(small: Service) 
                 assert (await socket.answer()).status == 200
 
 
+async def test_when_all_connections_are_in_use_by_known_callers_none_is_closed_for_a_new_one(
+    fake: Upstream, tmp_path: Path
+) -> None:
+    fields = ("Content-Type: application/json", "Content-Length: 2", "Expect: 100-continue")
+    with service(fake, tmp_path, A2A_MAX_CONNECTIONS="16") as full:
+        async with AsyncExitStack() as stack:
+            used = [await stack.enter_async_context(connect(full)) for _ in range(16)]
+            for socket in used:
+                await socket.send(head(full, "POST /tasks/missing:cancel", *fields))
+                assert (await socket.answer()).status == 100, "the service waits for the body"
+            for _ in range(3):
+                async with connect(full) as newcomer:
+                    assert await newcomer.closed() == b""
+            await used[0].send(b"{}")
+            assert (await used[0].answer()).status == 404
+            await list_tasks(full)
+            assert await used[0].closed() == b"", "it was not in use any more"
+            for socket in used[1:]:
+                await socket.send(b"{}")
+                assert (await socket.answer()).status == 404
+
+
 async def test_where_few_files_may_be_open_there_are_enough_for_known_callers(
     fake: Upstream, tmp_path: Path
 ) -> None:

@@ -302,6 +302,14 @@ async def test_nonsense_behind_a_request_does_not_spoil_its_answer(fake_service:
         assert await socket.closed() == b""
 
 
+async def test_requests_that_nobody_waits_for_are_not_collected(fake_service: Service) -> None:
+    """Thousands fit into one read, and a client that does not read stops their answers."""
+    async with connect(fake_service) as socket:
+        await socket.send(b"GET /tasks HTTP/1.1\r\n\r\n" * 10_000)
+        answers = (await socket.closed()).count(b"HTTP/1.1 401 Unauthorized")
+    assert 16 <= answers <= 1_000  # it may read them in several pieces
+
+
 async def test_a_trailer_is_no_header(fake_service: Service) -> None:
     """Who may check a request on its way here has looked at its headers."""
     login = f"Authorization: Bearer {fake_service.token}\r\n".encode()

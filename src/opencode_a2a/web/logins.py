@@ -18,7 +18,7 @@ FREE_FAILURES = 30  # failed logins of an address that have no consequence …
 FORGET_SECONDS = 60.0  # … and how long it takes to forget as many
 DELAY_SECONDS = 2.0
 MAX_WAITING_PER_ADDRESS = 32
-MAX_WAITING = 256
+MAX_WAITING = 128
 MAX_ADDRESSES = 10_000  # remembered at most, of failures
 MAX_ACCEPTED = 10_000  # remembered at most, of accepted credentials by address
 

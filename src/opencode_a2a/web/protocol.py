@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ from .connections import MARK_KNOWN, ConnectionLimits, Connections, Phase, netwo
 logger = structlog.get_logger()
 
 MAX_HEAD_FIELDS = 128
+MAX_PIPELINED = 16  # requests that wait on a connection for the answer to an earlier one
 SWEEP_SECONDS = 0.5  # how often deadlines are looked at
 REPORT_SECONDS = 10.0  # how often at most closed connections are logged
 _UPGRADE_FIELDS = (b"upgrade", b"http2-settings")
@@ -99,6 +101,24 @@ class ConnectionGuard:
 class GuardedProtocol(HttpToolsProtocol):
     """One connection. uvicorn parses and answers; this class watches how far it has come."""
 
+    __slots__ = (  # there are many connections, and uvicorn's attributes fill a dictionary already
+        "_bytes_since_body",
+        "_fields",
+        "_guard",
+        "_has_begun",
+        "_ignores_input",
+        "_in_head",
+        "_is_known",
+        "_is_stopping",
+        "_keep_alive",
+        "_lingers",
+        "_phase",
+        "_problem",
+        "_seen_by_uvicorn",
+        "_socket",
+        "_upgrades",
+    )
+
     def __init__(self, guard: ConnectionGuard, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._guard = guard
@@ -113,9 +133,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._upgrades = False
         self._keep_alive = False
-        self._head_bytes = 0  # as they arrived
-        self._field_bytes = 0  # as the parser found them
-        self._fields = 0
+        self._bytes_since_body = 0  # that have arrived since the last piece of one
+        self._fields = 0  # headers and trailers
 
     # -- the transport's side
 
@@ -135,11 +154,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._ignores_input:
             return
         self._unset_keepalive_if_required()
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._bytes_since_body += len(data)
         try:
             self._parse(data)
-            if self._in_head and self._head_bytes > self._guard.max_head_bytes:
+            if self._bytes_since_body > self._guard.max_head_bytes:
                 self._fail(self._too_large())
         except httptools.HttpParserError:
             self._refuse(self._problem or InvalidRequest("This is not a valid HTTP request."))
@@ -156,11 +174,11 @@ class GuardedProtocol(HttpToolsProtocol):
             name = phase.value
             setting = f"A2A_REQUEST_{name.upper()}_TIMEOUT_SECONDS"
             self._refuse(RequestTimeout(f"The request's {name} took too long to come ({setting})."))
-            self._settle()
         elif self._is_known and phase is not Phase.LINGER:
             self._socket.close()  # after what is still to be sent
         else:
             self.abort()
+        self._settle()
 
     def shutdown(self) -> None:
         self._is_stopping = True
@@ -172,45 +190,41 @@ class GuardedProtocol(HttpToolsProtocol):
     # -- the parser's side
 
     def _parse(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._parse_without_upgrade(data[upgrade.args[0] :])
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+                self._read_without_upgrade()
 
-    def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Read a request that asks for another protocol as if it did not, as a server may.
+    def _read_without_upgrade(self) -> None:
+        """Read a head that asks for another protocol as if it did not, as a server may.
 
         The parser takes everything behind such a head for the other protocol. It would lose the
         request's body, or read it as a request of its own.
         """
-        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self._version())]
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         for name, value in self.headers:
             if name not in _UPGRADE_FIELDS:
                 lines.append(b"%b: %b" % (name, value))
         self._begin_message()
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        self._parse(b"\r\n".join([*lines, b"", rest]))
-
-    def _version(self) -> bytes:
-        return self.parser.get_http_version().encode()
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._has_begun = True
 
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count(len(url))
-
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields += 1
-        self._count(len(name) + len(value) + 4)
-        if not self._in_head:
-            return  # a trailer: it must not pass for a header
-        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            self._fail(InvalidRequest("The only Transfer-Encoding this service reads is chunked."))
-        super().on_header(name, value)
+        if self._fields > MAX_HEAD_FIELDS:
+            self._fail(self._too_large())
+        if self._in_head:  # a trailer must not pass for a header
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -218,14 +232,27 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._fail(InvalidRequest("This service is not a proxy."))
             self._upgrades = True
             return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._fail(InvalidRequest("Too many requests were sent before the first was answered."))
+        self._check_head()
         self.scope["state"][MARK_KNOWN] = self._mark_known  # the authentication takes it out
         super().on_headers_complete()
         self._in_head = False
         # An answer that comes before the whole body does must close the connection.
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
 
+    def _check_head(self) -> None:
+        size = len(self.url)
+        for name, value in self.headers:
+            size += len(name) + len(value) + 4
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                self._fail(InvalidRequest("The only Transfer-Encoding read here is chunked."))
+        if size > self._guard.max_head_bytes:
+            self._fail(self._too_large())
+
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
+        self._bytes_since_body = 0
         self._guard.connections.received(self, len(body))
 
     def on_message_complete(self) -> None:
@@ -238,12 +265,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _begin_message(self) -> None:
         self._has_begun, self._in_head, self._upgrades = False, True, False
-        self._head_bytes = self._field_bytes = self._fields = 0
-
-    def _count(self, size: int) -> None:
-        self._field_bytes += size
-        if self._field_bytes > self._guard.max_head_bytes or self._fields > MAX_HEAD_FIELDS:
-            self._fail(self._too_large())
+        self._bytes_since_body = self._fields = 0
 
     def _too_large(self) -> RequestHeadTooLarge:
         limit = self._guard.max_head_bytes
@@ -284,7 +306,7 @@ class GuardedProtocol(HttpToolsProtocol):
             phase = Phase.BODY if reads else Phase.ANSWER
         elif self._socket.is_closing():
             phase = Phase.ANSWER
-        elif self._head_bytes or self._has_begun or cycle is None:
+        elif self._bytes_since_body or self._has_begun or cycle is None:
             phase = Phase.HEAD
         else:
             phase = Phase.IDLE
@@ -305,13 +327,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._socket.is_closing():
             return
         response = self._guard.render_error(self._error_scope(), error, error.http_status)
+        request_id = uuid.uuid4().hex
         fields = [*self.server_state.default_headers, *response.raw_headers]
-        fields.append((b"connection", b"close"))
+        fields += [(b"connection", b"close"), (b"x-request-id", request_id.encode())]
         lines = b"".join(b"%b: %b\r\n" % field for field in fields)
         status = STATUS_LINE[response.status_code]
         self._socket.write(b"".join((status, lines, b"\r\n", response.body)))
         logger.info(
             "request.refused",
+            request=request_id,
             status=response.status_code,
             type=error.type,
             address=self.client[0] if self.client is not None else None,
@@ -337,8 +361,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def leave(self) -> None:
         """Close the connection after the answer."""
         cycle = self._last_request
-        unread = cycle is not None and cycle.more_body
-        if (unread or self._ignores_input) and not self._socket.is_closing():
+        if self._ignores_input or (cycle is not None and cycle.more_body):
             self._linger()
         else:
             self._socket.close()
@@ -349,7 +372,11 @@ class GuardedProtocol(HttpToolsProtocol):
         A connection that is closed while its client still sends is reset, and the client may lose
         the answer with it.
         """
+        if self.is_leaving:
+            return
         self._ignores_input = self._lingers = True
+        if (cycle := self._last_request) is not None:
+            cycle.body.clear()
         self.flow.resume_reading()
         self._socket.write_eof()
 
