@@ -91,8 +91,9 @@ async def test_when_all_connections_are_in_use_by_known_callers_none_is_closed_f
     fields = ("Content-Type: application/json", "Content-Length: 2", "Expect: 100-continue")
     with service(fake, tmp_path, A2A_MAX_CONNECTIONS="16") as full:
         async with AsyncExitStack() as stack:
-            used = [await stack.enter_async_context(connect(full)) for _ in range(16)]
-            for socket in used:
+            used = []
+            for _ in range(16):
+                used.append(socket := await stack.enter_async_context(connect(full)))
                 await socket.send(head(full, "POST /tasks/missing:cancel", *fields))
                 assert (await socket.answer()).status == 100, "the service waits for the body"
             for _ in range(3):
