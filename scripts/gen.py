@@ -99,7 +99,7 @@ def errors_page() -> str:
         "Every error answer carries a stable `type`: in 1.0 as `reason` of a",
         "`google.rpc.ErrorInfo` in `error.data` (JSON-RPC) or `error.details` (REST), in 0.3 as",
         "`data.type`. Wrong fields are named in a `google.rpc.BadRequest` (1.0) or `data.fields`",
-        "(0.3). Over JSON-RPC the HTTP status is 200, except 401, 403, 413 and 429.",
+        "(0.3). Over JSON-RPC the HTTP status is 200, except 401, 403, 408, 413, 429 and 431.",
         "",
         "| type | JSON-RPC code | HTTP status (REST) | whose |",
         "|---|---|---|---|",

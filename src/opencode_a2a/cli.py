@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import resource
 import secrets
 import shlex
 import signal
@@ -29,12 +30,15 @@ from pydantic import SecretStr
 
 from . import __version__
 from .app import build, endpoint_of, public_url, publication
-from .config import ConfigError, Server, Settings, load, strangers
+from .config import MAKE_SECRET, MIN_SECRET, ConfigError, Server, Settings, load, strangers
 from .errors import StoreUnavailable
 from .inbound import openapi
+from .inbound.failures import failure
 from .opencode.http import Endpoint
 from .opencode.process import Launch, ManagedOpenCode, ManagedProcessFailed, has_provider
 from .store.migrate import SchemaTooNew
+from .web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
+from .web.protocol import ConnectionGuard
 
 HELP = "Serve OpenCode, the coding agent, to any A2A client."
 
@@ -45,10 +49,11 @@ built-in demo model answers; without a token one is made and shown.
   cd your-project && opencode-a2a up
 """
 
-SERVE = """\
+SERVE = f"""\
 Serve the OpenCode that runs at OPENCODE_BASE_URL.
 
-  export OPENCODE_BASE_URL=http://127.0.0.1:4096 A2A_BEARER_TOKEN=choose-one
+  export OPENCODE_BASE_URL=http://127.0.0.1:4096
+  export A2A_BEARER_TOKEN=$({MAKE_SECRET})
   opencode-a2a serve
 """
 
@@ -79,6 +84,7 @@ the task store cannot be used, for the reason above. A2A_TASK_STORE_DATABASE_URL
 a SQLite file needs a directory that exists and is writable."""
 GARBAGE = 10_000  # new objects before a search: a thousand readers wait with some each
 BACKLOG = 1024  # connections that may wait to be accepted
+OTHER_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
 
 
 class Failed(Exception):
@@ -144,6 +150,13 @@ def _run(arguments: argparse.Namespace) -> None:
         _configure_log(settings.server.log_level)
         if unknown := strangers(os.environ):
             structlog.get_logger().warning("settings.unknown", names=" ".join(unknown))
+        if short := settings.server.short_secrets:
+            structlog.get_logger().warning(
+                "credentials.short",
+                names=" ".join(short),
+                characters=f"fewer than {MIN_SECRET}",
+                make_a_better_one=MAKE_SECRET,
+            )
         work = _up(settings) if arguments.command == "up" else _serve(settings)
         uvloop.run(_until_stopped(work))
     except ConfigError as exc:
@@ -318,10 +331,16 @@ async def _listen(
     url = public_url(settings.server, listener.getsockname()[1])
     grace = settings.server.shutdown_grace_seconds
     stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    async with build(settings, endpoint, url, stopping) as app:
+    async with (
+        build(settings, endpoint, url, stopping) as app,
+        ConnectionGuard.open(
+            _connection_limits(settings.server), settings.server.max_request_head_bytes, failure
+        ) as guard,
+    ):
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=guard.protocol,
+            ws="none",
             loop="none",
             lifespan="off",
             log_config=None,
@@ -330,7 +349,7 @@ async def _listen(
             server_header=False,
             proxy_headers=False,  # nobody asks from where a request came
             backlog=BACKLOG,
-            timeout_keep_alive=75,  # clients and proxies close theirs earlier, so nobody is cut off
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=math.ceil(grace) + 3,
         )
         server = _Server(config)
@@ -347,6 +366,29 @@ async def _listen(
             server.should_exit = True
             asyncio.get_running_loop().call_later(grace, _say, stopping)
             await serving
+
+
+def _connection_limits(server: Server) -> ConnectionLimits:
+    """How many connections this process can have; its limit for open files is raised to fit."""
+    wanted = server.max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    total = wanted
+    if soft != resource.RLIM_INFINITY:
+        total = min(wanted, max(soft - OTHER_FILES, soft // 2))
+    if total < wanted:
+        structlog.get_logger().warning(
+            "connections.limited", to=total, open_files=soft, max_connections=wanted
+        )
+    return ConnectionLimits.of(
+        total=total,
+        per_address=server.max_connections_per_address,
+        head_seconds=server.request_head_timeout_seconds,
+        body_seconds=server.request_body_timeout_seconds,
+    )
 
 
 def _say(stopping: asyncio.Future[None]) -> None:

@@ -15,6 +15,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from difflib import get_close_matches
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -42,6 +43,9 @@ from .domain.scopes import USUAL, Scope
 from .paths import inside_git, make_private_directory, tighten
 
 LONGEST_ROOT = 600  # characters; what a database can keep in an index
+
+MIN_SECRET = 16  # characters of a token or password that others than this machine may guess at
+MAKE_SECRET = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
 
 class ConfigError(Exception):
@@ -102,6 +106,13 @@ def _not_empty(value: SecretStr) -> SecretStr:
     if not value.get_secret_value().strip():
         raise ValueError("must not be empty")
     return value
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
@@ -222,6 +233,32 @@ class Server(Group):
     max_request_body_bytes: int = Field(
         default=1_048_576, ge=1024, description="Larger requests get 413."
     )
+    max_request_head_bytes: int = Field(
+        default=32_768,
+        ge=4096,
+        description="Requests whose head (request line and header fields) is larger get 431.",
+    )
+    request_head_timeout_seconds: float = Field(
+        default=15.0, gt=0, description="How long the head of a request may take to arrive."
+    )
+    request_body_timeout_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="How long the body of a request may take to arrive; every 512 bytes that have "
+        "arrived allow a second more.",
+    )
+    max_connections: int = Field(
+        default=8192,
+        ge=16,
+        description="Open connections; fewer if the limit for open files (`ulimit -n`) is low.",
+    )
+    max_connections_per_address: int = Field(
+        default=1024,
+        ge=1,
+        description="Open connections from one address that have not carried a request with a "
+        "valid credential yet; a new one closes the one that has waited longest. Known callers do "
+        "not count.",
+    )
     max_part_bytes: int = Field(
         default=8_388_608, ge=1, description="Larger message parts, or files by URL, are refused."
     )
@@ -306,6 +343,31 @@ class Server(Group):
             tokens.append(self.bearer_token.get_secret_value())
         if len(tokens) != len(set(tokens)):
             raise ValueError("A2A_STATIC_AUTH_CREDENTIALS: the same token stands for two callers")
+        return self
+
+    @property
+    def short_secrets(self) -> list[str]:
+        """The settings whose token or password is so short that it could be guessed."""
+        given = {"A2A_BEARER_TOKEN": self.bearer_token}
+        for number, credential in enumerate(self.static_auth_credentials):
+            name = f"A2A_STATIC_AUTH_CREDENTIALS.{number}"
+            given |= {f"{name}.token": credential.token, f"{name}.password": credential.password}
+        return [
+            name
+            for name, secret in given.items()
+            if secret is not None and len(secret.get_secret_value()) < MIN_SECRET
+        ]
+
+    @model_validator(mode="after")
+    def _hard_to_guess(self) -> Server:
+        if not _is_loopback(self.host) and (short := self.short_secrets):
+            raise ValueError(
+                "\n".join(
+                    f"{name}: is shorter than {MIN_SECRET} characters, too short where A2A_HOST is "
+                    f"{self.host} rather than a loopback address. Make a better one: {MAKE_SECRET}"
+                    for name in short
+                )
+            )
         return self
 
 

@@ -233,3 +233,11 @@ class OutcomeUnknown(StoreUnavailable):
             "is done twice.",
             retry_after=5,
         )
+
+
+class RequestHeadTooLarge(ServiceError):
+    type, rpc_code, http_status = "REQUEST_HEAD_TOO_LARGE", -32075, 431
+
+
+class RequestTimeout(ServiceError):
+    type, rpc_code, http_status = "REQUEST_TIMEOUT", -32076, 408

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from opencode_a2a.web.logins import DELAY_SECONDS, FREE_FAILURES, MAX_WAITING_PER_ADDRESS
 from tests.api.forms import (
     FORBIDDEN,
+    FORMS,
     RATE_LIMITED,
     REST_03,
     REST_1,
@@ -54,8 +58,8 @@ WRONG = {
     "non-ascii": "Bearer älice-tøken".encode(),
     "not utf-8": b"Bearer \xff\xfe\xe9",
     "non-ascii scheme": "Béarer alice-token".encode(),
-    "huge": b"Bearer " + b"a" * 60_000,
-    "huge basic": basic(b"bob:" + b"a" * 40_000),
+    "huge": b"Bearer " + b"a" * 30_000,
+    "huge basic": basic(b"bob:" + b"a" * 20_000),
 }
 
 
@@ -76,6 +80,8 @@ def test_a_wrong_credential_is_refused(nobody: httpx.Client, form: Form, case: s
     refusal = form.refused(response, UNAUTHENTICATED, rpc_id=None)
     assert response.headers["www-authenticate"] == CHALLENGE
     assert refusal.facts == {"challenge": CHALLENGE}
+    assert "Authorization: Bearer " in refusal.message
+    assert "Authorization: Basic " in refusal.message
     said = WRONG[case].decode("latin-1").split()[1:]
     assert not any(secret in response.text for secret in said)
 
@@ -343,25 +349,51 @@ def test_who_does_not_own_a_waiting_task_cannot_answer_it(
 # -- guessing
 
 
-def test_many_failed_logins_are_slowed_down(
-    guarded: Service, addresses: Callable[[], str], form: Form
+def test_after_many_failed_logins_a_right_guess_takes_as_long_as_a_wrong_one(
+    guarded: Service, addresses: Callable[[], str]
 ) -> None:
-    transport = httpx.HTTPTransport(local_address=addresses())
-    with line_to(guarded, headers={}, transport=transport) as guesser:
+    limits = httpx.Limits(max_connections=None)
+    transport = httpx.HTTPTransport(local_address=addresses(), limits=limits)
+    with (
+        line_to(guarded, headers={}, transport=transport) as guesser,
+        ThreadPoolExecutor(2 * FREE_FAILURES) as pool,
+    ):
 
-        def guess(token: str) -> httpx.Response:
+        def guess(token: str, form: Form = REST_1) -> tuple[Form, httpx.Response, float]:
+            """The answer, and how many seconds it took."""
             request = form.request(guesser, "get", {"id": "missing"})
             request.headers["authorization"] = f"Bearer {token}"
-            return guesser.send(request)
+            began = time.monotonic()
+            return form, guesser.send(request), time.monotonic() - began
 
-        for n in range(30):
-            form.refused(guess(f"guess-{n}"), UNAUTHENTICATED, rpc_id=None)
-        response = guess("guess-30")
-        form.refused(response, RATE_LIMITED, rpc_id=None)
-        assert int(response.headers["retry-after"]) <= 60
-        # A caller behind the same address is not locked out by somebody else's guesses.
-        form.refused(guess("alice-token"), TASK_NOT_FOUND)
+        REST_1.refused(guess("alice-token")[1], TASK_NOT_FOUND)
+        for _ in pool.map(guess, (f"guess-{n}" for n in range(2 * FREE_FAILURES))):
+            pass  # of which the second half has been slowed down already
+
+        wrong = pool.submit(guess, "another")
+        # Who was known there before is not locked out by somebody else's guesses.
+        REST_1.refused(guess("alice-token")[1], TASK_NOT_FOUND)
         assert guesser.get("/health").status_code == 200
+        assert not wrong.done(), "alice had to wait"
+
+        guesses = [pool.submit(guess, f"another-{n}", FORMS[n % 4]) for n in range(40)]
+        answers = [guessed.result() for guessed in guesses]
+        waited = [answer for answer in answers if answer[1].status_code == 401]
+        assert 0 < len(waited) <= MAX_WAITING_PER_ADDRESS
+        for form, response, seconds in waited:
+            form.refused(response, UNAUTHENTICATED, rpc_id=None)
+            assert seconds >= DELAY_SECONDS
+        refused = [answer for answer in answers if answer not in waited]
+        for form, response, _ in refused:
+            refusal = form.refused(response, RATE_LIMITED, rpc_id=None)
+            assert response.headers["www-authenticate"] == CHALLENGE
+            assert int(response.headers["retry-after"]) == DELAY_SECONDS
+            assert "Authorization: Bearer " in refusal.message
+            assert "Authorization: Basic " in refusal.message
+
+        _, response, seconds = guess("reader-token")
+        REST_1.refused(response, TASK_NOT_FOUND)
+        assert seconds >= DELAY_SECONDS, "it was right, and was told so no sooner"
 
 
 def test_asking_without_a_credential_is_no_guess(nobody: httpx.Client) -> None:

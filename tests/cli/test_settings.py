@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from tests.cli.commands import called, run
 
 Capture = pytest.CaptureFixture[str]
 SECRET = "s3cret-t0ken"
-FINE = {"OPENCODE_BASE_URL": "http://127.0.0.1:9", "A2A_BEARER_TOKEN": "t", "A2A_PORT": "0"}
+FINE = {
+    "OPENCODE_BASE_URL": "http://127.0.0.1:9",
+    "A2A_BEARER_TOKEN": "long-enough-a-token",
+    "A2A_PORT": "0",
+}
 
 
 def test_every_problem_has_its_line_with_name_value_and_what_is_allowed(tmp_path: Path) -> None:
@@ -216,6 +221,54 @@ def test_serving_needs_an_opencode_and_a_credential(capsys: Capture) -> None:
     assert anyone.code == 2
     assert "A2A_BEARER_TOKEN" in anyone.problems[0]
     assert "A2A_STATIC_AUTH_CREDENTIALS" in anyone.problems[0]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_a_secret_that_can_be_guessed_is_refused_beyond_loopback(
+    host: str, capsys: Capture
+) -> None:
+    credentials = [
+        {"scheme": "bearer", "principal": "a", "token": "x" * 15},
+        {"scheme": "bearer", "principal": "b", "token": "x" * 16},
+        {"scheme": "basic", "principal": "c", "username": "c", "password": "hush"},
+    ]
+    settings = {
+        "A2A_HOST": host,
+        "A2A_BEARER_TOKEN": "short-token",
+        "A2A_STATIC_AUTH_CREDENTIALS": json.dumps(credentials),
+    }
+    ran = called(main, ["serve"], FINE | settings, capsys)
+    assert ran.code == 2
+    names = [
+        "BEARER_TOKEN",
+        "STATIC_AUTH_CREDENTIALS.0.token",
+        "STATIC_AUTH_CREDENTIALS.2.password",
+    ]
+    assert [problem.partition(": ")[0] for problem in ran.problems] == [
+        f"A2A_{name}" for name in names
+    ]
+    for problem in ran.problems:
+        assert "shorter than 16 characters" in problem
+        assert f"A2A_HOST is {host}" in problem
+        _, _, command = problem.partition("Make a better one: ")
+        made = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+        assert len(made.stdout.strip()) >= 32
+    assert not {"short-token", "hush", "x" * 15} & set(ran.err.split())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_secret_that_can_be_guessed_is_warned_about_on_loopback(
+    host: str, capsys: Capture
+) -> None:
+    settings = {"A2A_HOST": host, "A2A_BEARER_TOKEN": "hush", "OPENCODE_BASE_URL": ""}
+    ran = called(main, ["serve"], FINE | settings, capsys)
+    warning, problem = ran.err.splitlines()
+    assert "level=warning event=credentials.short names=A2A_BEARER_TOKEN" in warning
+    assert "secrets.token_urlsafe(32)" in warning
+    assert "OPENCODE_BASE_URL is not set" in problem
+    assert "hush" not in ran.err
+    ran = called(main, ["serve"], FINE | {"A2A_HOST": host, "OPENCODE_BASE_URL": ""}, capsys)
+    assert len(ran.err.splitlines()) == 1
 
 
 def test_up_does_not_pretend_to_use_an_opencode_that_runs(capsys: Capture) -> None:

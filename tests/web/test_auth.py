@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,26 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.domain.values import Caller
 from opencode_a2a.errors import RateLimited, ServiceError, Unauthenticated
-from opencode_a2a.web.auth import (
-    ADDRESSES,
-    FAILURES,
-    WINDOW,
-    Authenticate,
-    Credential,
-    Credentials,
-    Throttle,
-)
+from opencode_a2a.web.auth import Authenticate, Credential, Credentials
+from opencode_a2a.web.connections import MARK_KNOWN
+from opencode_a2a.web.logins import DELAY_SECONDS, FREE_FAILURES, MAX_WAITING_PER_ADDRESS
 
 ALICE, BOB = Caller("alice"), Caller("bob")
 KNOWN = Credentials([Credential.bearer("tökén", ALICE), Credential.basic("bob", "pass:wörd", BOB)])
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def basic(text: str) -> bytes:
@@ -62,11 +50,11 @@ def basic(text: str) -> bytes:
     ],
 )
 def test_a_header_stands_for_a_caller_or_nobody(header: bytes, caller: Caller | None) -> None:
-    assert KNOWN.caller(header) == caller
+    assert KNOWN.caller(KNOWN.parse(header)) == caller
 
 
 def test_nobody_is_known_by_no_credential() -> None:
-    assert Credentials([]).caller(b"Bearer ") is None
+    assert Credentials([]).caller(Credentials.parse(b"Bearer ")) is None
     assert Credentials([]).schemes == []
 
 
@@ -79,127 +67,198 @@ def test_the_challenge_names_every_way_to_log_in() -> None:
     assert KNOWN.challenge == 'Bearer realm="opencode-a2a", Basic realm="opencode-a2a"'
 
 
-# -- the throttle
-
-
-def test_failures_count_within_their_window() -> None:
-    clock = Clock()
-    throttle = Throttle(clock)
-    for _ in range(FAILURES):
-        assert not throttle.exceeded("a")
-        throttle.failed("a")
-    assert throttle.exceeded("a")
-    assert not throttle.exceeded("b")
-    clock.now += WINDOW - 0.1
-    assert throttle.exceeded("a")
-    clock.now += 0.1
-    assert not throttle.exceeded("a")
-
-
-def test_a_new_window_counts_from_one() -> None:
-    clock = Clock()
-    throttle = Throttle(clock)
-    for _ in range(FAILURES):
-        throttle.failed("a")
-    clock.now += WINDOW
-    throttle.failed("a")
-    assert not throttle.exceeded("a")
-    for _ in range(FAILURES - 1):
-        throttle.failed("a")
-    assert throttle.exceeded("a")
-
-
-def test_slow_guessing_is_not_stopped() -> None:
-    """The window is fixed: what it bounds is the rate, not the sum."""
-    clock = Clock()
-    throttle = Throttle(clock)
-    for _ in range(10 * FAILURES):
-        throttle.failed("a")
-        assert not throttle.exceeded("a")
-        clock.now += WINDOW / (FAILURES - 1)
-
-
-def test_memory_is_bounded_and_forgets_who_failed_longest_ago() -> None:
-    throttle = Throttle(Clock())
-    for _ in range(FAILURES):
-        throttle.failed("persistent")
-    for n in range(ADDRESSES - 1):
-        throttle.failed(f"address {n}")
-    assert throttle.exceeded("persistent")
-    throttle.failed("persistent")
-    throttle.failed("one more")
-    assert throttle.exceeded("persistent"), "it failed a moment ago"
-    for n in range(ADDRESSES):
-        throttle.failed(f"flood {n}")
-    assert not throttle.exceeded("persistent")
+def test_the_advice_shows_the_header_of_every_way_to_log_in() -> None:
+    assert KNOWN.advice == (
+        "Send `Authorization: Bearer YOUR_TOKEN` or `Authorization: Basic BASE64` with BASE64 made "
+        "of `USERNAME:PASSWORD`."
+    )
+    alone = Credentials(KNOWN.known[:1])
+    assert alone.advice == "Send `Authorization: Bearer YOUR_TOKEN`."
 
 
 # -- the middleware
 
 
-async def answered(
-    headers: list[tuple[bytes, bytes]],
-    path: str = "/",
-    client: Any = ("1.2.3.4", 1),
-    times: int = 1,
-) -> tuple[Caller | None, list[ServiceError]]:
-    """The caller a request got through as, and the refusals on the way."""
-    through: list[Caller | None] = []
-    refusals: list[ServiceError] = []
+@dataclass
+class Door:
+    """The middleware, and what came of the requests to it."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        through.append(scope["state"]["caller"])
+    through: list[Caller | None] = field(default_factory=list)
+    refusals: list[ServiceError] = field(default_factory=list)
+    delays: list[float] = field(default_factory=list)
+    opened: asyncio.Event = field(default_factory=asyncio.Event)  # ends every delay
+    full: asyncio.Event = field(default_factory=asyncio.Event)  # as many wait as may
+    known: int = 0
 
-    def refuse(scope: Scope, error: ServiceError) -> PlainTextResponse:
-        refusals.append(error)
+    def __post_init__(self) -> None:
+        self.opened.set()
+        self.guard = Authenticate(
+            self._app,
+            KNOWN,
+            frozenset({"/public"}),
+            self._refuse,
+            clock=lambda: 1000.0,
+            sleep=self._sleep,
+        )
+
+    async def knock(
+        self,
+        *headers: tuple[bytes, bytes],
+        path: str = "/",
+        client: Any = ("1.2.3.4", 1),
+        times: int = 1,
+    ) -> None:
+        for _ in range(times):
+            state = {MARK_KNOWN: self._mark_known}
+            scope = {"type": "http", "path": path, "headers": headers, "client": client}
+            await self.guard({**scope, "state": state}, self._receive, self._send)
+            assert MARK_KNOWN not in state, "it refers to its connection"
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.through.append(scope["state"]["caller"])
+
+    def _refuse(self, scope: Scope, error: ServiceError) -> PlainTextResponse:
+        self.refusals.append(error)
         return PlainTextResponse("no", error.http_status)
 
-    async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.disconnect"}
+    async def _sleep(self, seconds: float) -> None:
+        self.delays.append(seconds)
+        if len(self.delays) == MAX_WAITING_PER_ADDRESS:
+            self.full.set()
+        await self.opened.wait()
 
-    async def send(message: MutableMapping[str, Any]) -> None:
+    def _mark_known(self) -> None:
+        self.known += 1
+
+    async def _receive(self) -> MutableMapping[str, Any]:
+        raise AssertionError("a body was read before the caller was known")
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
         pass
-
-    guard = Authenticate(app, KNOWN, frozenset({"/public"}), refuse)
-    for _ in range(times):
-        scope = {"type": "http", "path": path, "headers": headers, "client": client}
-        await guard(scope, receive, send)
-    return (through[-1] if through else None), refusals
 
 
 RIGHT = (b"authorization", "Bearer tökén".encode())
 WRONG = (b"authorization", b"Bearer x")
+BOBS = (b"authorization", b"Basic " + base64.b64encode("bob:pass:wörd".encode()))
 
 
-async def test_a_known_caller_gets_through() -> None:
-    assert await answered([RIGHT]) == (ALICE, [])
+async def test_a_known_caller_gets_through_and_its_connection_learns_of_it() -> None:
+    door = Door()
+    await door.knock(RIGHT)
+    assert (door.through, door.refusals, door.known) == ([ALICE], [], 1)
 
 
 async def test_the_first_of_several_headers_counts() -> None:
-    assert await answered([RIGHT, WRONG]) == (ALICE, [])
-    _, (refusal,) = await answered([WRONG, RIGHT])
-    assert isinstance(refusal, Unauthenticated)
+    door = Door()
+    await door.knock(RIGHT, WRONG)
+    await door.knock(WRONG, RIGHT)
+    assert (door.through, door.known) == ([ALICE], 1)
+    assert [type(refusal) for refusal in door.refusals] == [Unauthenticated]
 
 
 async def test_an_open_path_knows_its_caller_if_there_is_one() -> None:
-    assert await answered([RIGHT], "/public") == (ALICE, [])
-    assert await answered([WRONG], "/public") == (None, [])
-    assert await answered([], "/public") == (None, [])
+    door = Door()
+    for headers in ((RIGHT,), (WRONG,), ()):
+        await door.knock(*headers, path="/public")
+    assert (door.through, door.refusals, door.known) == ([ALICE, None, None], [], 1)
 
 
 @pytest.mark.parametrize("path", ["/public/", "/public/x", "//public", "/Public", "/"])
 async def test_only_the_very_path_is_open(path: str) -> None:
-    _, (refusal,) = await answered([], path)
-    assert isinstance(refusal, Unauthenticated)
+    door = Door()
+    await door.knock(path=path)
+    assert [type(refusal) for refusal in door.refusals] == [Unauthenticated]
+    assert door.through == []
 
 
-@pytest.mark.parametrize("client", [("1.2.3.4", 1), None])
-async def test_guessing_is_slowed_down_wherever_it_comes_from(client: Any) -> None:
-    _, refusals = await answered([WRONG], client=client, times=FAILURES + 2)
-    assert [type(refusal) for refusal in refusals] == (
-        [Unauthenticated] * FAILURES + [RateLimited] * 2
-    )
-    assert refusals[-1].retry_after == WINDOW
+async def test_whoever_is_refused_is_told_how_to_log_in() -> None:
+    door = Door()
+    await door.knock()
+    await door.knock(WRONG, times=FREE_FAILURES)
+    door.opened.clear()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(MAX_WAITING_PER_ADDRESS):
+            group.create_task(door.knock(WRONG))
+        await door.full.wait()
+        await door.knock(WRONG)
+        door.opened.set()
+    assert {type(refusal) for refusal in door.refusals} == {Unauthenticated, RateLimited}
+    for refusal in door.refusals:
+        assert refusal.facts["challenge"] == KNOWN.challenge
+        assert refusal.message.endswith(KNOWN.advice)
+
+
+@pytest.mark.parametrize("client", [("1.2.3.4", 1), ("2001:db8::1", 1), None])
+async def test_after_many_failures_right_and_wrong_credentials_wait_alike(client: Any) -> None:
+    door = Door()
+    await door.knock(WRONG, client=client, times=FREE_FAILURES)
+    assert door.delays == []
+    await door.knock(WRONG, client=client)
+    await door.knock(RIGHT, client=client)
+    assert door.delays == [DELAY_SECONDS] * 2
+    assert door.through == [ALICE]
+    await door.knock(RIGHT, client=client)
+    assert len(door.delays) == 2, "it has waited once, and was right"
+    await door.knock(RIGHT, client=("9.9.9.9", 1))
+    assert len(door.delays) == 2, "another address is not slowed"
+
+
+async def test_addresses_of_one_ipv6_network_are_one() -> None:
+    door = Door()
+    for n in range(FREE_FAILURES):
+        await door.knock(WRONG, client=(f"2001:db8::{n:x}", 1))
+    await door.knock(RIGHT, client=("2001:db8::ffff", 1))
+    assert door.delays == [DELAY_SECONDS]
+
+
+async def test_who_was_known_there_before_the_failures_does_not_wait() -> None:
+    door = Door()
+    await door.knock(RIGHT)
+    await door.knock(WRONG, times=FREE_FAILURES)
+    await door.knock(RIGHT)
+    assert (door.through, door.delays) == ([ALICE, ALICE], [])
+    await door.knock(BOBS)
+    assert (door.through, door.delays) == ([ALICE, ALICE, BOB], [DELAY_SECONDS])
+
+
+async def test_when_too_many_wait_everybody_else_is_refused_alike() -> None:
+    door = Door()
+    await door.knock(RIGHT)
+    await door.knock(WRONG, times=FREE_FAILURES)
+    door.opened.clear()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(MAX_WAITING_PER_ADDRESS):
+            group.create_task(door.knock(WRONG))
+        await door.full.wait()
+        await door.knock(WRONG)
+        await door.knock(BOBS)
+        await door.knock(RIGHT)
+        door.opened.set()
+    wrong, right, *_ = door.refusals[FREE_FAILURES:]
+    assert isinstance(wrong, RateLimited)
+    assert isinstance(right, RateLimited)
+    assert (wrong.message, wrong.facts) == (right.message, right.facts)
+    assert wrong.retry_after == DELAY_SECONDS
+    assert door.through == [ALICE, ALICE], "who was known there before is not locked out"
+    await door.knock(BOBS)
+    assert door.through[-1] == BOB
+
+
+async def test_an_open_path_is_no_way_to_guess_faster() -> None:
+    door = Door()
+    await door.knock(WRONG, path="/public", times=FREE_FAILURES)
+    await door.knock(RIGHT, path="/public")
+    assert door.delays == [], "nobody waits for what is open to everybody"
+    assert door.through == [None] * (FREE_FAILURES + 1)
+    await door.knock(RIGHT)
+    assert door.delays == [DELAY_SECONDS]
+
+
+async def test_asking_without_a_credential_is_no_guess() -> None:
+    door = Door()
+    await door.knock(times=2 * FREE_FAILURES)
+    await door.knock(WRONG)
+    assert door.delays == []
 
 
 async def test_what_is_not_a_request_passes() -> None:

@@ -22,12 +22,13 @@ _A2A_DOMAIN = "a2a-protocol.org"
 _OUR_DOMAIN = "opencode-a2a"
 
 # JSON-RPC answers 200 and says the rest in its body, but for what gateways must see.
-_HTTP_EVEN_FOR_RPC = frozenset({401, 403, 413, 429})
+_HTTP_EVEN_FOR_RPC = frozenset({401, 403, 408, 413, 429, 431})
 _STATUS_NAMES = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
     405: "UNIMPLEMENTED",
+    408: "DEADLINE_EXCEEDED",
     409: "ABORTED",
     410: "NOT_FOUND",
     429: "RESOURCE_EXHAUSTED",
@@ -36,7 +37,7 @@ _STATUS_NAMES = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-_INVALID = frozenset({-32700, -32600, -32602, -32005, -32073})
+_INVALID = frozenset({-32700, -32600, -32602, -32005, -32073, -32075})
 # 0.3 defines no error body for REST: JavaScript clients read the code, Python clients these names.
 _V03_NAMES = {
     -32700: "JSONParseError",
@@ -117,7 +118,7 @@ def _headers(error: ServiceError) -> dict[str, str]:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
-    if error.http_status == 401:
+    if "challenge" in error.facts:
         headers["www-authenticate"] = str(error.facts["challenge"])
     return headers
 

@@ -33,8 +33,8 @@ ENVELOPE = {"jsonrpc": {"const": "2.0"}, "id": {"type": ["string", "integer", "n
 ID = {"type": "string", "minLength": 1, "maxLength": 255}
 TASK_ID = "$response.body#/task/id"
 # What any request can be refused with; over JSON-RPC only what gateways must see has a status.
-REFUSED_RPC = (401, 403, 413, 429)
-REFUSED = (400, 401, 403, 404, 413, 429, 503)
+REFUSED_RPC = (401, 403, 408, 413, 429, 431)
+REFUSED = (400, 401, 403, 404, 408, 413, 429, 431, 503)
 REFUSED_WORK = (409, 502, 504)  # and what makes the agent do something
 
 

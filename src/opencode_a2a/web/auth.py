@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..domain.values import Caller
 from ..errors import RateLimited, ServiceError, Unauthenticated
+from .connections import MARK_KNOWN, network_of
+from .logins import DELAY_SECONDS, LoginGuard, Verdict
 
-FAILURES = 30  # wrong credentials an address may send …
-WINDOW = 60.0  # … in so many seconds
-ADDRESSES = 10_000  # remembered at most
+logger = structlog.get_logger()
+
+_EXAMPLES = {
+    "bearer": "`Authorization: Bearer YOUR_TOKEN`",
+    "basic": "`Authorization: Basic BASE64` with BASE64 made of `USERNAME:PASSWORD`",
+}
 
 OnError = Callable[[Scope, ServiceError], ASGIApp]
 
@@ -44,6 +52,14 @@ def _digest(secret: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Presented:
+    """What an Authorization header presents; `digest` is empty where it presents nothing."""
+
+    scheme: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Credentials:
     known: Sequence[Credential]
 
@@ -55,77 +71,109 @@ class Credentials:
     def challenge(self) -> str:
         return ", ".join(f'{scheme.title()} realm="opencode-a2a"' for scheme in self.schemes)
 
-    def caller(self, header: bytes) -> Caller | None:
-        """Whom an Authorization header stands for. Takes equally long for any wrong one."""
-        scheme, _, secret = header.strip().partition(b" ")
-        kind, secret = scheme.lower().decode("latin-1"), secret.strip()
-        if kind == "basic":
+    @property
+    def advice(self) -> str:
+        """How to log in, for a person."""
+        return f"Send {' or '.join(_EXAMPLES[scheme] for scheme in self.schemes)}."
+
+    @staticmethod
+    def parse(header: bytes) -> Presented:
+        name, _, secret = header.strip().partition(b" ")
+        scheme, secret = name.lower().decode("latin-1"), secret.strip()
+        if scheme == "basic":
             try:
                 secret = base64.b64decode(secret, validate=True)
             except (binascii.Error, ValueError):
-                return None
-        if not secret:
-            return None
-        presented, found = _digest(secret), None
+                secret = b""
+        return Presented(scheme, _digest(secret) if secret else b"")
+
+    def caller(self, presented: Presented) -> Caller | None:
+        """Whom a credential stands for. Takes equally long for any wrong one."""
+        found = None
         for credential in self.known:
-            same = hmac.compare_digest(presented, credential.digest)
-            if same and credential.scheme == kind:
+            same = hmac.compare_digest(presented.digest, credential.digest)
+            if same and credential.scheme == presented.scheme:
                 found = credential.caller
         return found
-
-
-class Throttle:
-    """Counts failed logins per address in a fixed window."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failures: dict[str, tuple[float, int]] = {}
-
-    def exceeded(self, address: str) -> bool:
-        began, count = self._failures.get(address, (0.0, 0))
-        return count >= FAILURES and self._clock() - began < WINDOW
-
-    def failed(self, address: str) -> None:
-        now = self._clock()
-        began, count = self._failures.pop(address, (now, 0))
-        if now - began >= WINDOW:
-            began, count = now, 0
-        self._failures[address] = (began, count + 1)
-        if len(self._failures) > ADDRESSES:
-            del self._failures[next(iter(self._failures))]
 
 
 class Authenticate:
     """Puts the caller into the request, or answers 401. Public paths pass either way."""
 
     def __init__(
-        self, app: ASGIApp, credentials: Credentials, public: frozenset[str], on_error: OnError
+        self,
+        app: ASGIApp,
+        credentials: Credentials,
+        public: frozenset[str],
+        on_error: OnError,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._app = app
         self._credentials = credentials
         self._public = public
         self._on_error = on_error
-        self._throttle = Throttle()
+        self._clock = clock
+        self._sleep = sleep
+        self._logins = LoginGuard()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
-        caller = self._credentials.caller(header) if header is not None else None
-        scope.setdefault("state", {})["caller"] = caller
-        if caller is not None or scope["path"] in self._public:
-            await self._app(scope, receive, send)
-            return
-        await self._on_error(scope, self._refusal(scope, header))(scope, receive, send)
-
-    def _refusal(self, scope: Scope, header: bytes | None) -> ServiceError:
-        address = (scope.get("client") or ("?",))[0]
-        if self._throttle.exceeded(address):
-            return RateLimited("Too many failed logins. Wait a minute.", retry_after=int(WINDOW))
-        if header is None:
-            message = "This needs a credential in the Authorization header."
+        state = scope.setdefault("state", {})
+        mark_known = state.pop(MARK_KNOWN, None)
+        is_public = scope["path"] in self._public
+        try:
+            state["caller"] = await self._caller(scope, may_wait=not is_public)
+        except ServiceError as refusal:
+            state["caller"] = None
+            if not is_public:
+                await self._on_error(scope, refusal)(scope, receive, send)
+                return
         else:
-            self._throttle.failed(address)
-            message = "The credential in the Authorization header is not valid."
-        return Unauthenticated(message, challenge=self._credentials.challenge)
+            if mark_known is not None:
+                mark_known()
+        await self._app(scope, receive, send)
+
+    async def _caller(self, scope: Scope, *, may_wait: bool) -> Caller:
+        header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
+        if header is None:
+            raise self._unauthenticated("This needs a credential.")
+        presented, address = self._credentials.parse(header), _address_of(scope)
+        verdict = self._logins.verdict(address, presented.digest, self._clock())
+        if verdict is Verdict.WAIT and may_wait:
+            self._logins.waits(address)
+            try:
+                await self._sleep(DELAY_SECONDS)
+            finally:
+                self._logins.waited(address)
+        elif verdict is not Verdict.CHECK:
+            raise RateLimited(
+                "Too many logins from this address failed, so others have to wait. Try again in "
+                f"{DELAY_SECONDS:.0f} seconds. {self._credentials.advice}",
+                retry_after=math.ceil(DELAY_SECONDS),
+                challenge=self._credentials.challenge,
+            )
+        caller = self._credentials.caller(presented)
+        if caller is None:
+            self._failed(address)
+            raise self._unauthenticated("The credential in the Authorization header is not valid.")
+        self._logins.accepted(address, presented.digest)
+        return caller
+
+    def _failed(self, address: str) -> None:
+        now = self._clock()
+        was_slowed = self._logins.is_slowed(address, now)
+        self._logins.failed(address, now)
+        if not was_slowed and self._logins.is_slowed(address, now):
+            logger.warning("logins.slowed", address=address)
+
+    def _unauthenticated(self, message: str) -> Unauthenticated:
+        advice, challenge = self._credentials.advice, self._credentials.challenge
+        return Unauthenticated(f"{message} {advice}", challenge=challenge)
+
+
+def _address_of(scope: Scope) -> str:
+    client = scope.get("client")
+    return network_of(client[0]) if client else ""
