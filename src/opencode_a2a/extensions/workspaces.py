@@ -142,7 +142,9 @@ async def list_worktrees(services: Services, caller: Caller, params: Placed) -> 
 
 
 class NewWorktree(Params):
-    name: Branch | None = Field(default=None, description="OpenCode may add to it")
+    name: Branch | None = Field(
+        default=None, description="OpenCode may add to it; else it is a2a-…"
+    )
 
 
 class CreateWorktree(Placed):

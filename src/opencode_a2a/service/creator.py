@@ -28,13 +28,14 @@ from ..errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from .places import Places, git_directory, registered_worktrees
+from .places import Places, git_directory, is_registered, registered_worktrees
 
 logger = structlog.get_logger()
 T = TypeVar("T")
 
 UNDO_SECONDS = 30.0  # OpenCode may be away before what it left is given up
-CHECKOUT_SECONDS = 15.0  # without git at work on the files of a new worktree
+CHECKOUT_SECONDS = 15.0  # without git at work on the files of a new worktree …
+CHECKOUT_AT_MOST = 600.0  # … and with it
 AGAIN = 0.5  # seconds between two attempts to reach OpenCode
 LOOK = 0.05  # seconds between two looks at git's files
 
@@ -61,7 +62,8 @@ class Creator:
             if made.directory is not None:
                 await _checked_out(Path(made.directory))
         except BaseException as exc:
-            if await self._undo(exc, lambda: self._undo_workspace(place, workspace_id)):
+            off = await self._undo(exc, lambda: self._undo_workspace(place, workspace_id))
+            if off and isinstance(exc, UpstreamError):
                 raise _switched_off() from exc
             raise
         return made
@@ -77,7 +79,7 @@ class Creator:
         removed = await catalog.remove_workspace(main, workspace_id)
         directory = removed.directory if removed is not None else None
         # OpenCode does not say when it could not remove the directory.
-        if directory is not None and Path(directory) in registered_worktrees(Path(main.directory)):
+        if directory is not None and is_registered(directory, Path(main.directory)):
             await catalog.remove_worktree(main, directory)
         await self.places.forget(filter(None, (workspace_id, directory)))
         return removed
@@ -93,19 +95,22 @@ class Creator:
             before = registered_worktrees(near)
             try:
                 made = await catalog.create_worktree(place, name)
-                await self.places.own(caller, [made.directory])
-                await _checked_out(Path(made.directory))
             except BaseException as exc:
                 await self._undo(exc, lambda: self._undo_worktree(place, name, before))
                 raise
+        try:
+            await self.places.own(caller, [made.directory])
+            await _checked_out(Path(made.directory))
+        except BaseException as exc:
+            await self._undo(exc, lambda: self.remove_worktree(place, made.directory))
+            raise
         return made
 
-    async def _undo_worktree(self, place: Place, name: str, before: set[Path]) -> bool:
+    async def _undo_worktree(self, place: Place, name: str, before: set[Path]) -> None:
         await self.places.catalog.worktrees(place)  # OpenCode is back, and git has done its part
         for directory in registered_worktrees(Path(place.directory)) - before:
             if _is_named(directory.name, name):
                 await self.remove_worktree(place, str(directory))
-        return False
 
     async def remove_worktree(self, place: Place, directory: str) -> None:
         """Remove a directory that OpenCode lists, or git has registered, as a worktree."""
@@ -114,8 +119,8 @@ class Creator:
 
     # -- what is left of a failed creation
 
-    async def _undo(self, reason: BaseException, undo: Callable[[], Awaitable[bool]]) -> bool:
-        """Remove what there is, as soon as OpenCode answers; what `undo` has found."""
+    async def _undo(self, reason: BaseException, undo: Callable[[], Awaitable[T]]) -> T | None:
+        """Remove what there is, as soon as OpenCode answers; what `undo` has found, if it could."""
         until = time.monotonic() + UNDO_SECONDS
         try:
             while True:
@@ -132,7 +137,7 @@ class Creator:
                     " What OpenCode had made could not be removed: look at opencode.worktrees.list "
                     "and opencode.workspaces.list when it is back."
                 )
-            return False
+            return None
 
 
 def _switched_off() -> MethodDisabled:
@@ -160,9 +165,10 @@ async def _checked_out(worktree: Path) -> None:
     if (git := git_directory(worktree)) is None:
         return
     until = time.monotonic() + CHECKOUT_SECONDS
+    at_last = time.monotonic() + CHECKOUT_AT_MOST
     while not (git / "index").exists():
         if (git / "index.lock").exists():
-            until = time.monotonic() + CHECKOUT_SECONDS
-        elif time.monotonic() > until:
+            until = min(time.monotonic() + CHECKOUT_SECONDS, at_last)
+        if time.monotonic() > until:
             raise UpstreamTimeout("OpenCode has not written the files of the new worktree in time.")
         await asyncio.sleep(LOOK)

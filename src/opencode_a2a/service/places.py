@@ -111,7 +111,7 @@ class Places:
             path: [each for each in (path, *path.parents) if self.below(each)] for path in paths
         }
         names = {str(each) for several in around.values() for each in several} - {str(self.root)}
-        owners = await self.owners.place_owners(sorted(names))
+        owners = await self.owners.place_owners(sorted(names)) if names else {}
         others = {Path(name) for name, owner in owners.items() if owner != caller.principal}
         return {path for path, several in around.items() if others.intersection(several)}
 
@@ -226,7 +226,11 @@ def registered_worktrees(near: Path) -> set[Path]:
     common = _repository(near)
     files = common.glob("worktrees/*/gitdir") if common is not None else ()
     markers = (words for file in files if (words := _words(file)))
-    return {directory for each in markers if (directory := Path(each).parent).is_dir()}
+    return {_real(str(Path(each).parent)) for each in markers if Path(each).exists()}
+
+
+def is_registered(worktree: str, near: Path) -> bool:
+    return _real(worktree) in registered_worktrees(near)
 
 
 def git_directory(worktree: Path) -> Path | None:

@@ -92,6 +92,7 @@ class Sessions:
         self, owner: str, context_id: str, title: str, gone: SessionRef
     ) -> AgentSession:
         """The session of this context, now that the agent does not know the one it had."""
+        await self._check(owner, gone.directory)  # a context does not move because it is renewed
         await self._bindings.unbind(owner, context_id, gone.id)
         place = Place(gone.directory) if gone.directory else None
         return await self.serving(owner, context_id, title, place)
