@@ -170,6 +170,7 @@ class Wire:
     to: int
     port: int = 0
     cut: Cut | None = None
+    only: bytes = b""  # … of a transaction that says this
     away: bool = False  # nobody is connected any more
     away_after: bool = False  # … from the next cut on
     cuts: int = 0  # so many were made
@@ -228,11 +229,15 @@ class _Link:
     heard: threading.Event = field(default_factory=threading.Event)  # what the server said since
 
     def forth(self) -> None:
+        said = b""
         with suppress(OSError):
             while data := self.client.recv(65_536):
-                if b"COMMIT\0" in data and (cut := self._take_cut()):
-                    self._cut(cut, data)
-                    return
+                said += data
+                if b"COMMIT\0" in data:
+                    if cut := self._take_cut(said):
+                        self._cut(cut, data)
+                        return
+                    said = b""
                 self.server.sendall(data)
         self._end()
 
@@ -245,8 +250,10 @@ class _Link:
                     self.client.sendall(data)
         self._end()
 
-    def _take_cut(self) -> Cut | None:
+    def _take_cut(self, said: bytes) -> Cut | None:
         with self.wire._lock:
+            if self.wire.only not in said:
+                return None
             cut, self.wire.cut = self.wire.cut, None
             if cut is not None:
                 self.wire.cuts += 1

@@ -38,6 +38,7 @@ class Refused(Exception):
             "UPSTREAM_TIMEOUT",
             "UPSTREAM_BUSY",
             "STORE_UNAVAILABLE",
+            "OUTCOME_UNKNOWN",
         )
 
 

@@ -21,11 +21,14 @@ from opencode_a2a.domain.values import (
 from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable, UnsupportedOperation, UpstreamBusy
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
+from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request
 from opencode_a2a.service.turns import TurnLimits
 from opencode_a2a.store import log as log_module
+from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.database import Database
 from tests.fakes.driver import Driver
-from tests.fakes.session import PATIENCE, ScriptedSession
+from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 from tests.service.house import ALICE, House, NoFiles, answers, house
 from tests.store.saying import settled
 
@@ -99,6 +102,23 @@ async def test_a_task_of_unknown_outcome_runs_once_and_the_same_request_finds_it
         page = await at.tasks.list(TaskQuery(ALICE.principal))
         assert [row.head.id for row in page.rows] == [task.head.id]
         assert [len(s.prompts) for s in at.agent.sessions.values()] == [1]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_session_that_is_not_needed_is_forgotten_also_if_nobody_heard_that_it_was_bound(
+    tmp_path: Path, driver: Driver, stored: bool
+) -> None:
+    """Else the context would go on in a session that was deleted."""
+    agent = ScriptedAgent()
+    async with Database.open(f"sqlite:///{tmp_path / 'tasks.db'}") as database:
+        bindings = SqlBindings(database)
+        sessions = Sessions(agent, bindings)
+        driver.lose(commits=stored)
+        with pytest.raises(OutcomeUnknown):
+            await sessions.serving("alice", "c", "title", fresh=True)
+        await sessions.forget("alice", "c")
+        assert agent.sessions == {}
+        assert await bindings.session_of("alice", "c") is None
 
 
 @pytest.mark.parametrize("stored", [True, False])

@@ -85,7 +85,8 @@ class Sessions:
                 ref = await self._bindings.session_of(owner, context_id)
                 if ref is None:
                     return
-                await self._bindings.unbind(owner, context_id, ref.id)
+            # In any case: it may have been bound although nobody heard of it.
+            await self._bindings.unbind(owner, context_id, ref.id)
             await self._agent.delete(ref)
 
     async def renewed(

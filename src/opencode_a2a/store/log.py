@@ -327,7 +327,8 @@ class SqlTaskLog:
             if await (self._settle() if self._unsettled else self._write()):
                 failures = 0
             else:
-                await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+                pauses = RETRY_SECONDS[:3] if self._unsettled else RETRY_SECONDS
+                await asyncio.sleep(pauses[min(failures, len(pauses) - 1)])
                 failures += 1
 
     async def _write(self) -> bool:
