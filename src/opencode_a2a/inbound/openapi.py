@@ -138,7 +138,7 @@ def _rpc(calls: Json, answers: Json, error: Json) -> Json:
         "requestBody": _json({"oneOf": list(calls.values())}) | {"required": True},
         "responses": {
             "200": told,
-            "204": _described("A request without an id has been carried out"),
+            "204": _described("A request without an id is not answered, even if it fails"),
             **_refused(REFUSED_RPC, "RefusedRpc"),
         },
     }

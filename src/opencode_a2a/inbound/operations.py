@@ -40,6 +40,7 @@ class Call:
     idempotency_key: str | None = None
     last_event_id: str | None = None
     extensions: frozenset[str] = frozenset()  # those the client has activated
+    notification: bool = False  # the client gets no answer, so nothing is awaited for one
 
     @property
     def renderer(self) -> Renderer:
@@ -79,7 +80,7 @@ class Operations:
         call.needs(WRITE)
         asked = parse.Send(call.dialect, call.params, call.idempotency_key)
         task = await self.tasks.send(call.caller, asked.request)
-        if asked.blocking:
+        if asked.blocking and not call.notification:
             task = await self._settled(call, task)
         body = call.renderer.task(task, history_length=asked.history_length)
         return body if call.dialect.tagged else {"task": body}
