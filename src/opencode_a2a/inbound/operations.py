@@ -137,17 +137,16 @@ class Operations:
 
     async def cancel(self, call: Call) -> Json:
         call.needs(WRITE)
-        params = parse.task_params(call.params)
-        return call.renderer.task(await self.tasks.cancel(call.caller, params.id))
+        task = await self.tasks.cancel(call.caller, parse.task_id(call.params))
+        return call.renderer.task(task)
 
     async def subscribe(self, call: Call) -> EventStream:
         call.needs(READ)
-        params = parse.task_params(call.params)
-        task = await self.tasks.get(call.caller, params.id)
+        task = await self.tasks.get(call.caller, parse.task_id(call.params))
         if task.state.terminal and call.dialect is V1 and call.last_event_id is None:
             raise UnsupportedOperation(
                 "This task has ended, so there is nothing to subscribe to. Get it instead.",
-                task_id=params.id,
+                task_id=task.head.id,
                 state=task.state.value,
             )
         # In 1.0 one can subscribe to whatever has not ended: who asks waits for it to go on.

@@ -359,8 +359,11 @@ class Send:
         self.blocking = not wanted.return_immediately and blocking is not False
 
 
-class TaskParams(Wire):
+class TaskIdParams(Wire):
     id: Id
+
+
+class TaskParams(TaskIdParams):
     history_length: int | None = Field(default=None, ge=0)
 
 
@@ -400,6 +403,10 @@ class Listing:
 
 
 _NEVER_OURS = ("TASK_STATE_REJECTED", "TASK_STATE_AUTH_REQUIRED", "rejected", "auth-required")
+
+
+def task_id(raw: Any) -> str:
+    return validated(TaskIdParams, raw).id
 
 
 def task_params(raw: Any) -> TaskParams:
