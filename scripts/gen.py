@@ -55,6 +55,10 @@ def settings_page() -> str:
         "",
         "A wrong setting stops the start with one line per problem and exit code 2; so does an",
         "`A2A_…` variable that is a known one misspelt. Other unknown ones are named in the log.",
+        "",
+        "Words are understood in any case and with `-` or `_`, lists as JSON or with commas,",
+        "database URLs with other drivers of SQLite and PostgreSQL (`sqlite+aiosqlite`,",
+        "`postgresql+asyncpg`). The log says what was taken for what.",
     ]
     tables = (
         ("opencode", Upstream),

@@ -202,6 +202,7 @@ def publication(settings: Settings, url: str, services: Services | None = None) 
         server.allow_directory_override,
         server.strict_version,
         server.max_request_body_bytes,
+        settings.state.backend == "database",
         settings.environment.declared,
         {
             "always_scope": server.permission_always,

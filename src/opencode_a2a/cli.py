@@ -36,7 +36,7 @@ from .inbound import openapi
 from .inbound.failures import failure
 from .opencode.http import Endpoint
 from .opencode.process import Launch, ManagedOpenCode, ManagedProcessFailed, has_provider
-from .store.migrate import SchemaTooNew
+from .store.migrate import ForeignDatabase, SchemaTooNew
 from .web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
 from .web.protocol import ConnectionGuard
 
@@ -148,6 +148,8 @@ def _run(arguments: argparse.Namespace) -> None:
         if arguments.command in ("card", "openapi"):
             return _print(settings, arguments)
         _configure_log(settings.server.log_level)
+        for name, note in settings.notes:
+            structlog.get_logger().info("settings.adapted", name=name, note=note)
         if unknown := strangers(os.environ):
             structlog.get_logger().warning("settings.unknown", names=" ".join(unknown))
         if short := settings.server.short_secrets:
@@ -163,7 +165,7 @@ def _run(arguments: argparse.Namespace) -> None:
         _exit("\n".join(f"opencode-a2a: {problem}" for problem in exc.problems), 2)
     except Failed as exc:
         _exit(f"opencode-a2a: {exc}", exc.code)
-    except (ManagedProcessFailed, SchemaTooNew) as exc:
+    except (ManagedProcessFailed, SchemaTooNew, ForeignDatabase) as exc:
         _exit(f"opencode-a2a: {exc}", 1)
     except StoreUnavailable:
         _exit(f"opencode-a2a: {STORE_TROUBLE}", 1)

@@ -9,7 +9,6 @@ may be a stranger's.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import tomllib
@@ -41,6 +40,7 @@ from sqlalchemy.exc import ArgumentError
 
 from .domain.scopes import USUAL, Scope
 from .paths import inside_git, make_private_directory, tighten
+from .spellings import ELSEWHERE, Spelled, database_url, from_json, listed, noted
 
 LONGEST_ROOT = 600  # characters; what a database can keep in an index
 
@@ -86,20 +86,11 @@ def _database(value: str) -> str:
     try:
         make_url(value).get_dialect().import_dbapi()
     except ImportError as exc:
-        raise ValueError(f"needs the Python package {exc.name}") from None
+        advice = ": pip install 'psycopg[binary]'" if exc.name == "psycopg" else ""
+        raise ValueError(f"needs the Python package {exc.name}{advice}") from None
     except ArgumentError:
         raise ValueError("must be a URL such as sqlite:////var/lib/a2a/tasks.db") from None
     return value
-
-
-def _json(value: Any) -> Any:
-    """A list as text is JSON; a TOML file has lists of its own."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as exc:
-        raise ValueError(f"must be JSON; at character {exc.pos}: {exc.msg}") from None
 
 
 def _not_empty(value: SecretStr) -> SecretStr:
@@ -118,9 +109,28 @@ def _is_loopback(host: str) -> bool:
 Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Directory = Annotated[Path, AfterValidator(_directory)]
-DatabaseUrl = Annotated[str, AfterValidator(_database)]
-Json = (NoDecode, BeforeValidator(_json))
-FileScope = Literal["unknown", "workspace", "declared_roots", "unrestricted"]
+DatabaseUrl = Annotated[str, AfterValidator(database_url), AfterValidator(_database)]
+Json = (NoDecode, BeforeValidator(from_json))
+Words = Annotated[list[str], NoDecode, BeforeValidator(listed)]
+FileScope = Literal["unknown", "workspace", "declared_roots", "unrestricted", "custom"]
+SandboxMode = Annotated[
+    Literal[
+        "unknown",
+        "none",
+        "process",
+        "container",
+        "vm",
+        "read_only",
+        "workspace_write",
+        "custom",
+    ],
+    Spelled(danger_full_access="none"),
+]
+SCOPES = Spelled(workspace_only="workspace", workspace_and_declared_roots="declared_roots")
+CAPABILITIES = {
+    "session_shell": Scope.SESSIONS_SHELL,
+    "workspace_mutation": Scope.WORKSPACES_WRITE,
+}
 
 
 class Group(BaseSettings):
@@ -175,12 +185,23 @@ class CredentialSetting(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    scheme: Literal["bearer", "basic"]
+    credential_id: str | None = None  # a name for the operator's own use
+    enabled: bool = True
+    scheme: Annotated[Literal["bearer", "basic"], Spelled()]
     principal: str = Field(min_length=1, max_length=255)
     token: Secret | None = None
     username: str | None = None
     password: Secret | None = None
     scopes: list[Scope] = [*USUAL]
+    # What other programs of this kind call the scopes that are not the usual ones.
+    capabilities: list[Literal["session_shell", "workspace_mutation"]] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_login(cls, value: Any) -> Any:
+        if isinstance(value, dict) and not value.get("principal") and value.get("username"):
+            return {**value, "principal": value["username"]}
+        return value
 
     @model_validator(mode="after")
     def _complete(self) -> CredentialSetting:
@@ -188,7 +209,18 @@ class CredentialSetting(BaseModel):
             raise ValueError("a bearer credential needs a token")
         if self.scheme == "basic" and not (self.username and self.password):
             raise ValueError("a basic credential needs a username and a password")
+        if self.capabilities is not None:
+            if "scopes" in self.model_fields_set:
+                raise ValueError("scopes and capabilities say the same; keep scopes")
+            self.scopes = [*USUAL, *(CAPABILITIES[name] for name in self.capabilities)]
         return self
+
+
+def _enabled(entries: list[CredentialSetting]) -> list[CredentialSetting]:
+    return [entry for entry in entries if entry.enabled]
+
+
+CredentialList = Annotated[list[CredentialSetting], *Json, AfterValidator(_enabled)]
 
 
 class RuleSetting(BaseModel):
@@ -198,7 +230,7 @@ class RuleSetting(BaseModel):
 
     permission: str = Field(min_length=1)
     pattern: str = Field(default="*", min_length=1)
-    action: Literal["allow", "ask", "deny"]
+    action: Annotated[Literal["allow", "ask", "deny"], Spelled()]
 
 
 class Server(Group):
@@ -219,14 +251,16 @@ class Server(Group):
     bearer_token: Secret | None = Field(
         default=None, description="One token for one caller, the simple way."
     )
-    static_auth_credentials: Annotated[list[CredentialSetting], *Json] = Field(
+    static_auth_credentials: CredentialList = Field(
         default=[],
         description='Several callers, as JSON: [{"scheme": "bearer", "token": …, "principal": …, '
-        '"scopes": […]}, {"scheme": "basic", "username": …, "password": …, "principal": …}].',
+        '"scopes": […]}, {"scheme": "basic", "username": …, "password": …}]. A basic one goes by '
+        'its username unless it has a `principal`; `"enabled": false` switches one off.',
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="What is written to the log."
-    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Spelled(warn="warning", critical="error", fatal="error"),
+    ] = Field(default="info", description="What is written to the log.")
     strict_version: bool = Field(
         default=False, description="Refuse 1.0 requests that do not say A2A-Version: 1.0."
     )
@@ -324,7 +358,7 @@ class Server(Group):
         ge=0,
         description="How long a settled one is remembered, to tell who comes too late.",
     )
-    permission_always: Literal["context", "workspace"] = Field(
+    permission_always: Annotated[Literal["context", "workspace"], Spelled()] = Field(
         default="context",
         description='What "always" covers: this caller\'s context, or (`workspace`) every session '
         "of the directory until OpenCode restarts.",
@@ -376,7 +410,7 @@ class State(Group):
 
     model_config = SettingsConfigDict(env_prefix="A2A_TASK_STORE_")
 
-    backend: Literal["database", "memory"] = Field(
+    backend: Annotated[Literal["database", "memory"], Spelled()] = Field(
         default="database", description="`memory` forgets everything when the service stops."
     )
     database_url: DatabaseUrl | None = Field(
@@ -444,31 +478,33 @@ class Environment(Group):
     model_config = SettingsConfigDict(env_prefix="A2A_")
     _SUBJECTS: ClassVar = ("sandbox", "network", "approval", "write_access")
 
-    sandbox_mode: Literal["unknown", "none", "process", "container", "vm"] = Field(
-        default="unknown", description="What keeps the agent in."
+    sandbox_mode: SandboxMode = Field(default="unknown", description="What keeps the agent in.")
+    sandbox_filesystem_scope: Annotated[FileScope, SCOPES] = Field(
+        default="unknown", description="What it can read."
     )
-    sandbox_filesystem_scope: FileScope = Field(default="unknown", description="What it can read.")
-    sandbox_writable_roots: Annotated[list[str], *Json] = Field(
-        default=[], description="Directories besides the workspace it can write to, as JSON."
+    sandbox_writable_roots: Words = Field(
+        default=[], description="Directories besides the workspace it can write to, as a list."
     )
-    network_access: Literal["unknown", "none", "restricted", "unrestricted"] = Field(
-        default="unknown", description="What it can connect to."
+    network_access: Annotated[
+        Literal["unknown", "none", "restricted", "unrestricted", "custom"],
+        Spelled(disabled="none", enabled="unrestricted"),
+    ] = Field(default="unknown", description="What it can connect to.")
+    network_allowed_domains: Words = Field(
+        default=[], description="With `restricted`: these, as a list."
     )
-    network_allowed_domains: Annotated[list[str], *Json] = Field(
-        default=[], description="With `restricted`: these, as JSON."
-    )
-    approval_policy: Literal["unknown", "never", "on_request", "always"] = Field(
-        default="unknown", description="When it asks a person before it acts."
-    )
-    approval_escalation_behavior: Literal["unknown", "none", "manual", "automatic"] = Field(
-        default="unknown", description="Who decides about what it asks for."
-    )
-    write_access_scope: FileScope | Literal["none"] = Field(
+    approval_policy: Annotated[
+        Literal["unknown", "never", "on_request", "on_failure", "untrusted", "always", "custom"],
+        Spelled(),
+    ] = Field(default="unknown", description="When it asks a person before it acts.")
+    approval_escalation_behavior: Annotated[
+        Literal["unknown", "none", "manual", "automatic", "custom"], Spelled(unsupported="none")
+    ] = Field(default="unknown", description="Who decides about what it asks for.")
+    write_access_scope: Annotated[FileScope | Literal["none"], SCOPES] = Field(
         default="unknown", description="What it can write."
     )
-    write_access_outside_workspace: Literal["unknown", "allowed", "denied"] = Field(
-        default="unknown", description="Whether it can write outside the workspace."
-    )
+    write_access_outside_workspace: Annotated[
+        Literal["unknown", "allowed", "denied", "custom"], Spelled(disallowed="denied")
+    ] = Field(default="unknown", description="Whether it can write outside the workspace.")
 
     @property
     def declared(self) -> dict[str, dict[str, Any]]:
@@ -525,8 +561,8 @@ class Outbound(Group):
 
     model_config = SettingsConfigDict(env_prefix="A2A_CLIENT_")
 
-    allowed_hosts: Annotated[list[str], *Json] = Field(
-        default=[], description="Hosts files may be fetched from, as JSON; none means any public."
+    allowed_hosts: Words = Field(
+        default=[], description="Hosts files may be fetched from, as a list; none means any public."
     )
     allow_private_hosts: bool = Field(
         default=False,
@@ -540,6 +576,7 @@ class Settings(BaseModel):
     state: State
     outbound: Outbound
     environment: Environment
+    notes: list[tuple[str, str]] = []  # settings that were spelled differently, and how
 
 
 G = TypeVar("G", bound=Group)
@@ -570,7 +607,8 @@ def strangers(names: Iterable[str]) -> dict[str, str | None]:
     for name in sorted(names):
         if name.upper().startswith("A2A_") and name.upper() not in _NAMES:
             meant = get_close_matches(name.upper().removeprefix("A2A_"), ours, 1, cutoff=0.75)
-            found[name] = ours[meant[0]] if meant else None
+            misspelt = meant and name.upper() not in ELSEWHERE
+            found[name] = ours[meant[0]] if misspelt else None
     return found
 
 
@@ -590,14 +628,24 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
         f"[{name}]: no such table; there are {_these(known)}" for name in tables.keys() - known
     ]
 
+    notes: list[tuple[str, str]] = []
+
     def group(kind: type[G]) -> G | None:
         given = tables.get(_TABLES[kind], {})
         known = {name: value for name, value in given.items() if name in kind.model_fields}
         problems.extend(_unknown(kind, name) for name in given if name not in known)
-        try:
-            return kind(_secrets_dir=secrets, **known)
-        except ValidationError as exc:
-            problems.extend(_lines(kind, exc))
+        with noted() as taken:
+            try:
+                return kind(_secrets_dir=secrets, **known)
+            except ValidationError as exc:
+                problems.extend(_lines(kind, exc))
+            finally:
+                prefix = kind.model_config["env_prefix"]
+                notes.extend(
+                    (f"{prefix}{field.upper()}", note)
+                    for field, note in taken
+                    if field in kind.model_fields  # rather than a member of one
+                )
         return None
 
     upstream, server = group(Upstream), group(Server)
@@ -605,7 +653,12 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     if problems or not (upstream and server and state and outbound and environment):
         raise ConfigError(problems)
     return Settings.model_construct(
-        upstream=upstream, server=server, state=state, outbound=outbound, environment=environment
+        upstream=upstream,
+        server=server,
+        state=state,
+        outbound=outbound,
+        environment=environment,
+        notes=notes,
     )
 
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+# JSON-RPC answers 200 and says the rest in its body, but for what gateways must see.
+RPC_HTTP_STATUSES = (401, 403, 408, 413, 429, 431)
+
 
 class ServiceError(Exception):
     """Raise the situation; the border turns it into an answer."""
@@ -27,6 +30,11 @@ class ServiceError(Exception):
         self.message = message
         self.retry_after = retry_after
         self.facts = facts
+
+    @classmethod
+    def rpc_http_status(cls) -> int:
+        """The HTTP status of this error where it is the answer to a JSON-RPC request."""
+        return cls.http_status if cls.http_status in RPC_HTTP_STATUSES else 200
 
 
 class ParseError(ServiceError):

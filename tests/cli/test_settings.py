@@ -32,7 +32,7 @@ def test_every_problem_has_its_line_with_name_value_and_what_is_allowed(tmp_path
         A2A_PORT="99999",
         A2A_LOG_LEVEL="loud",
         A2A_MAX_QUEUED_TASKS="many",
-        A2A_CLIENT_ALLOWED_HOSTS="example.com",
+        A2A_CLIENT_ALLOWED_HOSTS='["example.com"',
         A2A_TASK_STORE_DATABASE_URL=f"nonsense:{SECRET}",
         OPENCODE_BASE_URL="ftp://host",
         OPENCODE_TIMEOUT="-1",
@@ -40,7 +40,8 @@ def test_every_problem_has_its_line_with_name_value_and_what_is_allowed(tmp_path
     )
     assert ran.code == 2
     assert sorted(ran.problems) == [
-        "A2A_CLIENT_ALLOWED_HOSTS: is 'example.com', must be JSON; at character 0: Expecting value",
+        "A2A_CLIENT_ALLOWED_HOSTS: is '[\"example.com\"', must be JSON; at character 14: Expecting "
+        "',' delimiter",
         "A2A_LOG_LEVEL: is 'loud', must be 'debug', 'info', 'warning' or 'error'",
         "A2A_MAX_QUEUED_TASKS: is 'many', must be a valid integer",
         "A2A_PORT: is '99999', must be less than or equal to 65535",
@@ -94,7 +95,7 @@ def test_a_settings_file_is_read_strictly(tmp_path: Path, capsys: Capture) -> No
         [nosuch]
         a = 1
         [client]
-        allowed_hosts = "example.com"
+        allowed_hosts = '"example.com"'
         """
     )
     ran = called(main, ["serve", "--config", str(file)], {}, capsys)
@@ -102,7 +103,7 @@ def test_a_settings_file_is_read_strictly(tmp_path: Path, capsys: Capture) -> No
     assert sorted(ran.problems) == [
         f"{file}: loose stands outside any table",
         "A2A_BEARER_TOKEN: must be a valid string",
-        "A2A_CLIENT_ALLOWED_HOSTS: is 'example.com', must be JSON; at character 0: Expecting value",
+        "A2A_CLIENT_ALLOWED_HOSTS: is 'example.com', must be a valid list",
         "A2A_PORT: is 'x', must be a valid integer",
         "[a2a] _env_file: there is no such setting",
         "[a2a] prot: there is no such setting; did you mean port?",

@@ -16,7 +16,7 @@ import pytest
 from a2a.types.a2a_pb2 import Part
 
 from tests.e2e.behind import Behind
-from tests.e2e.clients import Line, PythonClient, Refusal, ask
+from tests.e2e.clients import Client, Line, PythonClient, Refusal, ask
 from tests.e2e.protojson import from_json
 from tests.e2e.seen import answer, shared, shown, state
 from tests.running import Service, Upstream, service
@@ -50,6 +50,19 @@ async def test_a_text_file_is_read_to_the_model(client: PythonClient, behind: Be
         "text/markdown",
         "todo.md",
     )
+
+
+async def test_a_text_that_is_base64_reaches_the_model_as_it_is(
+    anyone: Client, behind: Behind
+) -> None:
+    note, secret = b"remember the milk", base64.b64encode(b"a text in base64")
+    files = [Part(raw=raw, media_type="text/plain", filename="f.txt") for raw in (note, secret)]
+    task = await anyone.send(ask("[[text:Noted.]]", *files))
+    assert state(task) == "completed"
+    text, _, _ = await seen_by_model(behind, task)
+    assert note.decode() in text
+    assert secret.decode() in text
+    assert "a text in base64" not in text
 
 
 async def test_a_json_file_is_read_to_the_model(either: PythonClient, behind: Behind) -> None:

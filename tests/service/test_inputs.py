@@ -56,3 +56,37 @@ async def test_what_a_message_may_hold_is_counted_over_its_parts() -> None:
     assert str(refused.value).startswith("message.parts[2]: ")
     assert "A2A_MAX_MESSAGE_BYTES" in str(refused.value)
     assert len(files.fetched) == 1 + 3, "nothing is fetched beyond that"
+
+
+PICTURES = {
+    "image/png": b"\x89PNG\r\n\x1a\n picture",
+    "image/jpeg": b"\xff\xd8\xff\xe0 picture",
+    "image/gif": b"GIF89a picture;",
+    "image/webp": b"RIFF\x10\0\0\0WEBPVP8 ",
+    "application/pdf": b"%PDF-1.7 page",
+}
+
+
+async def attached(content: bytes, media_type: str) -> bytes:
+    """What the agent gets of a file that holds `content`."""
+    inputs = Inputs(Files(), part_bytes=1000, message_bytes=1000)
+    file = FileBytes(base64.b64encode(content).decode(), media_type)
+    (found,) = await inputs.prepare((file,))
+    assert isinstance(found, Attachment)
+    return base64.b64decode(found.content)
+
+
+@pytest.mark.parametrize("media_type", PICTURES)
+async def test_a_picture_that_was_encoded_twice_is_a_picture(media_type: str) -> None:
+    picture = PICTURES[media_type]
+    assert await attached(picture, media_type) == picture
+    assert await attached(base64.b64encode(picture), media_type) == picture
+    for other in (b"", b"data", base64.b64encode(b"some text")):
+        assert await attached(other, media_type) == other
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/json", "text/markdown"])
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+async def test_a_text_in_base64_stays_what_it_is(picture: bytes, media_type: str) -> None:
+    for text in (b"data", base64.b64encode(b"some text"), base64.b64encode(picture)):
+        assert await attached(text, media_type) == text

@@ -194,10 +194,24 @@ class AgentCard(Shape):
     capabilities: dict[str, Any]
 
 
+class Detail(Shape):
+    """One of the details that google.rpc defines: ErrorInfo, whose `reason` is our type, …"""
+
+    type: str = Field(alias="@type")
+
+
+class Facts(Shape):
+    """What 0.3 tells about an error, beside its type."""
+
+    type: str
+
+
 class RpcError(Shape):
     code: int
     message: str
-    data: Any = Field(description="A list of google.rpc details in 1.0, an object in 0.3")
+    data: list[Detail] | Facts = Field(
+        description="A list of google.rpc details in 1.0, an object in 0.3"
+    )
 
 
 class RpcStatus(Shape):
@@ -206,7 +220,7 @@ class RpcStatus(Shape):
     code: int = Field(description="The HTTP status")
     status: str
     message: str
-    details: list[dict[str, Any]]
+    details: list[Detail]
 
 
 class RestError(Shape):
@@ -219,7 +233,7 @@ class RestError03(Shape):
     code: int = Field(description="As over JSON-RPC")
     type: str
     message: str
-    data: dict[str, Any]
+    data: Facts
 
 
 class Rendered:

@@ -43,7 +43,7 @@ def full_contract(contract: Contract, extension: Extension) -> Json:
         about["methods"] = {m.name: method_contract(contract, m) for m in extension.methods}
         about["errors_of_every_method"] = [error.type for error in COMMON_ERRORS]
         about["errors"] = {
-            error.type: {"code": error.rpc_code, "http_status": error.http_status}
+            error.type: {"code": error.rpc_code, "http_status": error.rpc_http_status()}
             for method in extension.methods
             for error in method.all_errors
         }
@@ -57,9 +57,31 @@ def method_contract(contract: Contract, method: Method) -> Json:
         **method.facts,
         "scope": method.scope,
         **availability(contract, method),
-        "params": untitled(method.params_schema),
+        "params": inlined(untitled(method.params_schema)),
         "result_fields": method.result_fields,
         "errors": [error.type for error in method.all_errors if error not in COMMON_ERRORS],
+    }
+
+
+def inlined(schema: Any, definitions: Mapping[str, Any] | None = None) -> Any:
+    """A schema with what it refers to in its place.
+
+    It stands somewhere inside a document, from whose root its own references would not lead
+    anywhere. No parameters of ours contain themselves.
+    """
+    if isinstance(schema, list):
+        return [inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    known = definitions if definitions is not None else schema.get("$defs", {})
+    if "$ref" in schema:
+        named = known[schema["$ref"].removeprefix("#/$defs/")]
+        schema = named | {key: value for key, value in schema.items() if key != "$ref"}
+        return inlined(schema, known)
+    return {
+        key: inlined(value, known)
+        for key, value in schema.items()
+        if key not in ("$defs", "discriminator")  # which is made of references; const says the same
     }
 
 

@@ -84,8 +84,12 @@ STREAM_HINTS = Extension(
             },
             "file": {
                 "part": "file (1.0: raw or url); none where the client does not accept its type",
-                "artifact_name": "file:<filename>",
+                "artifact_name": "file:<filename>; file where it has no name",
             },
+        },
+        "changes": {
+            "part": "text/x-diff; data with the files where the client accepts application/json",
+            "artifact_name": "changes",
         },
         "extended_usage_fields": [
             "reasoning_tokens",

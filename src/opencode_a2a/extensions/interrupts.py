@@ -49,8 +49,8 @@ RECOVERY = Extension(
     "The permissions and questions that wait for this caller, after a restart or from elsewhere.",
     "opencode",
     extended={
-        "registry": "kept with the tasks; survives restarts; a settled request is forgotten after "
-        "A2A_INTERRUPT_REQUEST_TOMBSTONE_TTL_SECONDS",
+        "registry": "kept with the tasks, for as long as they are; a settled request is forgotten "
+        "after A2A_INTERRUPT_REQUEST_TOMBSTONE_TTL_SECONDS",
         "identity_scope": "the caller's own tasks only",
     },
 )

@@ -18,11 +18,10 @@ from .render import V03, V03_REST, V1, Dialect, Json
 
 JSON = "application/json"
 A2A_JSON = "application/a2a+json"
-_A2A_DOMAIN = "a2a-protocol.org"
+A2A_DOMAIN = "a2a-protocol.org"
 _OUR_DOMAIN = "opencode-a2a"
+ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 
-# JSON-RPC answers 200 and says the rest in its body, but for what gateways must see.
-_HTTP_EVEN_FOR_RPC = frozenset({401, 403, 408, 413, 429, 431})
 _STATUS_NAMES = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
@@ -66,9 +65,8 @@ def rpc_error(error: ServiceError, dialect: Dialect) -> Json:
 def rpc_response(
     error: ServiceError, dialect: Dialect, request_id: Any, status: int | None = None
 ) -> Response:
-    status = status or (error.http_status if error.http_status in _HTTP_EVEN_FOR_RPC else 200)
     body = {"jsonrpc": "2.0", "id": request_id, "error": rpc_error(error, dialect)}
-    return Response(orjson.dumps(body), status, _headers(error), JSON)
+    return Response(orjson.dumps(body), status or error.rpc_http_status(), _headers(error), JSON)
 
 
 def rest_error(error: ServiceError, dialect: Dialect, status: int | None = None) -> Json:
@@ -134,9 +132,9 @@ def _details(error: ServiceError) -> list[Json]:
     """google.rpc details: ErrorInfo, whose metadata may hold strings only, and BadRequest."""
     details: list[Json] = [
         {
-            "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+            "@type": ERROR_INFO,
             "reason": error.type,
-            "domain": _A2A_DOMAIN if error.protocol else _OUR_DOMAIN,
+            "domain": A2A_DOMAIN if error.protocol else _OUR_DOMAIN,
             "metadata": {name: _string(value) for name, value in error.facts.items()},
         }
     ]

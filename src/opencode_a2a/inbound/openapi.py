@@ -8,6 +8,7 @@ from typing import Any
 
 from ..contract import a2a
 from ..contract.publish import methods_of, schemas, untitled
+from ..errors import RPC_HTTP_STATUSES
 from . import parse
 from .operations import RPC_METHODS, SUPPORTED_METHODS, Operation, Operations
 from .published import PUBLIC_ENDPOINTS, Published
@@ -22,8 +23,8 @@ SHAPES: dict[Operation, tuple[Model | None, Model]] = {
     Operations.stream: (parse.SendParams, a2a.StreamEvent),
     Operations.get: (parse.TaskParams, a2a.Task),
     Operations.list: (parse.ListParams, a2a.TaskList),
-    Operations.cancel: (parse.TaskParams, a2a.Task),
-    Operations.subscribe: (parse.TaskParams, a2a.StreamEvent),
+    Operations.cancel: (parse.TaskIdParams, a2a.Task),
+    Operations.subscribe: (parse.TaskIdParams, a2a.StreamEvent),
     Operations.extended_card: (None, a2a.AgentCard),
 }
 STREAMS = (Operations.stream, Operations.subscribe)
@@ -32,8 +33,7 @@ EVENTS = "text/event-stream"
 ENVELOPE = {"jsonrpc": {"const": "2.0"}, "id": {"type": ["string", "integer", "null"]}}
 ID = {"type": "string", "minLength": 1, "maxLength": 255}
 TASK_ID = "$response.body#/task/id"
-# What any request can be refused with; over JSON-RPC only what gateways must see has a status.
-REFUSED_RPC = (401, 403, 408, 413, 429, 431)
+# What any request can be refused with.
 REFUSED = (400, 401, 403, 404, 408, 413, 429, 431, 503)
 REFUSED_WORK = (409, 502, 504)  # and what makes the agent do something
 
@@ -138,8 +138,8 @@ def _rpc(calls: Json, answers: Json, error: Json) -> Json:
         "requestBody": _json({"oneOf": list(calls.values())}) | {"required": True},
         "responses": {
             "200": told,
-            "204": _described("A request without an id has been carried out"),
-            **_refused(REFUSED_RPC, "RefusedRpc"),
+            "204": _described("A request without an id is not answered, even if it fails"),
+            **_refused(RPC_HTTP_STATUSES, "RefusedRpc"),
         },
     }
 

@@ -40,6 +40,7 @@ class Call:
     idempotency_key: str | None = None
     last_event_id: str | None = None
     extensions: frozenset[str] = frozenset()  # those the client has activated
+    notification: bool = False  # the client gets no answer, so nothing is awaited for one
 
     @property
     def renderer(self) -> Renderer:
@@ -79,7 +80,7 @@ class Operations:
         call.needs(WRITE)
         asked = parse.Send(call.dialect, call.params, call.idempotency_key)
         task = await self.tasks.send(call.caller, asked.request)
-        if asked.blocking:
+        if asked.blocking and not call.notification:
             task = await self._settled(call, task)
         body = call.renderer.task(task, history_length=asked.history_length)
         return body if call.dialect.tagged else {"task": body}
@@ -136,17 +137,16 @@ class Operations:
 
     async def cancel(self, call: Call) -> Json:
         call.needs(WRITE)
-        params = parse.task_params(call.params)
-        return call.renderer.task(await self.tasks.cancel(call.caller, params.id))
+        task = await self.tasks.cancel(call.caller, parse.task_id(call.params))
+        return call.renderer.task(task)
 
     async def subscribe(self, call: Call) -> EventStream:
         call.needs(READ)
-        params = parse.task_params(call.params)
-        task = await self.tasks.get(call.caller, params.id)
+        task = await self.tasks.get(call.caller, parse.task_id(call.params))
         if task.state.terminal and call.dialect is V1 and call.last_event_id is None:
             raise UnsupportedOperation(
                 "This task has ended, so there is nothing to subscribe to. Get it instead.",
-                task_id=params.id,
+                task_id=task.head.id,
                 state=task.state.value,
             )
         # In 1.0 one can subscribe to whatever has not ended: who asks waits for it to go on.

@@ -108,7 +108,12 @@ def _present(about: Schema) -> Schema:
 
 class File03(Wire):
     content: str | None = Field(
-        default=None, validation_alias=AliasChoices("bytes", "fileWithBytes", "file_with_bytes")
+        default=None, validation_alias=AliasChoices("bytes", "fileWithBytes")
+    )
+    # The protobuf's own name. The Python SDK 1.x alone writes it, over 0.3 REST, and it puts base64
+    # into that field of bytes, which ProtoJSON encodes once more. JSON names hold base64 once.
+    proto_content: SkipJsonSchema[str | None] = Field(
+        default=None, validation_alias="file_with_bytes"
     )
     uri: str | None = Field(
         default=None, validation_alias=AliasChoices("uri", "fileWithUri", "file_with_uri")
@@ -127,9 +132,25 @@ class File03(Wire):
 
     @model_validator(mode="after")
     def _one_content(self) -> File03:
-        if (self.content is None) == (self.uri is None):
+        contents = (self.content, self.proto_content, self.uri)
+        if sum(content is not None for content in contents) != 1:
             raise ValueError("needs either bytes or uri")
         return self
+
+    def content_in(self, dialect: Dialect, where: str) -> str | None:
+        """The content of the file, encoded once, or None where a uri says where it is."""
+        if self.proto_content is None or dialect is not V03_REST:
+            return self.content if self.content is not None else self.proto_content
+        try:
+            inner = base64.b64decode(self.proto_content, validate=True)
+            base64.b64decode(inner, validate=True)
+        except ValueError:
+            raise InvalidParams.at(
+                f"{where}.file.file_with_bytes",
+                "must be base64 of base64, as the Python SDK writes it under this name; send "
+                "base64 as fileWithBytes",
+            ) from None
+        return inner.decode("ascii")
 
 
 CONTENTS = ("text", "raw", "url", "file", "data")
@@ -163,7 +184,7 @@ class PartIn(Wire):
             raise ValueError("text must not be empty")
         return self
 
-    def part(self, dialect: Dialect) -> Part:
+    def part(self, dialect: Dialect, where: str) -> Part:
         about = (self.media_type, self.filename, self.metadata)
         if self.text is not None:
             return Text(self.text, *about)
@@ -173,10 +194,8 @@ class PartIn(Wire):
             return FileUrl(self.url, *about)
         if self.file is not None:
             about = (self.file.mime_type, self.file.name, self.metadata)
-            if self.file.content is not None:
-                content = self.file.content
-                if dialect is V03_REST:
-                    content = _once_encoded(content, self.file.mime_type)
+            content = self.file.content_in(dialect, where)
+            if content is not None:
                 return FileBytes(content, *about)
             return FileUrl(self.file.uri or "", *about)
         value = self.data
@@ -317,7 +336,10 @@ class Send:
             Message(
                 given.message_id,
                 Role.USER,
-                tuple(part.part(dialect) for part in given.parts),
+                tuple(
+                    part.part(dialect, f"message.parts[{index}]")
+                    for index, part in enumerate(given.parts)
+                ),
                 given.metadata,
                 tuple(given.extensions),
                 tuple(given.reference_task_ids),
@@ -337,8 +359,11 @@ class Send:
         self.blocking = not wanted.return_immediately and blocking is not False
 
 
-class TaskParams(Wire):
+class TaskIdParams(Wire):
     id: Id
+
+
+class TaskParams(TaskIdParams):
     history_length: int | None = Field(default=None, ge=0)
 
 
@@ -380,6 +405,10 @@ class Listing:
 _NEVER_OURS = ("TASK_STATE_REJECTED", "TASK_STATE_AUTH_REQUIRED", "rejected", "auth-required")
 
 
+def task_id(raw: Any) -> str:
+    return validated(TaskIdParams, raw).id
+
+
 def task_params(raw: Any) -> TaskParams:
     return validated(TaskParams, raw)
 
@@ -412,22 +441,6 @@ def page_token(position: tuple[int, str] | None) -> str:
     if position is None:
         return ""
     return base64.urlsafe_b64encode(f"{position[0]}:{position[1]}".encode()).decode()
-
-
-def _once_encoded(content: str, media_type: str | None) -> str:
-    """Base64 without the second layer that Python clients put around it in 0.3 over REST.
-
-    Their protobuf field of bytes holds base64 already, and ProtoJSON encodes it again. A text
-    that only looks like base64 is told apart by what it would decode to.
-    """
-    try:
-        inner = base64.b64decode(content, validate=True).decode("ascii")
-        raw = base64.b64decode(inner, validate=True)
-        if not (media_type or "").startswith(("image/", "application/pdf")):
-            raw.decode()
-    except ValueError:
-        return content
-    return inner
 
 
 def _position(token: str | None) -> tuple[int, str] | None:

@@ -16,6 +16,7 @@ from ..contract.publish import availability, card_extensions, full_contract, met
 from ..errors import MethodNotFound
 from ..extensions.declared import COMPATIBILITY, WIRE
 from .card import Card, CardFacts
+from .failures import A2A_DOMAIN, ERROR_INFO
 from .operations import PUSH, RPC_METHODS, SUPPORTED_METHODS
 from .render import Json
 from .routes import REST_ROUTES
@@ -38,6 +39,7 @@ class Deployment:
     directory_override: bool = True
     strict_version: bool = False
     body_limit: int = 1_048_576
+    durable: bool = True  # tasks outlive the process
     environment: Mapping[str, Any] = field(default_factory=dict)  # as declared by the operator
     permissions: Mapping[str, Any] = field(default_factory=dict)  # always_scope and rules
 
@@ -152,7 +154,7 @@ class Published:
                     "push_notifications": False,
                     "resumable_streams": True,
                     "idempotent_sends": True,
-                    "recovery_after_restart": True,
+                    "recovery_after_restart": deployment.durable,
                 },
             },
             "core": self.core,
@@ -205,14 +207,39 @@ class Published:
                 "extension_uris": [e.uri for e in self.contract.extensions],
             },
             "all_jsonrpc_methods": [*SUPPORTED_METHODS, *self.contract.available],
-            "unsupported_method_error": {
-                "code": MethodNotFound.rpc_code,
-                "type": MethodNotFound.type,
-                "data_fields": ["type", "method", "supported_methods", "protocol_version"],
-            },
+            "unsupported_method_error": _unsupported_method_error(),
             "protocol_compatibility": self.protocol_compatibility,
             "service_behaviors": self.service_behaviors,
         }
+
+
+def _unsupported_method_error() -> Json:
+    """The refusal of a method that is not there: each line has the same facts, elsewhere."""
+    text: Json = {"type": "string"}
+    facts: Json = {
+        "method": text,
+        "supported_methods": {"type": "array", "items": text},
+        "protocol_version": text,
+    }
+    told = {"type": {"const": MethodNotFound.type}} | facts
+    joined = {"type": "string", "description": "separated by commas"}
+    info = {
+        "@type": {"const": ERROR_INFO},
+        "reason": {"const": MethodNotFound.type},
+        "domain": {"const": A2A_DOMAIN},
+        "metadata": _object(facts | {"supported_methods": joined}),
+    }
+    details: Json = {"type": "array", "minItems": 1, "maxItems": 1, "items": _object(info)}
+    return {
+        "code": MethodNotFound.rpc_code,
+        "type": MethodNotFound.type,
+        "data_fields": list(told),
+        "data_schema": {"0.3": _object(told), "1.0": details},
+    }
+
+
+def _object(properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def endpoints() -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import structlog
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -34,7 +35,11 @@ from .parse import from_query
 from .render import V03_REST, V1, Dialect, Renderer
 from .sse import Envelope
 
+logger = structlog.get_logger()
+
 BROKEN = "Something went wrong here. The log has it."
+
+LONGEST_NAME = 100  # of a method, in the log: a caller may make up any
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -135,13 +140,15 @@ def _rpc(
         return negotiation.confirm(await respond(request, active), request, active)
 
     async def respond(request: Request, active: frozenset[str]) -> Response:
-        dialect, request_id = line_of(request), None
+        dialect, request_id, method = line_of(request), None, ""
+        notification = False
         try:
             body = await read_json(request, body_limit)
             request_id = _id_of(body)
             method = body.get("method")
             if body.get("jsonrpc") != "2.0" or not isinstance(method, str):
                 raise InvalidRequest('A request needs "jsonrpc": "2.0" and a "method".')
+            notification = "id" not in body
             operation = None
             if method in RPC_METHODS:
                 dialect, operation = RPC_METHODS[method]
@@ -171,21 +178,31 @@ def _rpc(
                         request.headers.get("idempotency-key"),
                         last_event_id_of(request),
                         active,
+                        notification,
                     ),
                 )
         except ServiceError as exc:
+            if notification:
+                logger.info("notification.failed", method=method[:LONGEST_NAME], type=exc.type)
+                return _no_answer()
             return rpc_response(exc, dialect, request_id)
         except Exception:
-            request.state.answer = rpc_response(Internal(BROKEN), dialect, request_id)
+            broken = rpc_response(Internal(BROKEN), dialect, request_id)
+            request.state.answer = _no_answer() if notification else broken
             raise
+        if notification:
+            return _no_answer()
         if isinstance(result, Response):
             return result
-        if "id" not in body:
-            return Response(status_code=204)
         answered = {"jsonrpc": "2.0", "id": request_id, "result": result}
         return Response(orjson.dumps(answered), media_type=JSON)
 
     return answer
+
+
+def _no_answer() -> Response:
+    """JSON-RPC forbids to answer a notification, whatever came of it."""
+    return Response(status_code=204)
 
 
 def _id_of(body: Any) -> str | int | None:

@@ -17,7 +17,14 @@ from ..domain.ports import Files, Refused
 from ..domain.values import Attachment, Data, FileBytes, FileUrl, Part, Text
 from ..errors import ContentTypeNotSupported, InvalidParams
 
-BINARY_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf")
+SIGNATURES = {  # what a file of this type begins with
+    "image/png": b"\x89PNG",
+    "image/jpeg": b"\xff\xd8\xff",
+    "image/gif": b"GIF8",
+    "image/webp": b"RIFF",
+    "application/pdf": b"%PDF-",
+}
+BINARY_TYPES = tuple(SIGNATURES)
 TEXT_TYPES = (
     "application/json",
     "application/xml",
@@ -90,7 +97,7 @@ class Inputs:
         self._bounded(where, len(raw), room)
         given = (media_type or "text/plain").partition(";")[0].strip().lower()
         if given in BINARY_TYPES:
-            sent_as = given
+            sent_as, raw = given, _unwrapped(raw, SIGNATURES[given])
         elif given.startswith("text/") or given in TEXT_TYPES or given.endswith(("+json", "+xml")):
             sent_as = "text/plain"  # the only text type OpenCode does not drop
         else:
@@ -116,6 +123,18 @@ class Inputs:
                 f"with it the parts have more than the {self.message_bytes} bytes allowed in one "
                 "message (A2A_MAX_MESSAGE_BYTES)",
             )
+
+
+def _unwrapped(raw: bytes, signature: bytes) -> bytes:
+    """A picture or PDF without the second base64 that the Python SDK 0.3 puts around it.
+
+    That is certain, because no such file consists of base64 characters alone. A text may.
+    """
+    try:
+        inner = base64.b64decode(raw, validate=True)
+    except ValueError:
+        return raw
+    return inner if inner.startswith(signature) else raw
 
 
 def _decoded(content: str) -> bytes:

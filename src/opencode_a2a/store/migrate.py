@@ -36,6 +36,10 @@ class SchemaTooNew(RuntimeError):
     """The database was written by a newer version of this program."""
 
 
+class ForeignDatabase(RuntimeError):
+    """The database has tables of the names of ours, which another program made."""
+
+
 def is_current(connection: Connection) -> bool:
     """Whether there is nothing to do: the usual start, for which nothing is written."""
     return _revision(connection) == HEAD
@@ -50,6 +54,11 @@ def upgrade(connection: Connection) -> None:
     current = _revision(connection)
     if current == HEAD:
         return  # another process was faster
+    if current is None and inspect(connection).has_table("tasks"):
+        raise ForeignDatabase(
+            "A2A_TASK_STORE_DATABASE_URL names a database that another program keeps its tasks in. "
+            "Nothing was changed in it. Name another file or database."
+        )
     if current is None and connection.dialect.name == "sqlite":
         create(connection)
     else:
