@@ -15,7 +15,7 @@ from typing import cast
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from . import __version__
+from . import __version__, logs
 from .config import Server, Settings
 from .contract.dispatch import Contract
 from .domain.ports import Agent
@@ -52,6 +52,7 @@ from .store.bindings import SqlBindings
 from .store.database import Database, ping
 from .store.log import Retention, SqlTaskLog, now_ms
 from .web.auth import Authenticate, Credential, Credentials
+from .web.payloads import PayloadLog
 from .web.trace import Trace
 
 PUBLIC = frozenset({"/health", "/ready", "/.well-known/agent-card.json", "/.well-known/agent.json"})
@@ -70,6 +71,7 @@ async def build(
     Where the protocol itself is tested, another `agent` does the tasks.
     """
     upstream, server = settings.upstream, settings.server
+    logs.redactor.add(*settings.secrets, *endpoint.secrets)  # some were made for this run
     root = upstream.workspace_root
     rules = tuple(
         PermissionRule(rule.permission, rule.pattern, rule.action)
@@ -151,7 +153,9 @@ async def build(
         operations = Operations(tasks, published.card, stopping, server.strict_version)
         add_routes(app, operations, published.contract, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
-            served = Streams(cast(ASGIApp, app))
+            served: ASGIApp = Streams(cast(ASGIApp, app))
+            if server.log_payloads:
+                served = PayloadLog(served, logs.redactor, server.log_body_limit)
             guarded = Authenticate(served, credentials_of(server), PUBLIC, failure)
             yield Trace(guarded, failure)
 

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import gc
 import json
-import logging
 import math
 import os
 import secrets
@@ -27,13 +26,14 @@ import uvicorn
 import uvloop
 from pydantic import SecretStr
 
-from . import __version__
+from . import __version__, logs
 from .app import build, endpoint_of, public_url, publication
 from .config import ConfigError, Server, Settings, load, strangers
 from .errors import StoreUnavailable
 from .inbound import openapi
 from .opencode.http import Endpoint
 from .opencode.process import Launch, ManagedOpenCode, ManagedProcessFailed, has_provider
+from .redaction import secrets_in
 from .store.migrate import ForeignDatabase, SchemaTooNew
 
 HELP = "Serve OpenCode, the coding agent, to any A2A client."
@@ -141,7 +141,8 @@ def _run(arguments: argparse.Namespace) -> None:
         settings = _settings(arguments)
         if arguments.command in ("card", "openapi"):
             return _print(settings, arguments)
-        _configure_log(settings.server.log_level)
+        logs.redactor.add(*settings.secrets, *secrets_in(os.environ))
+        logs.configure(settings.server.log_level, settings.server.log_format)
         for name, note in settings.notes:
             structlog.get_logger().info("settings.adapted", name=name, note=note)
         if unknown := strangers(os.environ):
@@ -205,25 +206,6 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     if secrets_dir is None and "CREDENTIALS_DIRECTORY" in os.environ:  # systemd's
         secrets_dir = Path(os.environ["CREDENTIALS_DIRECTORY"])
     return load(arguments.config, secrets_dir)
-
-
-def _configure_log(level: str) -> None:
-    colours = sys.stderr.isatty()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=True)
-            if colours
-            else structlog.processors.LogfmtRenderer(
-                key_order=["timestamp", "level", "event"], bool_as_flag=False
-            ),
-        ],
-    )
 
 
 async def _serve(settings: Settings) -> None:

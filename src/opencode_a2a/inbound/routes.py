@@ -160,6 +160,7 @@ def _rpc(
                     protocol_version=dialect.version,
                 )
             operations.negotiate(dialect, version_of(request))
+            _understood(request, method, dialect, active)
             params = body.get("params")
             if params is not None and not isinstance(params, dict):
                 raise InvalidParams.at("params", "must be an object")
@@ -200,6 +201,17 @@ def _rpc(
     return answer
 
 
+def _understood(request: Request, what: str, dialect: Dialect, active: frozenset[str]) -> None:
+    logger.debug(
+        "request.understood",
+        operation=what,
+        line=dialect.version,
+        version=version_of(request),
+        extensions=sorted(active) or None,
+        last_event_id=last_event_id_of(request),
+    )
+
+
 def _no_answer() -> Response:
     """JSON-RPC forbids to answer a notification, whatever came of it."""
     return Response(status_code=204)
@@ -230,6 +242,7 @@ def _rest(
     async def respond(request: Request, active: frozenset[str]) -> Response:
         try:
             operations.negotiate(dialect, version_of(request))
+            _understood(request, operation.__name__, dialect, active)
             params: dict[str, Any] = {}
             if request.method == "POST" and await _has_body(request, operation):
                 body = await read_json(request, body_limit)

@@ -16,6 +16,10 @@ class Slots:
         self._free = number
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def is_full(self) -> bool:
+        return self._free <= 0
+
     async def acquire(self) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)

@@ -389,6 +389,8 @@ class Turns:
         if not await self._stored(job):
             return CANCELED
         if self._slots is not None:
+            if self._slots.is_full:
+                _waits(job, "for a slot (OPENCODE_MAX_CONCURRENT_STREAMS)")
             await self._slots.acquire()
             job.has_slot = True
         job.session, job.session_title = session, session.ref.title
@@ -416,6 +418,7 @@ class Turns:
         job.resting = resting
         self._resting += 1 if resting else -1
         if resting:
+            _waits(job, "for a person to decide")
             self._free(job)
         elif self._slots is not None:
             self._slots.take_back()
@@ -431,8 +434,10 @@ class Turns:
                 if (other.head.created_at, other.head.id) < (head.created_at, head.id)
             ]
             if older:
+                _waits(job, "for an older task of its context", older=older[-1].head.id)
                 await asyncio.wait({older[-1].over})
             elif await self._patiently(job, lambda: self._log.elsewhere(head)):
+                _waits(job, "for an older task of its context, which another process has")
                 await asyncio.sleep(self._limits.soon)
             else:
                 return
@@ -443,9 +448,10 @@ class Turns:
         while True:
             try:
                 return await attempt()
-            except (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable):
+            except (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable) as exc:
                 if job.canceled.done() or time.monotonic() > until:
                     raise
+                _waits(job, "to try again", problem=exc.type)
                 await asyncio.sleep(self._limits.soon)
 
     async def _converse(self, job: _Job, session: AgentSession) -> Outcome:
@@ -730,6 +736,10 @@ class Turns:
             state=outcome.state.value,
             problem=outcome.problem.type.value if outcome.problem else None,
         )
+
+
+def _waits(job: _Job, why: str, **facts: str) -> None:
+    logger.debug("task.waits", task=job.head.id, why=why, **facts)
 
 
 def _place(job: _Job) -> asyncio.Future[Prompt | None]:

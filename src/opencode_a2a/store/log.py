@@ -13,6 +13,7 @@ are behind.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -162,6 +163,7 @@ class SqlTaskLog:
         self._began = 0.0  # the last commit, by the loop's clock
         self._loop = asyncio.get_running_loop()
         self._taking = asyncio.Lock()
+        self._debug = structlog.is_configured() and logger.is_enabled_for(logging.DEBUG)
 
     @classmethod
     @asynccontextmanager
@@ -292,6 +294,10 @@ class SqlTaskLog:
                 failures += 1
             else:
                 failures = 0
+                if self._debug:
+                    entries = sum(len(batch.entries) for batch in batches)
+                    ms = round((self._loop.time() - self._began) * 1000, 1)
+                    logger.debug("store.commit", tasks=len(batches), entries=entries, ms=ms)
                 for live, batch in zip(written, batches, strict=True):
                     self._publish(live, batch, refused.get(live.task.head.id))
 
