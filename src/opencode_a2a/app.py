@@ -154,7 +154,7 @@ async def build(
         add_routes(app, operations, published.contract, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
             served: ASGIApp = Streams(cast(ASGIApp, app))
-            if server.log_payloads:
+            if server.shows_payloads:
                 served = PayloadLog(served, logs.redactor, server.log_body_limit)
             guarded = Authenticate(served, credentials_of(server), PUBLIC, failure)
             yield Trace(guarded, failure)

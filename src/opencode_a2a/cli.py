@@ -143,6 +143,9 @@ def _run(arguments: argparse.Namespace) -> None:
             return _print(settings, arguments)
         logs.redactor.add(*settings.secrets, *secrets_in(os.environ))
         logs.configure(settings.server.log_level, settings.server.log_format)
+        if settings.server.log_payloads and not settings.server.shows_payloads:
+            advice = "A2A_LOG_PAYLOADS needs A2A_LOG_LEVEL=info or debug"
+            structlog.get_logger().warning("payloads.not_logged", advice=advice)
         for name, note in settings.notes:
             structlog.get_logger().info("settings.adapted", name=name, note=note)
         if unknown := strangers(os.environ):
@@ -174,7 +177,8 @@ def _print(settings: Settings, arguments: argparse.Namespace) -> None:
 
 
 def _exit(message: str, code: int) -> None:
-    print(message, file=sys.stderr)
+    shown = logs.redactor.known(message)  # it may hold what OpenCode has said
+    print("\n".join(map(logs.escaped, shown.split("\n"))), file=sys.stderr)
     sys.exit(code)
 
 

@@ -296,6 +296,10 @@ class Server(Group):
     )
 
     @property
+    def shows_payloads(self) -> bool:
+        return self.log_payloads and self.log_level in ("debug", "info")
+
+    @property
     def toggles(self) -> frozenset[str]:
         """The names of the settings that switch methods on, where they are."""
         return frozenset(

@@ -149,6 +149,8 @@ def _rpc(
             if body.get("jsonrpc") != "2.0" or not isinstance(method, str):
                 raise InvalidRequest('A request needs "jsonrpc": "2.0" and a "method".')
             notification = "id" not in body
+            if notification:
+                request.state.answer = _no_answer()  # also if the service stops, or breaks
             operation = None
             if method in RPC_METHODS:
                 dialect, operation = RPC_METHODS[method]
@@ -188,8 +190,8 @@ def _rpc(
                 return _no_answer()
             return rpc_response(exc, dialect, request_id)
         except Exception:
-            broken = rpc_response(Internal(BROKEN), dialect, request_id)
-            request.state.answer = _no_answer() if notification else broken
+            if not notification:
+                request.state.answer = rpc_response(Internal(BROKEN), dialect, request_id)
             raise
         if notification:
             return _no_answer()
@@ -283,7 +285,7 @@ async def _left(request: Request, exc: Exception) -> Response:
 
 
 async def _broken(request: Request, exc: Exception) -> Response:
-    return getattr(request.state, "answer", None) or failure(request.scope, Internal(BROKEN))
+    return failure(request.scope, Internal(BROKEN))
 
 
 async def _unknown_path(request: Request, exc: Exception) -> Response:
