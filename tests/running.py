@@ -192,8 +192,17 @@ class Service:
 
 
 @contextmanager
-def service(upstream: Upstream, directory: Path, **settings: str) -> Iterator[Service]:
-    """The service on an upstream; `settings` are its environment variables."""
+def service(
+    upstream: Upstream,
+    directory: Path,
+    *,
+    serving: str = r"event=serving url=(\S+)",
+    **settings: str,
+) -> Iterator[Service]:
+    """The service on an upstream; `settings` are its environment variables.
+
+    `serving` is what its log says once it serves, and where.
+    """
     env = isolated(
         directory / "home",
         OPENCODE_BASE_URL=upstream.base_url,
@@ -207,7 +216,7 @@ def service(upstream: Upstream, directory: Path, **settings: str) -> Iterator[Se
         env["A2A_BEARER_TOKEN"] = TOKEN
     command = [str(Path(sys.executable).parent / "opencode-a2a"), "serve"]
     with running(command, env | settings, upstream.workspace) as program:
-        found = program.wait_for(r"event=serving url=(\S+)")
+        found = program.wait_for(serving)
         yield Service(found[1], program)
 
 

@@ -16,7 +16,7 @@ from typing import cast
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from . import __version__
+from . import __version__, logs
 from .config import Server, Settings, State
 from .contract.dispatch import Contract
 from .domain.catalog import PlaceOwners
@@ -55,6 +55,7 @@ from .store.database import Database
 from .store.legacy import take_over
 from .store.log import Retention, SqlTaskLog, now_ms
 from .web.auth import Authenticate, Credential, Credentials
+from .web.payloads import PayloadLog
 from .web.trace import Trace
 
 PUBLIC = frozenset({"/health", "/ready", "/.well-known/agent-card.json", "/.well-known/agent.json"})
@@ -73,6 +74,7 @@ async def build(
     Where the protocol itself is tested, another `agent` does the tasks.
     """
     upstream, server = settings.upstream, settings.server
+    logs.redactor.add(*settings.secrets, *endpoint.secrets)  # some were made for this run
     root = upstream.workspace_root
     own = Root(str(root), partial(in_root, root))
     rules = tuple(
@@ -161,7 +163,9 @@ async def build(
         operations = Operations(tasks, published.card, stopping, server.strict_version)
         add_routes(app, operations, published.contract, health, server.max_request_body_bytes)
         async with Recovery.open(log, turns, inputs):
-            served = Streams(cast(ASGIApp, app))
+            served: ASGIApp = Streams(cast(ASGIApp, app))
+            if server.shows_payloads:
+                served = PayloadLog(served, logs.redactor, server.log_body_limit)
             guarded = Authenticate(served, credentials_of(server), PUBLIC, failure)
             yield Trace(guarded, failure)
 

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import gc
 import json
-import logging
 import math
 import os
 import resource
@@ -28,7 +27,7 @@ import uvicorn
 import uvloop
 from pydantic import SecretStr
 
-from . import __version__
+from . import __version__, logs
 from .app import build, endpoint_of, public_url, publication
 from .config import MAKE_SECRET, MIN_SECRET, ConfigError, Server, Settings, load, strangers
 from .errors import StoreUnavailable
@@ -36,6 +35,7 @@ from .inbound import openapi
 from .inbound.failures import failure
 from .opencode.http import Endpoint
 from .opencode.process import Launch, ManagedOpenCode, ManagedProcessFailed, has_provider
+from .redaction import secrets_in
 from .store.migrate import ForeignDatabase, SchemaTooNew
 from .web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
 from .web.protocol import ConnectionGuard
@@ -147,7 +147,11 @@ def _run(arguments: argparse.Namespace) -> None:
         settings = _settings(arguments)
         if arguments.command in ("card", "openapi"):
             return _print(settings, arguments)
-        _configure_log(settings.server.log_level)
+        logs.redactor.add(*settings.secrets, *secrets_in(os.environ))
+        logs.configure(settings.server.log_level, settings.server.log_format)
+        if settings.server.log_payloads and not settings.server.shows_payloads:
+            advice = "A2A_LOG_PAYLOADS needs A2A_LOG_LEVEL=info or debug"
+            structlog.get_logger().warning("payloads.not_logged", advice=advice)
         for name, note in settings.notes:
             structlog.get_logger().info("settings.adapted", name=name, note=note)
         if unknown := strangers(os.environ):
@@ -186,7 +190,8 @@ def _print(settings: Settings, arguments: argparse.Namespace) -> None:
 
 
 def _exit(message: str, code: int) -> None:
-    print(message, file=sys.stderr)
+    shown = logs.redactor.known(message)  # it may hold what OpenCode has said
+    print("\n".join(map(logs.escaped, shown.split("\n"))), file=sys.stderr)
     sys.exit(code)
 
 
@@ -218,25 +223,6 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     if secrets_dir is None and "CREDENTIALS_DIRECTORY" in os.environ:  # systemd's
         secrets_dir = Path(os.environ["CREDENTIALS_DIRECTORY"])
     return load(arguments.config, secrets_dir)
-
-
-def _configure_log(level: str) -> None:
-    colours = sys.stderr.isatty()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=True)
-            if colours
-            else structlog.processors.LogfmtRenderer(
-                key_order=["timestamp", "level", "event"], bool_as_flag=False
-            ),
-        ],
-    )
 
 
 async def _serve(settings: Settings) -> None:

@@ -8,6 +8,7 @@ may be a stranger's.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import re
@@ -261,6 +262,19 @@ class Server(Group):
         Literal["debug", "info", "warning", "error"],
         Spelled(warn="warning", critical="error", fatal="error"),
     ] = Field(default="info", description="What is written to the log.")
+    log_format: Annotated[
+        Literal["console", "json"], Spelled(text="console", plain="console", logfmt="console")
+    ] = Field(default="console", description="`json` writes each line of the log as a JSON object.")
+    log_payloads: bool = Field(
+        default=False,
+        description="Log what requests and answers hold, without secrets, at the level `info`. For "
+        "finding faults: prompts and answers are in the log then.",
+    )
+    log_body_limit: int = Field(
+        default=4096,
+        ge=0,
+        description="How many bytes of a body, or of a piece of a stream, are logged; 0 means all.",
+    )
     strict_version: bool = Field(
         default=False, description="Refuse 1.0 requests that do not say A2A-Version: 1.0."
     )
@@ -338,6 +352,10 @@ class Server(Group):
     enable_workspace_mutations: bool = Field(
         default=False, description="Offer to create, reset and delete workspaces and worktrees."
     )
+
+    @property
+    def shows_payloads(self) -> bool:
+        return self.log_payloads and self.log_level in ("debug", "info")
 
     @property
     def toggles(self) -> frozenset[str]:
@@ -577,6 +595,27 @@ class Settings(BaseModel):
     outbound: Outbound
     environment: Environment
     notes: list[tuple[str, str]] = []  # settings that were spelled differently, and how
+
+    @property
+    def secrets(self) -> list[str]:
+        """Every secret in them, and how a login with it is written: nothing for a log."""
+        logins = [
+            (entry.username, entry.password, entry.token)
+            for entry in self.server.static_auth_credentials
+        ]
+        logins.append((None, None, self.server.bearer_token))
+        logins.append((self.upstream.auth_username, self.upstream.auth_password, None))
+        found = []
+        for username, password, token in logins:
+            if token is not None:
+                found.append(token.get_secret_value())
+            if password is not None:
+                found.append(password.get_secret_value())
+                login = f"{username}:{password.get_secret_value()}"
+                found.append(base64.b64encode(login.encode()).decode())
+        if self.state.database_url is not None:
+            found.append(make_url(self.state.database_url).password or "")
+        return found
 
 
 G = TypeVar("G", bound=Group)

@@ -18,9 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from opencode_a2a.app import publication
 from opencode_a2a.config import load
 from opencode_a2a.domain.values import Caller
+from opencode_a2a.inbound.failures import failure
 from opencode_a2a.inbound.health import Health
 from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.routes import add_routes
+from opencode_a2a.web.trace import Trace
 from tests.api.forms import (
     INVALID_REQUEST,
     PARSE_ERROR,
@@ -130,23 +132,54 @@ class _AsCaller:
         await self._app(scope, receive, send)
 
 
+def _application(monkeypatch: pytest.MonkeyPatch, tasks: Any) -> ASGIApp:
+    monkeypatch.setenv("A2A_BEARER_TOKEN", TOKEN)
+    published = publication(load(), "http://127.0.0.1:8000")
+    app = FastAPI()
+    stopping = asyncio.get_running_loop().create_future()
+    operations = Operations(tasks, published.card, stopping)
+    add_routes(app, operations, published.contract, Health({}), 1024)
+    return cast(ASGIApp, app)
+
+
 @RPC
 async def test_a_notification_that_breaks_something_here_is_not_answered(
     monkeypatch: pytest.MonkeyPatch, form: Form
 ) -> None:
     """Its neighbour with an id is: both meet a service whose tasks are not there."""
-    monkeypatch.setenv("A2A_BEARER_TOKEN", TOKEN)
-    published = publication(load(), "http://127.0.0.1:8000")
-    app = FastAPI()
-    stopping = asyncio.get_running_loop().create_future()
-    operations = Operations(cast(Any, None), published.card, stopping)
-    add_routes(app, operations, published.contract, Health({}), 1024)
-    transport = httpx.ASGITransport(_AsCaller(cast(ASGIApp, app)), raise_app_exceptions=False)
+    app = _AsCaller(_application(monkeypatch, None))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     body = {"jsonrpc": "2.0", "method": form.method("get"), "params": {"id": "x"}}
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         assert_unanswered(await client.post("/", json=body, headers=form.version))
         answer = await client.post("/", json=body | {"id": 7}, headers=form.version)
     assert (answer.json()["id"], answer.json()["error"]["code"]) == (7, -32603)
+
+
+class _Slow:
+    """Stands where `Tasks` would, and comes to no end."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    async def cancel(self, caller: Caller, task_id: str) -> None:
+        self.begun.set()
+        await asyncio.Event().wait()
+
+
+@RPC
+async def test_a_notification_that_the_service_stops_on_is_not_answered(
+    monkeypatch: pytest.MonkeyPatch, form: Form
+) -> None:
+    slow = _Slow()
+    app = Trace(_AsCaller(_application(monkeypatch, slow)), failure)
+    transport = httpx.ASGITransport(app)
+    body = {"jsonrpc": "2.0", "method": form.method("cancel"), "params": {"id": "x"}}
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        asking = asyncio.create_task(client.post("/", json=body, headers=form.version))
+        await slow.begun.wait()
+        asking.cancel()
+        assert_unanswered(await asking)
 
 
 @RPC

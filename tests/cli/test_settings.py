@@ -343,3 +343,10 @@ def test_contradictions_about_the_environment_are_all_named(
     ran = called(main, ["card"], env, capsys)
     [problem] = ran.problems
     assert problem.startswith("A2A_SANDBOX_MODE: is 'castle', must be ")
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_payloads_that_the_level_hides_are_warned_about(level: str, capsys: Capture) -> None:
+    settings = FINE | {"A2A_BEARER_TOKEN": "", "A2A_LOG_PAYLOADS": "true", "A2A_LOG_LEVEL": level}
+    ran = called(main, ["serve"], settings, capsys)
+    assert ("event=payloads.not_logged" in ran.err) == (level == "warning")

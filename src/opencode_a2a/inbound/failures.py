@@ -95,7 +95,13 @@ def rest_response(error: ServiceError, dialect: Dialect, status: int | None = No
 
 
 def failure(scope: Scope, error: ServiceError, status: int | None = None) -> Response:
-    """An error met before anybody looked at the request: its path says who asked."""
+    """An error met outside of what looks at the request: its path says who asked.
+
+    Whoever has looked at it may have left an answer for that case.
+    """
+    answer: Response | None = scope.get("state", {}).get("answer")
+    if answer is not None:
+        return answer
     path = scope["path"]
     if path in ("", "/"):
         return rpc_response(error, line_of(HTTPConnection(scope)), None, status)

@@ -149,6 +149,8 @@ def _rpc(
             if body.get("jsonrpc") != "2.0" or not isinstance(method, str):
                 raise InvalidRequest('A request needs "jsonrpc": "2.0" and a "method".')
             notification = "id" not in body
+            if notification:
+                request.state.answer = _no_answer()  # also if the service stops, or breaks
             operation = None
             if method in RPC_METHODS:
                 dialect, operation = RPC_METHODS[method]
@@ -160,6 +162,7 @@ def _rpc(
                     protocol_version=dialect.version,
                 )
             operations.negotiate(dialect, version_of(request))
+            _understood(request, method, dialect, active)
             params = body.get("params")
             if params is not None and not isinstance(params, dict):
                 raise InvalidParams.at("params", "must be an object")
@@ -187,8 +190,8 @@ def _rpc(
                 return _no_answer()
             return rpc_response(exc, dialect, request_id)
         except Exception:
-            broken = rpc_response(Internal(BROKEN), dialect, request_id)
-            request.state.answer = _no_answer() if notification else broken
+            if not notification:
+                request.state.answer = rpc_response(Internal(BROKEN), dialect, request_id)
             raise
         if notification:
             return _no_answer()
@@ -198,6 +201,17 @@ def _rpc(
         return Response(orjson.dumps(answered), media_type=JSON)
 
     return answer
+
+
+def _understood(request: Request, what: str, dialect: Dialect, active: frozenset[str]) -> None:
+    logger.debug(
+        "request.understood",
+        operation=what,
+        line=dialect.version,
+        version=version_of(request),
+        extensions=sorted(active) or None,
+        last_event_id=last_event_id_of(request),
+    )
 
 
 def _no_answer() -> Response:
@@ -230,6 +244,7 @@ def _rest(
     async def respond(request: Request, active: frozenset[str]) -> Response:
         try:
             operations.negotiate(dialect, version_of(request))
+            _understood(request, operation.__name__, dialect, active)
             params: dict[str, Any] = {}
             if request.method == "POST" and await _has_body(request, operation):
                 body = await read_json(request, body_limit)
@@ -270,7 +285,7 @@ async def _left(request: Request, exc: Exception) -> Response:
 
 
 async def _broken(request: Request, exc: Exception) -> Response:
-    return getattr(request.state, "answer", None) or failure(request.scope, Internal(BROKEN))
+    return failure(request.scope, Internal(BROKEN))
 
 
 async def _unknown_path(request: Request, exc: Exception) -> Response:

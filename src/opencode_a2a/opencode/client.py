@@ -7,13 +7,17 @@ asked, and not while the service starts: it is large, and gets ready for TLS as 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import aiohttp
+import structlog
 from yarl import URL
 
 from ..errors import UpstreamTimeout, UpstreamUnreachable
+
+logger = structlog.get_logger()
 
 Answer = aiohttp.ClientResponse
 
@@ -34,14 +38,18 @@ class Client:
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str], timeout: float
     ) -> tuple[Answer, bytes]:
         """One request, and all of its answer. The URL is encoded already."""
-        with _translated():
-            async with (
-                asyncio.timeout(timeout),
-                self._session.request(
-                    method, URL(url, encoded=True), data=data, headers=headers
-                ) as answer,
-            ):
-                return answer, await answer.read()
+        target, began, status = URL(url, encoded=True), time.perf_counter(), 0
+        try:
+            with _translated():
+                async with (
+                    asyncio.timeout(timeout),
+                    self._session.request(method, target, data=data, headers=headers) as answer,
+                ):
+                    status = answer.status
+                    return answer, await answer.read()
+        finally:  # a status of 0: no answer
+            ms = round((time.perf_counter() - began) * 1000, 1)
+            logger.debug("opencode.call", method=method, path=target.path, status=status, ms=ms)
 
     @asynccontextmanager
     async def listen(self, url: str, silence: float) -> AsyncIterator[Answer]:

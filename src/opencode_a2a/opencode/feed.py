@@ -9,7 +9,9 @@ again, and every subscriber is told of the gap.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -34,6 +36,7 @@ SILENCE = 25.0  # seconds; OpenCode sends a heartbeat every ten
 PROBE_EVERY, PROBE_PATIENCE = 0.3, 5.0  # while OpenCode is away
 FIRST_EVENT = 10.0  # until the stream of an OpenCode that answers begins
 BACKOFF = (0.1, 0.3, 1.0, 2.0)  # after streams that failed in a row although OpenCode answers
+TALLY_SECONDS = 5.0  # between two lines of the log about how many events came
 MAX_LINE = 256 << 20  # an event echoes whole attachments, but nobody sends this
 
 
@@ -96,6 +99,8 @@ class Feed:
         self._http = http
         self._silence = silence
         self._routes: dict[str, Subscription] = {}
+        debug = structlog.is_configured() and logger.is_enabled_for(logging.DEBUG)
+        self._tally = _Tally() if debug else None
         self._connected = False
         self._trouble: UpstreamError | None = None
         self._news = asyncio.Event()  # set, and replaced, when one of these two has changed
@@ -221,6 +226,8 @@ class Feed:
     def _route(self, line: bytes) -> None:
         try:
             raw: Mapping[str, Any] = orjson.loads(line)["payload"]
+            if self._tally is not None:
+                self._tally.count(raw["type"])
             if raw["type"] == "sync":
                 return
             session = session_of(raw)
@@ -257,6 +264,23 @@ def _is_lasting(trouble: UpstreamError | None) -> bool:
 def _about(seconds: float) -> float:
     """So that many services do not come back at the same moment."""
     return seconds * random.uniform(0.7, 1.3)
+
+
+class _Tally:
+    """How many events of each type came, told from time to time."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._counts: Counter[str] = Counter()
+        self._due = self._clock() + TALLY_SECONDS
+
+    def count(self, kind: str) -> None:
+        self._counts[kind] += 1
+        if self._clock() >= self._due:
+            told = " ".join(f"{kind}={number}" for kind, number in self._counts.most_common())
+            logger.debug("opencode.feed.events", total=self._counts.total(), types=told)
+            self._counts.clear()
+            self._due = self._clock() + TALLY_SECONDS
 
 
 class _Lines:

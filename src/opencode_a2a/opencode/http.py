@@ -37,10 +37,14 @@ class Endpoint:
     @property
     def authorization(self) -> dict[str, str]:
         """The header that logs in; none when there is no password."""
+        return {"authorization": f"Basic {self.secrets[1]}"} if self.password is not None else {}
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The password, and the login that is made of it."""
         if self.password is None:
-            return {}
-        secret = b64encode(f"{self.username}:{self.password}".encode()).decode()
-        return {"authorization": f"Basic {secret}"}
+            return ()
+        return self.password, b64encode(f"{self.username}:{self.password}".encode()).decode()
 
 
 class Http:

@@ -420,6 +420,8 @@ class Turns:
             return CANCELED
         self._admission.wait(job)
         self._hand_out_slots()
+        if not job.granted.done():
+            _waits(job, "for a slot (OPENCODE_MAX_CONCURRENT_STREAMS)")
         await job.granted
         job.session, job.session_title = session, session.ref.title
         if not fresh:
@@ -441,6 +443,7 @@ class Turns:
     def _rest(self, job: _Job, resting: bool) -> None:
         """A task that waits for a person keeps nobody from working, nor from waiting."""
         if resting:
+            _waits(job, "for a person to decide")
             self._admission.rest(job)
             self._hand_out_slots()
         else:
@@ -450,8 +453,10 @@ class Turns:
         """One at a time per context, oldest first, also where another process has the older one."""
         while True:
             if (older := self._admission.before(job)) is not None:
+                _waits(job, "for an older task of its context", older=older.head.id)
                 await asyncio.wait({older.over})
             elif await self._patiently(job, lambda: self._log.elsewhere(job.head)):
+                _waits(job, "for an older task of its context, which another process has")
                 await asyncio.sleep(self._limits.soon)
             else:
                 return
@@ -462,9 +467,10 @@ class Turns:
         while True:
             try:
                 return await attempt()
-            except (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable):
+            except (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable) as exc:
                 if job.canceled.done() or time.monotonic() > until:
                     raise
+                _waits(job, "to try again", problem=exc.type)
                 await asyncio.sleep(self._limits.soon)
 
     async def _converse(self, job: _Job, session: AgentSession) -> Outcome:
@@ -748,6 +754,10 @@ class Turns:
             state=outcome.state.value,
             problem=outcome.problem.type.value if outcome.problem else None,
         )
+
+
+def _waits(job: _Job, why: str, **facts: str) -> None:
+    logger.debug("task.waits", task=job.head.id, why=why, **facts)
 
 
 def _place(job: _Job) -> asyncio.Future[Prompt | None]:

@@ -18,6 +18,7 @@ works on it: the task is let go, and taken up again from what the table says.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -189,6 +190,7 @@ class SqlTaskLog:
         self._began = 0.0  # the last commit, by the loop's clock
         self._loop = asyncio.get_running_loop()
         self._taking = asyncio.Lock()
+        self._debug = structlog.is_configured() and logger.is_enabled_for(logging.DEBUG)
 
     @classmethod
     @asynccontextmanager
@@ -353,6 +355,10 @@ class SqlTaskLog:
                 self._give_back(live, sayings, _refusal(exc))
             return False
         self._hold_no_more()
+        if self._debug:
+            entries = sum(len(batch.entries) for batch in batches)
+            ms = round((self._loop.time() - self._began) * 1000, 1)
+            logger.debug("store.commit", tasks=len(batches), entries=entries, ms=ms)
         for live, batch in zip(written, batches, strict=True):
             self._publish(live, batch, refused.get(live.task.head.id))
         return True

@@ -1,0 +1,132 @@
+"""The log: in either form one line per event, and nothing of a stranger's can pass for one."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opencode_a2a import logs
+
+FORMS = {"logfmt": ("console", False), "terminal": ("console", True), "json": ("json", False)}
+COLOURS = "\x1b["
+# New lines of all kinds, a bell, colours, a cursor that moves, text that runs backwards or is
+# invisible, half a character.
+NASTY = "a\nb\r\x07\x1b[31mred\x1b[0m\x85\u2028\u2029\x0b\x7f\u202e\u2066\u200b\ufeff\x00\ud800 end"
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    handlers = list(logging.root.handlers)
+    yield
+    logging.root.handlers[:] = handlers
+    structlog.reset_defaults()
+
+
+def logged(form: str, level: str = "debug", **facts: object) -> str:
+    name, colours = FORMS[form]
+    stream = io.StringIO()
+    logs.configure(level, name, stream, colours=colours)
+    structlog.get_logger().info("request", **facts)
+    return stream.getvalue()
+
+
+def plain(text: str) -> str:
+    """Without the colours that the terminal form writes itself."""
+    for code in ("0", "1", "2", "31", "32", "33", "34", "35", "36"):
+        text = text.replace(f"\x1b[{code}m", "")
+    return text
+
+
+def assert_harmless(form: str, said: str) -> None:
+    lines = (plain(said) if form == "terminal" else said).split("\n")
+    assert lines.pop() == ""
+    assert len(lines) == 1
+    assert lines[0].isprintable()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("char", NASTY)
+def test_no_control_character_reaches_the_log(form: str, char: str) -> None:
+    assert_harmless(form, logged(form, path=f"/x{char}level=error event=forged", method=char))
+    assert_harmless(form, logged(form, names=[f"x{char}y"], facts={"a": f"x{char}"}))
+    assert_harmless(form, logged(form, path=Path(f"/x{char}y")))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(text=st.text(max_size=40))
+@settings(deadline=None, max_examples=60)
+def test_any_text_is_one_line(form: str, text: str) -> None:
+    assert_harmless(form, logged(form, reason=text))
+
+
+def test_json_tells_exactly_what_was_said() -> None:
+    line = logged("json", path=NASTY, status=200, ms=1.5, principal=None, done=True)
+    found = json.loads(line)
+    assert list(found)[:3] == ["timestamp", "level", "event"]
+    assert found.pop("timestamp").endswith("Z")
+    assert found == {
+        "level": "info",
+        "event": "request",
+        "path": NASTY,
+        "status": 200,
+        "ms": 1.5,
+        "principal": None,
+        "done": True,
+    }
+
+
+def test_ordinary_text_is_left_as_it_is() -> None:
+    assert "title=Übung" in logged("logfmt", title="Übung", n=3)
+    assert 'reason="disk full"' in logged("logfmt", reason="disk full")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_traceback_cannot_forge_a_line(form: str) -> None:
+    name, colours = FORMS[form]
+    stream = io.StringIO()
+    logs.configure("info", name, stream, colours=colours)
+    forged = "x\x1b[2J\ntimestamp=2026-01-01T00:00:00Z level=info event=forged"
+    try:
+        raise RuntimeError(forged)
+    except RuntimeError:
+        structlog.get_logger().exception("request.broken")
+    said = plain(stream.getvalue()) if form == "terminal" else stream.getvalue()
+    first, *rest = said.removesuffix("\n").split("\n")
+    assert "request.broken" in first
+    assert "\x1b" not in said
+    assert all(line.startswith("    ") for line in rest)
+    assert bool(rest) == (form == "terminal")
+    assert "RuntimeError" in said
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_library_says_goes_the_same_way(form: str) -> None:
+    name, colours = FORMS[form]
+    stream = io.StringIO()
+    logs.configure("info", name, stream, colours=colours)
+    logging.getLogger("asyncio").error("a task failed: %s", "x\ny\x1b")
+    assert_harmless(form, stream.getvalue())
+    assert "asyncio" in stream.getvalue()
+    assert "a task failed" in stream.getvalue()
+
+
+def test_a_secret_is_in_no_line() -> None:
+    secret = "a-secret-of-this-test"
+    logs.redactor.add(secret)
+    for form in FORMS:
+        said = logged(form, reason=f"login {secret} failed", facts={"inner": [secret]})
+        assert secret not in said
+        assert "[redacted]" in said
+
+
+def test_the_level_counts() -> None:
+    assert logged("logfmt", "warning") == ""
+    assert logged("logfmt", "info") != ""
