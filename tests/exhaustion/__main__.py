@@ -13,6 +13,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -158,6 +159,29 @@ async def few_files(attacked: Service, seconds: float) -> str:
     return await half(attacked, seconds, 400, HALF_HEAD)
 
 
+async def guesses(attacked: Service, seconds: float) -> str:
+    """64 connections of another address that try wrong tokens as fast as they are answered."""
+    source, statuses = "127.0.0.2", Counter[int]()
+    until = time.perf_counter() + seconds
+
+    async def guess() -> None:
+        while time.perf_counter() < until:
+            async with connect(attacked, source) as socket:
+                await socket.send(b"GET /tasks HTTP/1.1\r\nHost: here\r\n" + WRONG + b"\r\n")
+                statuses[(await socket.answer()).status] += 1
+
+    await asyncio.gather(*(guess() for _ in range(64)))
+    began = time.perf_counter()
+    async with connect(attacked, source) as socket:
+        await socket.send(head(attacked, "GET /tasks"))
+        right = (await socket.answer()).status
+    took = time.perf_counter() - began
+    return (
+        f"{statuses[401]} guesses were answered with 401 and {statuses[429]} with 429; then the "
+        f"right token got {right} after {1000 * took:.0f} ms"
+    )
+
+
 ATTACKS: tuple[Attack, ...] = (
     headers,
     silent,
@@ -168,6 +192,7 @@ ATTACKS: tuple[Attack, ...] = (
     refused_body,
     flood,
     few_files,
+    guesses,
 )
 
 
