@@ -51,13 +51,3 @@ async def test_a_database_that_others_could_read_is_made_private_and_the_log_say
                 await again.read(lambda _: None)
     tightened = {entry["file"] for entry in said if entry["event"] == "store.tightened"}
     assert tightened == {str(path), f"{path}-wal", f"{path}-shm"}
-
-
-async def test_a_database_that_is_made_again_under_a_running_service_is_private(
-    path: Path, file_url: str
-) -> None:
-    async with soon(), Database.open(file_url) as database:
-        for file in path.parent.iterdir():
-            file.unlink()
-        await database.write(lambda db: db.exec_driver_sql("CREATE TABLE again (x)"))
-        assert modes(path.parent)["tasks.db"] == 0o600

@@ -134,7 +134,7 @@ def _commit_together(
         if batch.task.head.id not in refused and (taken := _claim(db, batch)):
             refused[batch.task.head.id] = Refusal(taken)
     fresh = [
-        _task_row(batch.task.head) | {"root": batch.root, "holder": holder, "held_until": until}
+        _new_task(batch, holder, until)
         for batch in batches
         if batch.is_new and batch.task.head.id not in refused
     ]
@@ -170,7 +170,7 @@ def find_stored(db: Connection, batches: Sequence[Batch], holder: str, until: in
         head, first = batch.task.head, batch.entries[0]
         if batch.is_new:
             with suppress(IntegrityError), db.begin_nested() as attempt:
-                _NEW_TASKS.change(db, _task_row(head) | {"holder": holder, "held_until": until})
+                _NEW_TASKS.change(db, _new_task(batch, holder, until))
                 attempt.rollback()
         else:
             db.execute(select(tasks.c.id).where(tasks.c.id == head.id).with_for_update())
@@ -182,8 +182,8 @@ def find_stored(db: Connection, batches: Sequence[Batch], holder: str, until: in
     return stored
 
 
-_NEW_TASK = ("id", "owner", "context_id", "state", "status_at", "created_at", "modes")
-_NEW_TASKS = Prepared(insert(tasks), (*_NEW_TASK, "root", "holder", "held_until"))
+_NEW_TASK = ("id", "owner", "context_id", "state", "status_at", "created_at", "modes", "root")
+_NEW_TASKS = Prepared(insert(tasks), (*_NEW_TASK, "holder", "held_until"))
 _NEW_ENTRIES = Prepared(insert(entries), ("task_id", "seq", "at", "kind", "body"))
 _NEW_KEY = Prepared(insert(keys), ("owner", "name", "digest", "at", "task_id"))
 
@@ -289,7 +289,9 @@ def _whole(batch: Batch) -> Task:
     return whole
 
 
-def _task_row(head: TaskHead) -> dict[str, Any]:
+def _new_task(batch: Batch, holder: str, until: int) -> dict[str, Any]:
+    """The row of a new task, leased to a holder."""
+    head = batch.task.head
     return {
         "id": head.id,
         "owner": head.owner,
@@ -298,6 +300,9 @@ def _task_row(head: TaskHead) -> dict[str, Any]:
         "status_at": head.created_at,
         "created_at": head.created_at,
         "modes": orjson.dumps(head.modes.accepted).decode(),
+        "root": batch.root,
+        "holder": holder,
+        "held_until": until,
     }
 
 
