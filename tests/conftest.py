@@ -20,10 +20,12 @@ PROCESSES = tuple(
         "cli/",
         "conformance/",
         "e2e/",
+        "exhaustion/",
         "extensions/",
         "faults/",
         "load/",
         "opencode/test_agent.py",
+        "opencode/test_guardian.py",
         "opencode/test_process.py",
     )
 )

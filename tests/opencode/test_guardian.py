@@ -165,6 +165,7 @@ def test_the_next_start_in_the_same_folder_finds_what_was_left(
         kill_at_once([pids[name] for name in ("service", "outer", "inner")])
     assert started.survivors(but=WAYS) == WAYS.keys()  # the kernel has killed OpenCode
     with managed(tmp_path, f"{READY}exec sleep {started.tags[AGAIN]}") as program:
+        started.wait_until_running([AGAIN])
         assert started.running().keys() | {NEW_PIDS} == {*NOT_FOUND, AGAIN}
         assert "opencode.leftovers_killed" in program.output
 
