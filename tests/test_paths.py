@@ -79,3 +79,13 @@ def test_what_belongs_to_somebody_else_is_left_as_it_is(tmp_path: Path, open_uma
     os.chown(file, 12345, -1)
     assert not tighten(file)
     assert mode(file) == 0o666
+
+
+def test_what_cannot_be_looked_at_is_no_place_to_work_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "exists", refuse)  # root may look everywhere
+    assert inside_git(tmp_path)

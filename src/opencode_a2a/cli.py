@@ -36,6 +36,7 @@ from .inbound.failures import failure
 from .opencode.http import Endpoint
 from .opencode.process import Launch, ManagedOpenCode, ManagedProcessFailed, has_provider
 from .redaction import secrets_in
+from .store.legacy import NotMoved
 from .store.migrate import ForeignDatabase, SchemaTooNew
 from .web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
 from .web.protocol import ConnectionGuard
@@ -169,7 +170,7 @@ def _run(arguments: argparse.Namespace) -> None:
         _exit("\n".join(f"opencode-a2a: {problem}" for problem in exc.problems), 2)
     except Failed as exc:
         _exit(f"opencode-a2a: {exc}", exc.code)
-    except (ManagedProcessFailed, SchemaTooNew, ForeignDatabase) as exc:
+    except (ManagedProcessFailed, SchemaTooNew, ForeignDatabase, NotMoved) as exc:
         _exit(f"opencode-a2a: {exc}", 1)
     except StoreUnavailable:
         _exit(f"opencode-a2a: {STORE_TROUBLE}", 1)

@@ -12,14 +12,19 @@ def inside_git(path: Path) -> bool:
     """Whether a resolved path is, or lies in, the directory git keeps a repository in.
 
     That is `.git` and, under any name, a bare repository or what a `.git` file points to. A
-    working tree may lie inside a bare repository, as `git worktree add` makes them there.
+    working tree may lie inside a bare repository, as `git worktree add` makes them there. What
+    cannot be looked at is taken for one: nobody can work there.
     """
     if any(part.casefold() == ".git" for part in path.parts):
         return True
     for each in (path, *path.parents):
-        if (each / ".git").exists():
-            return False
-        if (each / "HEAD").is_file() and (each / "objects").is_dir() and (each / "refs").is_dir():
+        try:
+            if (each / ".git").exists():
+                return False
+            bare = (each / "HEAD").is_file(), (each / "objects").is_dir(), (each / "refs").is_dir()
+        except OSError:
+            return True
+        if all(bare):
             return True
     return False
 

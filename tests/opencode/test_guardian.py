@@ -206,3 +206,20 @@ def test_only_what_carries_a_wanted_marker_is_killed() -> None:
         for sleeper in sleepers:
             sleeper.kill()
             sleeper.wait()
+
+
+ABANDONED = """
+from pathlib import Path
+from opencode_a2a.opencode.leftovers import kill_marked
+print(kill_marked(lambda marker: marker.is_abandoned(Path("/here"))))
+"""
+
+
+def test_the_service_and_the_shell_it_is_started_in_are_no_leftovers() -> None:
+    gone = replace(Marker.new(Path("/here")), started=1)
+    command = f"{sys.executable} -c '{ABANDONED}'; echo still here"
+    env = {**os.environ, MARKER: str(gone)}
+    shell = subprocess.run(
+        ["/bin/sh", "-c", command], env=env, capture_output=True, text=True, check=False
+    )
+    assert (shell.returncode, shell.stdout) == (0, "[]\nstill here\n")

@@ -29,13 +29,24 @@ def modes(folder: Path) -> dict[str, int]:
 ALL = dict.fromkeys(("tasks.db", "tasks.db-wal", "tasks.db-shm"), 0o600)
 
 
-@pytest.mark.parametrize("form", ["sqlite:///{}", "sqlite+pysqlite:///{}"])
+@pytest.mark.parametrize(
+    "form", ["sqlite:///{}", "sqlite+pysqlite:///{}", "sqlite:///file:{}?uri=true"]
+)
 async def test_a_new_database_and_the_files_beside_it_are_private(path: Path, form: str) -> None:
     async with soon(), Database.open(form.format(path)) as database:
         async with SqlTaskLog.open(database) as log:
             await log.create(head("t"), [HELLO])
         assert modes(path.parent) == ALL
     assert modes(path.parent)["tasks.db"] == 0o600
+
+
+async def test_a_new_database_behind_a_link_is_private(path: Path, file_url: str) -> None:
+    target = path.parent / "target"
+    target.mkdir()
+    path.symlink_to(target / "tasks.db")
+    async with soon(), Database.open(file_url) as database, SqlTaskLog.open(database) as log:
+        await log.create(head("t"), [HELLO])
+        assert modes(target) == ALL
 
 
 async def test_a_database_that_others_could_read_is_made_private_and_the_log_says_so(

@@ -57,6 +57,18 @@ async def test_whoever_asks_often_causes_few_writes(
         assert len(commits) - before == 1
 
 
+async def test_a_disk_that_cannot_be_asked_takes_no_writes(
+    file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> os.statvfs_result:
+        raise OSError(5, "Input/output error")
+
+    async with soon(), Database.open(file_url) as database:
+        assert await database.takes_writes()
+        monkeypatch.setattr(os, "statvfs", fail)
+        assert not await database.takes_writes()
+
+
 async def test_a_write_that_failed_is_known_at_once(path: Path, file_url: str) -> None:
     async with soon(), Database.open(file_url) as database:
         assert await database.takes_writes()

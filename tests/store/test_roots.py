@@ -26,12 +26,13 @@ from opencode_a2a.domain.values import (
     TaskState,
 )
 from opencode_a2a.errors import OtherWorkspace, SessionForbidden, TaskNotFound
+from opencode_a2a.store import database as database_module
 from opencode_a2a.store import legacy, migrate
 from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import Holder
-from opencode_a2a.store.legacy import Moved, take_over
+from opencode_a2a.store.legacy import Moved, NotMoved, take_over
 from opencode_a2a.store.log import SqlTaskLog, now_ms
 from tests.store.earlier import forget_roots, forget_roots_in
 from tests.store.saying import DONE, HELLO, OWNER, Clock, head, soon, taken
@@ -293,7 +294,8 @@ async def test_what_belongs_to_a_root_moves_with_all_that_belongs_to_it(shared: 
             bindings = SqlBindings(database, A)
             session = SessionRef("ses_a", "", "/work/a", ModelRef("demo", "a"))
             assert await bindings.session_of(OWNER, "a") == session
-            assert await bindings.session_of(OWNER, "b") is None
+            with pytest.raises(OtherWorkspace, match="/work/b"):
+                await bindings.session_of(OWNER, "b")
             assert await bindings.place_owners(["/worktrees/1"]) == {"/worktrees/1": "alice"}
             assert (await log.list(TaskQuery(OWNER))).total == 2
         assert await shared.move(A) == Moved(open_left=2)
@@ -343,10 +345,46 @@ async def test_what_a_process_of_an_earlier_version_works_on_stays_with_it(share
         assert await shared.move(B) == Moved(tasks=2, contexts=1, open_left=2)
 
 
-async def test_a_shared_file_that_cannot_be_used_is_no_reason_not_to_start(shared: Shared) -> None:
-    with closing(sqlite3.connect(shared.file)) as db, db:
-        db.execute("UPDATE alembic_version SET version_num = '9999'")
+async def test_whose_a_session_is_stays_known_where_it_does_not_move(shared: Shared) -> None:
+    mine = root("/elsewhere")
     async with soon():
-        assert await shared.move(A) == Moved()
+        assert await shared.move(mine) == Moved(open_left=3)
+        async with Database.open(shared.own_url(mine)) as database:
+            owners = await SqlBindings(database, mine).owners(["ses_a", "ses_b"])
+        assert {name: owner.principal for name, owner in owners.items()} == {
+            "ses_a": OWNER,
+            "ses_b": OWNER,
+        }
+
+
+async def test_what_a_service_of_this_version_keeps_in_the_same_file_stays(shared: Shared) -> None:
+    async with (
+        soon(),
+        Database.open(shared.url) as database,
+        SqlTaskLog.open(database, root=A) as log,
+    ):
+        await log.create(head("mine", "new"), [HELLO])
+        assert await shared.move(A) == Moved(tasks=2, contexts=1, open_left=3)
+        assert log.holds("mine")
+        assert (await log.get(OWNER, "mine")).state is TaskState.SUBMITTED
+
+
+async def test_a_service_does_not_start_while_the_shared_file_cannot_be_read(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(legacy, "BUSY_SECONDS", 0.01)
+    async with soon():
+        with closing(sqlite3.connect(shared.file, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            with pytest.raises(NotMoved, match="shared.db.*locked"):
+                await shared.move(A)
+        with closing(sqlite3.connect(shared.file)) as db, db:
+            db.execute("UPDATE alembic_version SET version_num = '9999'")
+        with pytest.raises(NotMoved, match="9999"):
+            await shared.move(A)
         shared.file.write_bytes(b"no database" * 1000)
+        with pytest.raises(NotMoved, match="not a database"):
+            await shared.move(A)
+        shared.file.unlink()
         assert await shared.move(A) == Moved()

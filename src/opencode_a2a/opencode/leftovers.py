@@ -55,10 +55,15 @@ class Marker:
 
 
 def kill_marked(is_wanted: Callable[[Marker], bool]) -> list[int]:
-    """Kill the processes whose marker is wanted, until none is left; their pids."""
+    """Kill the processes whose marker is wanted, until none is left; their pids.
+
+    This process and those above it stay: somebody may start the service in a terminal that the
+    agent of an earlier one has opened.
+    """
     killed: set[int] = set()
+    spared = _ancestry()
     for _ in range(MAX_ROUNDS if IS_LINUX else 0):
-        pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
+        pids = {int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()} - spared
         found = {pid for pid in pids if _kill_if(pid, is_wanted)}
         if not found:
             break
@@ -90,12 +95,27 @@ def _marker_of(pid: int) -> Marker | None:
     return None
 
 
+def _ancestry() -> set[int]:
+    """This process, its parent, the parent of that one and so on."""
+    found, pid = set[int](), os.getpid()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields else 0
+    return found
+
+
 def start_time(pid: int) -> int:
     """When a process started, in clock ticks since the boot; 0 if it has ended or nobody knows."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and more of a process, as /proc lists them; nothing if it has ended."""
     with suppress(OSError):
-        state, *rest = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return 0 if state in "ZX" else int(rest[18])
-    return 0
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return []
 
 
 def pid_namespace() -> int:

@@ -108,9 +108,13 @@ class Creator:
 
     async def _undo_worktree(self, place: Place, name: str, before: set[Path]) -> None:
         await self.places.catalog.worktrees(place)  # OpenCode is back, and git has done its part
-        for directory in registered_worktrees(Path(place.directory)) - before:
-            if _is_named(directory.name, name):
-                await self.remove_worktree(place, str(directory))
+        new = registered_worktrees(Path(place.directory)) - before
+        made = [str(directory) for directory in new if _is_named(directory.name, name)]
+        # Another service in this root may have made one of the same name meanwhile.
+        owned = await self.places.owners.place_owners(made)
+        for directory in made:
+            if directory not in owned:
+                await self.remove_worktree(place, directory)
 
     async def remove_worktree(self, place: Place, directory: str) -> None:
         """Remove a directory that OpenCode lists, or git has registered, as a worktree."""

@@ -192,11 +192,20 @@ def _exists(directory: str) -> bool:
 
 
 def in_root(root: Path, directory: str) -> bool:
-    """Whether a session in this directory can belong to a root: inside, or a linked worktree."""
+    """Whether a session in this directory can belong to a root.
+
+    It lies inside, or in a worktree of the root's repository or of a repository inside.
+    """
     path = Path(directory)
     if not path.is_absolute():
         return False
-    return path.resolve().is_relative_to(root) or bool(_linked([directory], root))
+    real = path.resolve()
+    if real.is_relative_to(root):
+        return True
+    common = _repository(real)
+    if common is None or not (common == _repository(root) or common.is_relative_to(root)):
+        return False
+    return _in_worktree(real, common)
 
 
 def in_root_only(root: Path, directory: str) -> bool:
@@ -204,10 +213,17 @@ def in_root_only(root: Path, directory: str) -> bool:
 
     For what several roots shared: a root such as a home directory contains nearly all of them.
     """
-    path = Path(directory).resolve()
-    below = takewhile(lambda each: each != root, (path, *path.parents))
+    real = Path(directory).resolve()
+    below = takewhile(lambda each: each != root, (real, *real.parents))
     has_repository = any((each / ".git").exists() for each in below)
-    return in_root(root, directory) and (not has_repository or bool(_linked([directory], root)))
+    own = _repository(root)
+    linked = own is not None and _in_worktree(real, own)
+    return in_root(root, directory) and (not has_repository or linked)
+
+
+def _in_worktree(path: Path, common: Path) -> bool:
+    """Whether a directory lies in a linked worktree of a repository."""
+    return any(_is_linked(each, common) for each in (path, *path.parents))
 
 
 def _linked(listed: Iterable[str], near: Path) -> list[str]:

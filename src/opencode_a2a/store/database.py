@@ -121,11 +121,12 @@ class Database:
         return self._last_succeeded
 
     async def _probe(self) -> None:
+        self._last_succeeded, self._last_at = False, time.monotonic()
         try:
             await self.write(self._try_to_write)
             self._last_succeeded, self._last_at = True, time.monotonic()
         except StoreUnavailable:
-            pass  # logged and noted where it happened
+            pass  # logged where it happened
         finally:
             self._probing = None
 
@@ -210,8 +211,9 @@ def _may_be_committed(failed: DBAPIError) -> bool:
     """Whether a COMMIT that failed may have been done all the same."""
     if isinstance(failed.orig, sqlite3.Error):
         # What could not be written is not committed, nor what waited for a lock in vain. But it may
-        # be written although the system says that something went wrong.
-        return failed.orig.sqlite_errorname.startswith("SQLITE_IOERR")
+        # be written although the system says that something else went wrong.
+        name = failed.orig.sqlite_errorname
+        return name.startswith("SQLITE_IOERR") and name != "SQLITE_IOERR_WRITE"
     return failed.connection_invalidated  # else the server has answered: it did not
 
 
@@ -245,6 +247,9 @@ class _File:
     def opened(self, path: str) -> None:
         if self.path is None and path:
             self.path, self.identity = path, _identity(path)
+            # They may have been made just now, through a link or an URL of SQLite's own.
+            for part in ("", "-wal", "-shm"):
+                tighten(Path(f"{path}{part}"))
 
     def is_there(self) -> bool:
         return self.path is None or _identity(self.path) == self.identity
@@ -252,7 +257,11 @@ class _File:
     def check_room(self) -> None:
         """Refuse to write where hardly anything can be added."""
         if self.path is not None:
-            folder = os.statvfs(Path(self.path).parent)
+            try:
+                folder = os.statvfs(Path(self.path).parent)
+            except OSError as exc:
+                logger.error("store.folder_unreadable", path=self.path, reason=exc.strerror)
+                raise StoreUnavailable("The folder of the task store cannot be read.") from exc
             if (free := folder.f_bavail * folder.f_frsize) < ROOM_BYTES:
                 logger.error("store.full", path=self.path, free_bytes=free, advice="make room")
                 raise StoreUnavailable("The task store has no room left.")

@@ -7,7 +7,9 @@ is marked is copied by a process of that root only, at its next start if need be
 
 A session belongs to the root that contains its directory. Its context belongs with it, and so do
 the tasks of that context. What is left is for other roots, is used by a process of an earlier
-version that still runs, or names no directory at all.
+version that still runs, or names no directory at all. Whose sessions those are is copied all the
+same: OpenCode lists them here too, and a session without an owner is open to every caller. For
+that reason a service whose rows cannot be moved must not start.
 """
 
 from __future__ import annotations
@@ -28,24 +30,27 @@ from ..errors import StoreUnavailable
 from .database import BUSY_SECONDS, Database, connect
 from .holder import Holder
 from .log import now_ms
-from .migrate import SchemaTooNew
+from .migrate import ForeignDatabase, SchemaTooNew
 from .tables import IS_OPEN, contexts, metadata, sessions, tasks
 
 logger = structlog.get_logger()
 
 NOT_MOVED = """\
-tasks of an earlier version in this file are not seen; make it readable and writable for this user \
-and start again, or move it away"""
+An earlier version kept tasks and sessions in {file}. They cannot be moved into the database of \
+this workspace: {reason}. Make sure that no other program holds the file, that this user can write \
+it and that the disk has room, then start again. Or move the file away: what it holds is not seen \
+then."""
 LEFT = """\
 these tasks belong to other workspace roots (start the service there), are held by an earlier \
 version that still runs (start again when it has ended), or name no directory (send them again)"""
 
-# Which rows of each table move, in terms of the marked ones. `:root` is the root.
-_SESSIONS = "SELECT session_id FROM {db}.sessions WHERE root = :root"
-_TASKS = "SELECT id FROM {db}.tasks WHERE root = :root"
+# Which rows of each table move, in terms of the marked ones. The mark is no root: a service of this
+# version may work on the same file, and its rows stay.
+_SESSIONS = "SELECT session_id FROM {db}.sessions WHERE root = :mark"
+_TASKS = "SELECT id FROM {db}.tasks WHERE root = :mark"
 _CONTEXTS = (
     "SELECT 1 FROM {db}.contexts AS c JOIN {db}.sessions AS s ON s.session_id = c.session_id "
-    "WHERE s.root = :root AND c.owner = {db}.{table}.owner "
+    "WHERE s.root = :mark AND c.owner = {db}.{table}.owner "
     "AND c.context_id = {db}.{table}.context_id"
 )
 _MOVED = {  # in the order of deletion: first what is found by other rows
@@ -55,9 +60,18 @@ _MOVED = {  # in the order of deletion: first what is found by other rows
     "grants": f"EXISTS ({_CONTEXTS})",
     "home_models": f"session_id IN ({_SESSIONS})",
     "contexts": f"session_id IN ({_SESSIONS})",
-    "tasks": "root = :root",
-    "sessions": "root = :root",
+    "tasks": "root = :mark",
+    "sessions": "root = :mark",
 }
+_OTHERS = {  # what says whose a session is that stays, and whose a worktree: nobody noted its root
+    "sessions": "root IS NULL",
+    "contexts": "session_id IN (SELECT session_id FROM shared.sessions WHERE root IS NULL)",
+    "places": "1",
+}
+
+
+class NotMoved(RuntimeError):
+    """What an earlier version left cannot be moved, so this service must not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +93,25 @@ async def take_over(shared_url: str, own_url: str, root: Root) -> Moved:
                 return Moved()
             await shared.write(_mark, root, now_ms())
             moved = await asyncio.to_thread(_copy, shared_url, own_url, root.path)
-        except (StoreUnavailable, SchemaTooNew):
-            logger.error("state.not_moved", file=file, advice=NOT_MOVED)
-            return Moved()
-        # If this fails, the service must not start: what it has done with a task by the next
-        # start could be forgotten, and the task would be copied again.
-        await shared.write(_delete, root.path)
-        found = Moved(*moved, open_left=await shared.read(_count_open))
+            # If this failed and the service started, what it does with a task by the next start
+            # could be forgotten: the task would be copied again.
+            await shared.write(_delete, root.path)
+            found = Moved(*moved, open_left=await shared.read(_count_open))
+        except (StoreUnavailable, SchemaTooNew, ForeignDatabase) as exc:
+            raise NotMoved(NOT_MOVED.format(file=file, reason=_first_cause(exc))) from exc
     if found.tasks or found.contexts:
         taken = {"tasks": found.tasks, "contexts": found.contexts}
         logger.info("state.moved", root=root.path, **taken, came_from=file)
     if found.open_left:
         logger.info("state.left", unfinished=found.open_left, file=file, advice=LEFT)
     return found
+
+
+def _first_cause(exc: BaseException) -> str:
+    """What the database or the system said, at the beginning of it all."""
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    return str(exc).rstrip(".")
 
 
 def _has_any(db: Connection) -> bool:
@@ -102,16 +122,20 @@ def _count_open(db: Connection) -> int:
     return len(db.execute(select(tasks.c.id).where(IS_OPEN)).all())
 
 
+def _mark_of(root: str) -> str:
+    return f"moving to {root}"
+
+
 def _mark(db: Connection, root: Root, now: int) -> None:
     """Mark what belongs to the root, but for what a process of an earlier version works on."""
     found = select(sessions.c.session_id, sessions.c.directory).where(sessions.c.root.is_(None))
     ours = [row.session_id for row in db.execute(found) if root.contains(row.directory)]
-    in_use = _sessions_in_use(db, now)
+    in_use, mark = _sessions_in_use(db, now), _mark_of(root.path)
     for session_id in ours:
         if session_id not in in_use:
             this = sessions.c.session_id == session_id
-            db.execute(update(sessions).where(this).values(root=root.path))
-    marked = select(sessions.c.session_id).where(sessions.c.root == root.path)
+            db.execute(update(sessions).where(this).values(root=mark))
+    marked = select(sessions.c.session_id).where(sessions.c.root == mark)
     served = (
         select(contexts.c.session_id)
         .where(contexts.c.owner == tasks.c.owner, contexts.c.context_id == tasks.c.context_id)
@@ -119,7 +143,7 @@ def _mark(db: Connection, root: Root, now: int) -> None:
         .exists()
     )
     theirs = tasks.c.session_id.in_(marked) | served
-    db.execute(update(tasks).where(tasks.c.root.is_(None), theirs).values(root=root.path))
+    db.execute(update(tasks).where(tasks.c.root.is_(None), theirs).values(root=mark))
 
 
 def _sessions_in_use(db: Connection, now: int) -> set[str]:
@@ -147,25 +171,27 @@ def _copy(shared_url: str, own_url: str, root: str) -> tuple[int, int]:
         with closing(connect(own, options)) as db:
             db.execute("ATTACH DATABASE ? AS shared", (shared,))
             db.execute("BEGIN IMMEDIATE")
-            copied = {table: _copy_rows(db, table, root) for table in reversed(_MOVED)}
-            # Nobody noted for which root a worktree was made, and to know its owner does no harm.
-            db.execute(_insert("places"))
+            moved = {name: _copy_rows(db, name, root) for name in reversed(_MOVED)}
+            for table, where in _OTHERS.items():
+                db.execute(f"{_insert(table)} WHERE {where}", {"root": None})
             db.execute("COMMIT")
     except sqlite3.Error as exc:
         raise StoreUnavailable("The tasks of an earlier version cannot be copied.") from exc
-    return copied["tasks"], copied["contexts"]
+    return moved["tasks"], moved["contexts"]
 
 
 def _copy_rows(db: sqlite3.Connection, table: str, root: str) -> int:
     where = _MOVED[table].format(db="shared", table=table)
-    return db.execute(f"{_insert(table)} WHERE {where}", {"root": root}).rowcount
+    values = {"root": root, "mark": _mark_of(root)}
+    return db.execute(f"{_insert(table)} WHERE {where}", values).rowcount
 
 
 def _insert(table: str) -> str:
-    columns = ", ".join(f'"{column}"' for column in _columns(table))
-    return (
-        f'INSERT OR IGNORE INTO main."{table}" ({columns}) SELECT {columns} FROM shared."{table}"'
-    )
+    """Copies rows that are not there yet; they get `:root` for their root."""
+    columns = _columns(table)
+    names = ", ".join(f'"{column}"' for column in columns)
+    values = ", ".join(":root" if column == "root" else f'"{column}"' for column in columns)
+    return f'INSERT OR IGNORE INTO main."{table}" ({names}) SELECT {values} FROM shared."{table}"'
 
 
 def _columns(table: str) -> Sequence[str]:
@@ -175,4 +201,5 @@ def _columns(table: str) -> Sequence[str]:
 def _delete(db: Connection, root: str) -> None:
     for table, where in _MOVED.items():
         condition = where.format(db="main", table=table)
-        db.exec_driver_sql(f'DELETE FROM main."{table}" WHERE {condition}', {"root": root})
+        delete = f'DELETE FROM main."{table}" WHERE {condition}'
+        db.exec_driver_sql(delete, {"mark": _mark_of(root)})

@@ -15,12 +15,14 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     String,
     Table,
+    func,
     inspect,
     select,
 )
 
 from .tables import metadata
 
+UPGRADE_LOCK = 0x6F633261  # of ours alone in a database: processes that start together take turns
 HEAD = "0007"  # the newest revision in migrations/versions; a test keeps it true
 
 # Alembic's own, where it looks for the revision of a database.
@@ -51,6 +53,8 @@ def touch(connection: Connection) -> None:
 
 
 def upgrade(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":  # SQLite lets one writer in at a time anyway
+        connection.execute(select(func.pg_advisory_xact_lock(UPGRADE_LOCK)))
     current = _revision(connection)
     if current == HEAD:
         return  # another process was faster

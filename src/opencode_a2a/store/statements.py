@@ -169,7 +169,7 @@ def find_stored(db: Connection, batches: Sequence[Batch], holder: str, until: in
     for batch in batches:
         head, first = batch.task.head, batch.entries[0]
         if batch.is_new:
-            with suppress(IntegrityError), db.begin_nested() as attempt:
+            with suppress(IntegrityError, DataError), db.begin_nested() as attempt:
                 _NEW_TASKS.change(db, _new_task(batch, holder, until))
                 attempt.rollback()
         else:
