@@ -13,7 +13,7 @@ help: ## say what there is
 run: .venv/.installed node_modules/.installed ## start OpenCode and the service in front of it
 	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS)
 
-test: check node_modules/.installed ## everything CI runs
+test: check node_modules/.installed ## lint, formatting, types, and all tests
 	$(BIN)/python scripts/suite.py $(ARGS)
 
 quick: .venv/.installed ## the tests that need neither OpenCode nor a running service (under a minute)

@@ -3,7 +3,8 @@
     python scripts/pythons.py [arguments for pytest]
 
 Each gets an environment of its own, `.venv-3.12` and so on. Nothing is downloaded but packages:
-a Python that is not installed is named at the end, and does not fail the run.
+a Python that is not installed is named at the end, and so is one for which the packages cannot be
+had. Neither fails the run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> int:
     passed: list[str] = []
     failed: list[str] = []
     missing: list[str] = []
+    unusable: list[str] = []
     for version in SUPPORTED:
         if version == here:
             continue
@@ -31,12 +33,21 @@ def main(arguments: list[str]) -> int:
             missing.append(version)
             continue
         print(f"\nPython {version} ({python})", flush=True)
-        environment = install(version, python)
+        try:
+            environment = install(version, python)
+        except subprocess.CalledProcessError:
+            unusable.append(version)
+            continue
         command = [str(environment / "bin" / "python"), "scripts/suite.py", "--quick", *arguments]
         ended = subprocess.run(command, cwd=ROOT, check=False)
         (failed if ended.returncode else passed).append(version)
     print(f"\nPython {here} is the one of `make test`.")
-    for words, versions in (("passed", passed), ("FAILED", failed), ("not found here", missing)):
+    for words, versions in (
+        ("passed", passed),
+        ("FAILED", failed),
+        ("not tried: not found here", missing),
+        ("not tried: its packages cannot be installed", unusable),
+    ):
         if versions:
             print(f"Python {', '.join(versions)}: {words}")
     return 1 if failed else 0

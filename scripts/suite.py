@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 PASSED, FAILED, NOTHING_SELECTED = 0, 1, 5  # exit codes of pytest
 MOST_RERUN = 10  # more failures than this are no accident
-PARALLEL = ["-n", str(os.cpu_count() or 1), "--dist", "worksteal"]
+PARALLEL = ["-n", str(len(os.sched_getaffinity(0))), "--dist", "worksteal"]
 COVERAGE = ["--cov=opencode_a2a", "--cov-branch", "--cov-report="]
 
 
@@ -29,30 +29,36 @@ def main(arguments: list[str]) -> int:
     arguments = [argument for argument in arguments if argument != "--quick"]
     measured = [] if quick_only else COVERAGE
     codes = [pytest("quick", *PARALLEL, *measured, *arguments)]
+    flaky: list[str] = []
     if not quick_only:
-        codes.append(run_processes(arguments))
+        code, flaky = run_processes(arguments)
+        codes.append(code)
         if codes[0] in (PASSED, FAILED):
             print_coverage()
-    if set(codes) == {NOTHING_SELECTED}:
-        print("No test was selected.")
-        return NOTHING_SELECTED
-    return max(code for code in codes if code != NOTHING_SELECTED)
+    if flaky:
+        print(f"\nFLAKY: {len(flaky)} failed beside other tests and passed alone:")
+        print("".join(f"  {name}\n" for name in flaky), flush=True)
+    # A part of which nothing was selected is fine only where the caller has selected.
+    fine = {PASSED, NOTHING_SELECTED} if arguments and PASSED in codes else {PASSED}
+    return next((code for code in codes if code not in fine), PASSED)
 
 
-def run_processes(arguments: list[str]) -> int:
-    """The tests that drive real processes; those that fail get one more try, alone."""
+def run_processes(arguments: list[str]) -> tuple[int, list[str]]:
+    """The tests that drive real processes; those that fail get one more try, alone.
+
+    Returns the exit code, and the tests that have passed only then.
+    """
     LAST_FAILED.unlink(missing_ok=True)  # from here on it holds tests of this part only
     code = pytest("processes", *PARALLEL, *arguments)
     failed = failed_tests()
-    if code != FAILED or len(failed) > MOST_RERUN:
-        return code
+    are_tests = all("::" in name for name in failed)  # a file: it could not be imported
+    if code != FAILED or not 0 < len(failed) <= MOST_RERUN or not are_tests:
+        return code, []
     print(f"\nOnce more, alone: {len(failed)} of the tests that drive real processes.", flush=True)
-    code = pytest("processes", "-n", "0", "--last-failed", "--last-failed-no-failures=none")
-    passed = sorted(failed - failed_tests())
-    if passed:
-        print(f"\nFLAKY: {len(passed)} failed beside other tests and passed alone:")
-        print("".join(f"  {name}\n" for name in passed), flush=True)
-    return code
+    code = pytest("processes", "-n", "0", *sorted(failed))
+    if code not in (PASSED, FAILED):
+        return FAILED, []
+    return code, sorted(failed - failed_tests())
 
 
 def failed_tests() -> set[str]:
@@ -61,7 +67,8 @@ def failed_tests() -> set[str]:
 
 def pytest(part: str, *arguments: str) -> int:
     command = [sys.executable, "-m", "pytest", "-q", "--part", part, *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return FAILED if code < 0 else code  # a signal has ended it
 
 
 def print_coverage() -> None:

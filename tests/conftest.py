@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.postgres import Postgres, why_not
 from tests.running import ROOT, Service, Upstream, fake_opencode, real_opencode, service
+
+# Time says something about the machine, not about a test.
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 # The tests here start OpenCode or a service. All others are the quick part (`make quick`).
 PROCESSES = tuple(
@@ -17,11 +22,15 @@ PROCESSES = tuple(
         "api/",
         "bench/",
         "chaos/",
-        "cli/",
+        "cli/test_serve.py",
+        "cli/test_start.py",
+        "cli/test_up.py",
+        "cli/test_usage.py",
         "conformance/",
         "e2e/",
         "exhaustion/",
         "extensions/",
+        "fakes/",
         "faults/",
         "load/",
         "opencode/test_agent.py",
@@ -40,8 +49,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     part = config.getoption("part")
     if part is None or collection_path.is_dir():
         return None
-    is_quick = not str(collection_path).startswith(PROCESSES)
-    return True if is_quick != (part == "quick") else None
+    return None if _part_of(collection_path) == part else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The same for files that are named as arguments, which are never ignored."""
+    part = config.getoption("part")
+    if part is not None:
+        items[:] = [item for item in items if _part_of(item.path) == part]
+
+
+def _part_of(path: Path) -> str:
+    return "processes" if str(path).startswith(PROCESSES) else "quick"
 
 
 @pytest.fixture(scope="session")

@@ -43,8 +43,19 @@ def opencode_command() -> str:
 def isolated(home: Path, **more: str) -> dict[str, str]:
     """An environment in which nothing of the person running the tests can be seen."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    home.mkdir(parents=True, exist_ok=True)
+    _without_npm(home / ".config" / "opencode")
     return {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), **OFFLINE, **more}
+
+
+def _without_npm(config: Path) -> None:
+    """Make OpenCode believe that it has installed its plugin package.
+
+    It installs it into each new configuration directory: 13 seconds of CPU time, in the background
+    or, where there are plugins, before it answers.
+    """
+    (config / "node_modules").mkdir(parents=True, exist_ok=True)
+    root = {"dependencies": {"@opencode-ai/plugin": "*"}}
+    (config / "package-lock.json").write_text(json.dumps({"packages": {"": root}}))
 
 
 @dataclass
@@ -135,17 +146,6 @@ class Upstream:
     pid: int | None = None  # of the real OpenCode, which is started again when it dies
 
 
-def _without_npm(config: Path) -> None:
-    """Make OpenCode believe that it has installed its plugin package.
-
-    It installs it into each new configuration directory: 13 seconds of CPU time, in the background
-    or, where there are plugins, before it answers.
-    """
-    (config / "node_modules").mkdir(parents=True)
-    root = {"dependencies": {"@opencode-ai/plugin": "*"}}
-    (config / "package-lock.json").write_text(json.dumps({"packages": {"": root}}))
-
-
 @contextmanager
 def real_opencode(
     directory: Path, env: Mapping[str, str] | None = None, **config: object
@@ -157,7 +157,6 @@ def real_opencode(
     author = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
     for words in (("init", "-q"), ("add", "-A"), (*author, "commit", "-qm", "first")):
         subprocess.run(["git", *words], cwd=workspace, check=True, env=isolated(directory / "home"))
-    _without_npm(directory / "home" / ".config" / "opencode")
     command = [sys.executable, "-m", "tests.opencode_for_tests", str(workspace), json.dumps(config)]
     more = {"OPENCODE_COMMAND": opencode_command(), **(env or {})}
     with running(command, isolated(directory / "home", **more), ROOT) as program:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -65,8 +65,11 @@ class Server:
     """A socket in the role of OpenCode; it notes what it is asked and what it answers."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        # Bound and not listening: nobody else can get the port while this one is away.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port = self._reserved.getsockname()[1]
         self.exchanges: list[Exchange] = []
         self.answer: Callable[[str], bytes] = healthy
         self.late = asyncio.Event()  # what is answered late waits for it
@@ -75,7 +78,12 @@ class Server:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, reuse_port=True
+        )
+
+    def free(self) -> None:
+        self._reserved.close()
 
     async def kill(self) -> None:
         if self._server is not None:
@@ -126,8 +134,10 @@ async def reading(server: Server) -> AsyncIterator[tuple[Http, Feed]]:
 
 
 @pytest.fixture
-def server() -> Server:
-    return Server()
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.free()
 
 
 async def test_events_are_asked_for_right_after_the_first_healthy_answer(server: Server) -> None:
@@ -153,7 +163,10 @@ async def test_events_are_asked_for_right_after_the_first_healthy_answer(server:
     assert [seen[i - 1] for i, each in enumerate(seen) if each[0] == EVENTS] == [(HEALTH, OK)] * 2
 
 
-async def test_a_busy_opencode_may_answer_after_it_was_asked_again(server: Server) -> None:
+async def test_a_busy_opencode_may_answer_after_it_was_asked_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "PROBE_PATIENCE", 600.0)
     answers = [LATE]
     server.answer = lambda path: STREAM if path == EVENTS else answers.pop() if answers else NEVER
     await server.start()
@@ -167,8 +180,9 @@ async def test_a_busy_opencode_may_answer_after_it_was_asked_again(server: Serve
 async def test_any_answer_ends_the_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "PROBE_EVERY", 600.0)
     async with reading(server) as (http, feed):
-        with pytest.raises(UpstreamUnreachable):
-            await feed.ready(0.2)
+        async with asyncio.timeout(60):
+            while feed._trouble is None:  # the first question has failed, and no other follows
+                await asyncio.sleep(0.01)
         await server.start()
         await http.call("GET", "session")
         await feed.ready(60)
@@ -210,3 +224,19 @@ async def test_trouble_that_waiting_does_not_end_is_told_at_once_and_looked_at_e
         await server.asked(EVENTS, 3)
         await asyncio.sleep(0.5)
     assert server.exchanges == [(HEALTH, answer), (EVENTS, answer)] * 3
+
+
+async def test_a_pause_between_two_attempts_ends_with_the_next_answer(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "BACKOFF", (600.0,))
+    server.answer = lambda path: UNKNOWN
+    await server.start()
+    async with reading(server) as (http, feed):
+        with pytest.raises(UpstreamHttpError):
+            await feed.ready(60)
+        server.answer = healthy
+        async with asyncio.timeout(60):
+            while not feed.connected:
+                await http.call("GET", "session")
+                await asyncio.sleep(0.01)

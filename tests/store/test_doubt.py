@@ -55,7 +55,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_a_hurry(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is held for long before it is told that the outcome is unknown."""
     monkeypatch.setattr(log_module, "DOUBT_SECONDS", 0.1)
-    monkeypatch.setattr(log_module, "COMMIT_SECONDS", 0.5)
 
 
 @asynccontextmanager
@@ -202,8 +201,9 @@ async def test_a_commit_that_is_still_under_way_is_waited_for(
 
 @pytest.mark.usefixtures("in_a_hurry")
 async def test_a_commit_that_is_never_answered_is_unknown_after_a_while(
-    cut_log: SqlTaskLog, wire: Wire
+    cut_log: SqlTaskLog, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(log_module, "COMMIT_SECONDS", 0.5)
     async with soon():
         wire.cut = "silence"
         with pytest.raises(OutcomeUnknown):

@@ -35,6 +35,7 @@ logger = structlog.get_logger()
 SILENCE = 25.0  # seconds; OpenCode sends a heartbeat every ten
 PROBE_EVERY, PROBE_PATIENCE = 0.3, 5.0  # while OpenCode is away
 FIRST_EVENT = 10.0  # until the stream of an OpenCode that answers begins
+SHORTEST_PAUSE = 0.2  # seconds between two attempts, however much OpenCode answers to others
 BACKOFF = (0.1, 0.3, 1.0, 2.0)  # after streams that failed in a row although OpenCode answers
 TALLY_SECONDS = 5.0  # between two lines of the log about how many events came
 MAX_LINE = 256 << 20  # an event echoes whole attachments, but nobody sends this
@@ -162,12 +163,19 @@ class Feed:
                 self._down(UpstreamTimeout("OpenCode does not send events.", retry_after=5))
             except UpstreamError as exc:
                 self._down(exc)
-            except Exception:  # a fault of ours; without events nobody would ever see an end
-                logger.exception("opencode.feed.broken")
-                self._down(UpstreamUnreachable("OpenCode's events cannot be read.", retry_after=5))
+            except Exception:  # without events nobody would ever see an end
+                self._broken()
             wait = BACKOFF[min(failed, len(BACKOFF) - 1)]
             failed += 1
-            await asyncio.sleep(_about(wait))
+            await self._pause(_about(wait))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait; what OpenCode answers to others meanwhile shortens it."""
+        await asyncio.sleep(min(seconds, SHORTEST_PAUSE))
+        self._http.answered.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds - SHORTEST_PAUSE):
+                await self._http.answered.wait()
 
     async def _until_it_answers(self) -> None:
         """Return as soon as OpenCode answers anything, whoever asked.
@@ -196,6 +204,13 @@ class Feed:
             await self._http.probe(PROBE_PATIENCE)
         except UpstreamError as exc:
             self._down(exc)
+        except Exception:
+            self._broken()
+
+    def _broken(self) -> None:
+        """A fault of ours, while it is handled."""
+        logger.exception("opencode.feed.broken")
+        self._down(UpstreamUnreachable("OpenCode's events cannot be read.", retry_after=5))
 
     def _up(self) -> None:
         """The first event is sent only after the subscription is active."""
