@@ -40,10 +40,16 @@ async def test_a_new_database_and_the_files_beside_it_are_private(path: Path, fo
     assert modes(path.parent)["tasks.db"] == 0o600
 
 
-async def test_a_new_database_behind_a_link_is_private(path: Path, file_url: str) -> None:
-    target = path.parent / "target"
-    target.mkdir()
-    path.symlink_to(target / "tasks.db")
+@pytest.fixture
+def target(path: Path) -> Path:
+    """The folder that the file of the database is a link into."""
+    folder = path.parent / "target"
+    folder.mkdir()
+    path.symlink_to(folder / "tasks.db")
+    return folder
+
+
+async def test_a_new_database_behind_a_link_is_private(target: Path, file_url: str) -> None:
     async with soon(), Database.open(file_url) as database, SqlTaskLog.open(database) as log:
         await log.create(head("t"), [HELLO])
         assert modes(target) == ALL

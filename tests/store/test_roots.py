@@ -377,7 +377,7 @@ async def test_a_service_does_not_start_while_the_shared_file_cannot_be_read(
     async with soon():
         with closing(sqlite3.connect(shared.file, isolation_level=None)) as db:
             db.execute("BEGIN IMMEDIATE")
-            with pytest.raises(NotMoved, match="shared.db.*locked"):
+            with pytest.raises(NotMoved, match=r"shared\.db.*locked"):
                 await shared.move(A)
         with closing(sqlite3.connect(shared.file)) as db, db:
             db.execute("UPDATE alembic_version SET version_num = '9999'")
