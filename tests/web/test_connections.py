@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from opencode_a2a.web.connections import (
+    ANSWER_HEAD_START,
     BODY_BYTES_PER_SECOND,
-    KEEP_ALIVE_SECONDS,
+    CLOSING_SECONDS,
     LINGER_SECONDS,
     UNKNOWN_ANSWER_SECONDS,
     ConnectionLimits,
@@ -23,7 +24,7 @@ from opencode_a2a.web.connections import (
 LIMITS = ConnectionLimits(
     total=6, unknown=4, unknown_per_address=2, head_seconds=10, body_seconds=20
 )
-HEAD, BODY, ANSWER, IDLE, LINGER = Phase
+HEAD, BODY, ANSWER, IDLE, CLOSING, LINGER = Phase
 
 
 def opened(connections: Connections[str], names: str, address: str = "") -> list[str | None]:
@@ -53,14 +54,38 @@ def test_over_the_total_of_unknown_ones_the_longest_waiting_of_all_is_closed() -
     assert opened(connections, "g") == ["d"]
 
 
-def test_who_is_being_answered_is_closed_only_if_nobody_waits() -> None:
+def test_an_answer_gets_a_second_more_than_who_waits_for_its_client() -> None:
     connections = Connections[str](LIMITS)
-    opened(connections, "abcd")
-    for name in "abc":
-        connections.moved(name, ANSWER, 1)
-    assert opened(connections, "e") == ["d"]
-    connections.moved("e", ANSWER, 2)
-    assert opened(connections, "f") == ["a"]
+    opened(connections, "ab")
+    for name, second in (("c", 0.5), ("d", 1.5)):
+        connections.opened(name, name, second)
+    connections.moved("a", ANSWER, 0)
+    assert connections.opened("e", "e", 2) == "b"
+    assert connections.opened("f", "f", 2) == "c"
+    assert connections.opened("g", "g", 2) == "a", "it has been answered since long before d came"
+    assert connections.opened("h", "h", 2) == "d"
+
+
+def test_who_is_answered_and_does_not_read_keeps_no_newcomer_from_sending_its_request() -> None:
+    """Not even if all the others of its address are such clients, and more newcomers follow."""
+    limits = replace(LIMITS, total=100, unknown=100, unknown_per_address=50)
+    connections = Connections[str](limits)
+    slow = [f"slow {n}" for n in range(50)]
+    for name in slow:
+        connections.opened(name, "here", 0)
+        connections.moved(name, ANSWER, 0)
+    assert connections.opened("newcomer", "here", 5) == "slow 0"
+    closed = [connections.opened(f"other {n}", "here", 5.01) for n in range(49)]
+    assert closed == slow[1:]
+
+
+def test_many_newcomers_close_nobody_whose_answer_has_just_begun() -> None:
+    connections = Connections[str](LIMITS)
+    opened(connections, "ab", "here")
+    connections.moved("a", ANSWER, 0)
+    names = "bcdefghijklmnopqrstuvwxyz"
+    closed = [connections.opened(name, "here", 0.9) for name in names[1:]]
+    assert "".join(map(str, closed)) == names[:-1]
 
 
 def test_known_callers_do_not_count_as_unknown_nor_against_their_address() -> None:
@@ -120,22 +145,24 @@ def test_what_is_told_about_a_closed_connection_is_ignored() -> None:
         (BODY, LIMITS.body_seconds, LIMITS.body_seconds),
         (LINGER, LINGER_SECONDS, LINGER_SECONDS),
         (ANSWER, UNKNOWN_ANSWER_SECONDS, None),
-        (IDLE, KEEP_ALIVE_SECONDS + LINGER_SECONDS, None),
+        (CLOSING, UNKNOWN_ANSWER_SECONDS, CLOSING_SECONDS),
+        (IDLE, None, None),  # the server has a timer for each
     ],
 )
 def test_every_phase_has_its_deadline_but_for_what_known_callers_are_answered(
-    phase: Phase, seconds: float, known_seconds: float | None
+    phase: Phase, seconds: float | None, known_seconds: float | None
 ) -> None:
-    connections = Connections[str](LIMITS)
-    opened(connections, "uk")
-    connections.became_known("k")
-    for name in "uk":
-        connections.moved(name, phase, 100)
-    late = [("u", phase)] if known_seconds is None else [("u", phase), ("k", phase)]
-    assert connections.overdue(100 + seconds - 0.1) == []
-    assert connections.overdue(100 + seconds) == late
-    if known_seconds is None:
-        assert connections.overdue(1e9) == late
+    for is_known, limit in ((False, seconds), (True, known_seconds)):
+        connections = Connections[str](LIMITS)
+        opened(connections, "a")
+        if is_known:
+            connections.became_known("a")
+        connections.moved("a", phase, 100)
+        if limit is None:
+            assert connections.overdue(1e9) == []
+        else:
+            assert connections.overdue(100 + limit - 0.1) == []
+            assert connections.overdue(100 + limit) == [("a", phase)]
 
 
 def test_a_body_that_keeps_coming_is_never_late_and_one_that_stops_is() -> None:
@@ -200,12 +227,20 @@ class Described:
 
     name: int
     address: str
+    since: float
     phase: Phase = HEAD
     is_known: bool = False
 
     @property
     def may_be_closed(self) -> bool:
         return not self.is_known or self.phase in (HEAD, IDLE, LINGER)
+
+    @property
+    def order(self) -> tuple[float, bool]:
+        """Who comes first is closed first; of two that are equal, who came first."""
+        is_answered = self.phase is ANSWER
+        since = self.since + ANSWER_HEAD_START if is_answered else self.since
+        return (0 if self.is_known else since), is_answered
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -219,6 +254,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.connections = Connections[int](LIMITS)
         self.open: list[Described] = []
         self.count = 0
+        self.now = 0.0
 
     def unknown(self) -> list[Described]:
         return [each for each in self.open if not each.is_known]
@@ -227,6 +263,10 @@ class AnyOrder(RuleBasedStateMachine):
         found = data.draw(st.sampled_from(self.open))
         self.open.remove(found)
         return found
+
+    @rule(seconds=st.sampled_from((0.25, 0.5, 1.0, 2.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
     @rule(address=st.sampled_from("xyz"))
     def connect(self, address: str) -> None:
@@ -238,21 +278,21 @@ class AnyOrder(RuleBasedStateMachine):
             choices = here
         elif full or len(self.unknown()) >= LIMITS.unknown:
             choices = self.unknown() or [each for each in self.open if each.may_be_closed]
-        expected = min(choices, key=lambda each: each.phase is ANSWER, default=None)
-        closed = self.connections.opened(self.count, address, now=0)
+        expected = min(choices, key=lambda each: each.order, default=None)
+        closed = self.connections.opened(self.count, address, self.now)
         if expected is not None:
             assert closed == expected.name
             self.open.remove(expected)
         else:
             assert closed == (self.count if full else None)
         if closed != self.count:
-            self.open.append(Described(self.count, address))
+            self.open.append(Described(self.count, address, self.now))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), phase=st.sampled_from(Phase))
     def move(self, data: st.DataObject, phase: Phase) -> None:
-        self.open.append(replace(self.pick(data), phase=phase))
-        self.connections.moved(self.open[-1].name, phase, now=0)
+        self.open.append(replace(self.pick(data), phase=phase, since=self.now))
+        self.connections.moved(self.open[-1].name, phase, self.now)
 
     @precondition(lambda self: self.unknown())
     @rule(data=st.data())

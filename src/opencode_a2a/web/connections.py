@@ -2,15 +2,16 @@
 
 A connection is *unknown* until it carries a request of a known caller.
 
-- Unknown connections are bounded in total and per address. A new one over the bound closes the one
-  that has waited longest for its client; one whose request is being answered is closed only if
-  nobody waits. So whoever connects gets in, and has to send its request before it is closed.
+- Unknown connections are bounded in total and per address. A new one over the bound closes the
+  oldest, by when it began to wait for its client or for its answer; answers get a second more. So
+  whoever connects gets in, and has to send its request before as many others come. A client that
+  does not read its answers keeps nobody out.
 - Known connections do not count against their address, because behind a proxy all callers have the
   same one. They are bounded by the total alone. When the total is reached, unknown connections are
   closed first, then known ones between two requests. A known caller's request or stream is never
   closed for anybody.
 - A request head has a deadline. So has a body, but every part that arrives postpones it. What
-  a known caller is answered has none.
+  a known caller is answered has none until its connection is to be closed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
-from itertools import chain
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 MARK_KNOWN = "opencode_a2a.mark_known"  # in a request's state: call it if its caller is known
 BODY_BYTES_PER_SECOND = 512  # a body that arrives at this rate is never too slow
 KEEP_ALIVE_SECONDS = 75  # between two requests; clients and proxies close theirs earlier
 UNKNOWN_ANSWER_SECONDS = 30.0  # no answer to an unknown caller takes long, unless it is not read
+ANSWER_HEAD_START = 1.0  # seconds by which an unknown caller's answer counts as younger than it is
+CLOSING_SECONDS = 600.0  # for a known caller to read the rest of the last answer
 LINGER_SECONDS = 3.0  # how long a refused client may go on sending before it is cut off
 MAX_UNKNOWN = 2_048  # unknown connections, however many there may be in total
 
@@ -39,6 +42,7 @@ class Phase(Enum):
     BODY = "body"  # the client, to send the rest of a request body
     ANSWER = "answer"  # the service, to finish its answer
     IDLE = "idle"  # the client, to send another request
+    CLOSING = "closing"  # the client, to read the rest of the last answer
     LINGER = "linger"  # the client, to close the connection after it was refused
 
 
@@ -73,22 +77,26 @@ class _ClosingOrder(Generic[K]):
     __slots__ = ("_answered", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: dict[K, None] = {}
-        self._answered: dict[K, None] = {}
+        self._waiting: dict[K, float] = {}  # both oldest first
+        self._answered: dict[K, float] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._answered)
 
-    def put(self, key: K, phase: Phase) -> None:
+    def put(self, key: K, phase: Phase, since: float) -> None:
         self.drop(key)
-        (self._answered if phase is Phase.ANSWER else self._waiting)[key] = None
+        if phase is Phase.ANSWER:
+            self._answered[key] = since + ANSWER_HEAD_START
+        else:
+            self._waiting[key] = since
 
     def drop(self, key: K) -> None:
         self._waiting.pop(key, None)
         self._answered.pop(key, None)
 
     def first(self) -> K | None:
-        return next(chain(self._waiting, self._answered), None)
+        oldest = [next(iter(each.items())) for each in (self._waiting, self._answered) if each]
+        return min(oldest, key=itemgetter(1))[0] if oldest else None
 
 
 class Connections(Generic[K]):
@@ -116,8 +124,8 @@ class Connections(Generic[K]):
         elif len(self._entries) >= self._limits.total:
             return key
         self._entries[key] = _Entry(address, Phase.HEAD, now)
-        self._unknown.put(key, Phase.HEAD)
-        self._unknown_at.setdefault(address, _ClosingOrder()).put(key, Phase.HEAD)
+        self._unknown_at.setdefault(address, _ClosingOrder())
+        self._sort(key, self._entries[key])
         return other
 
     def moved(self, key: K, phase: Phase, now: float) -> None:
@@ -164,12 +172,12 @@ class Connections(Generic[K]):
 
     def _sort(self, key: K, entry: _Entry) -> None:
         if not entry.is_known:
-            self._unknown.put(key, entry.phase)
-            self._unknown_at[entry.address].put(key, entry.phase)
-        elif entry.phase in (Phase.BODY, Phase.ANSWER):
+            self._unknown.put(key, entry.phase, entry.since)
+            self._unknown_at[entry.address].put(key, entry.phase, entry.since)
+        elif entry.phase in (Phase.BODY, Phase.ANSWER, Phase.CLOSING):
             self._known_unused.drop(key)
         else:
-            self._known_unused.put(key, entry.phase)
+            self._known_unused.put(key, entry.phase, entry.since)
 
     def _forget_unknown(self, key: K, entry: _Entry) -> None:
         self._unknown.drop(key)
@@ -189,8 +197,11 @@ class Connections(Generic[K]):
                 return entry.since + LINGER_SECONDS
             case Phase.ANSWER:
                 return None if entry.is_known else entry.since + UNKNOWN_ANSWER_SECONDS
-            case Phase.IDLE:  # the server closes it; this is for a client that does not read
-                return None if entry.is_known else entry.since + KEEP_ALIVE_SECONDS + LINGER_SECONDS
+            case Phase.CLOSING:
+                seconds = CLOSING_SECONDS if entry.is_known else UNKNOWN_ANSWER_SECONDS
+                return entry.since + seconds
+            case Phase.IDLE:  # the server closes it after KEEP_ALIVE_SECONDS
+                return None
 
 
 @lru_cache(4_096)

@@ -19,6 +19,7 @@ import httptools
 import structlog
 from starlette.responses import Response
 from starlette.types import Scope
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -114,6 +115,7 @@ class GuardedProtocol(HttpToolsProtocol):
         "_lingers",
         "_phase",
         "_problem",
+        "_running",
         "_seen_by_uvicorn",
         "_socket",
         "_upgrades",
@@ -127,7 +129,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_stopping = False
         self._ignores_input = False  # what still arrives is thrown away
         self._lingers = False
-        self._problem: ServiceError | None = None  # why a callback of the parser raised
+        self._problem: ServiceError | None = None  # why the rest of the input is refused
+        self._running: RequestResponseCycle | None = None  # the request being answered, or the last
         # The request whose head or body is being read:
         self._has_begun = False
         self._in_head = True
@@ -147,6 +150,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._guard.connections.closed(self)
+        self._unset_keepalive_if_required()  # after a reset uvicorn leaves the timer, and so this
+        if self._running is not None:  # uvicorn tells only the last request that was read
+            _disconnect(self._running)
         super().connection_lost(exc)
         self._seen_by_uvicorn.release()
 
@@ -174,7 +180,7 @@ class GuardedProtocol(HttpToolsProtocol):
             name = phase.value
             setting = f"A2A_REQUEST_{name.upper()}_TIMEOUT_SECONDS"
             self._refuse(RequestTimeout(f"The request's {name} took too long to come ({setting})."))
-        elif self._is_known and phase is not Phase.LINGER:
+        elif phase is Phase.HEAD:
             self._socket.close()  # after what is still to be sent
         else:
             self.abort()
@@ -282,8 +288,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     # -- the answer's side
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
+        if self._running is not None:
+            self._running.body.clear()  # the application may not have read it
         super().on_response_complete()
+        if self._problem is not None:
+            self._refuse(self._problem)
         self._settle()
 
     @property
@@ -301,11 +315,11 @@ class GuardedProtocol(HttpToolsProtocol):
         cycle = self._last_request
         if self._lingers:
             phase = Phase.LINGER
+        elif self._socket.is_closing():
+            phase = Phase.CLOSING
         elif cycle is not None and not cycle.response_complete:
             reads = cycle.more_body and not cycle.response_started and not self.pipeline
             phase = Phase.BODY if reads else Phase.ANSWER
-        elif self._socket.is_closing():
-            phase = Phase.ANSWER
         elif self._bytes_since_body or self._has_begun or cycle is None:
             phase = Phase.HEAD
         else:
@@ -315,16 +329,18 @@ class GuardedProtocol(HttpToolsProtocol):
             self._guard.connections.moved(self, phase, self.loop.time())
 
     def _refuse(self, error: ServiceError) -> None:
-        """Answer what no application has seen, and close the connection."""
-        self._ignores_input = True
+        """Answer what no application has seen, and close the connection.
+
+        Earlier requests are answered first; then this is called again.
+        """
+        self._ignores_input, self._problem = True, error
         cycle = self._last_request
         if cycle is not None and not cycle.response_complete:
             if self.pipeline or cycle.response_started or not cycle.more_body:
-                cycle.keep_alive = False  # an earlier request is being answered: close after that
+                cycle.keep_alive = False
                 return
-            cycle.disconnected = True
-            cycle.message_event.set()
-        if self._socket.is_closing():
+            _disconnect(cycle)
+        if self.is_leaving:
             return
         response = self._guard.render_error(self._error_scope(), error, error.http_status)
         request_id = uuid.uuid4().hex
@@ -365,6 +381,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._linger()
         else:
             self._socket.close()
+        self._settle()
 
     def _linger(self) -> None:
         """Say that nothing more will come, and read on for a while.
@@ -383,6 +400,12 @@ class GuardedProtocol(HttpToolsProtocol):
     @property
     def is_leaving(self) -> bool:
         return self._lingers or self._socket.is_closing()
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Tell a request's application that its client is gone."""
+    cycle.disconnected = True
+    cycle.message_event.set()
 
 
 class _LingeringTransport:
