@@ -9,15 +9,25 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from opencode_a2a.domain.commands import Expansion, expand, file_references, mentions_file, refusal
+from opencode_a2a.domain import commands
+from opencode_a2a.domain.commands import changes_actions, expand, mentions_file, refusal
 from tests.domain.logs import STEADY
+from tests.extensions.command_oracle import file_references, shell_commands, with_outputs
 
 PIECES = [
     *("a", "word ", " ", "\n", "\r", "\t", "é", "漢", "\u00a0", "\ufeff", "\u2028", ".", ",", "|"),
     *("`", "!", "!`", "$", "$1", "$2", "$0", "$12", "$ARGUMENTS", "$ARG", "UMENTS", "$'", "$`"),
     *("$&", "$$", "@", "@README.md", "src/", "'", '"', "[Image 1]", "~", "-", "\x00", "\x1b"),
+    *("..", "../", "/", "(", "@..", "!`b`", "!`b`", "!`c d`"),
 ]
 TEXT = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join)
+OUTPUTS = st.lists(
+    st.sampled_from(
+        ["", "`", "@", "@x", "x", ".", ",", "\n", "@.", "@x.", "!`q`", "y@", "@~/", " "]
+    ),
+    min_size=12,
+    max_size=12,
+)
 MARK = "ZQX"
 
 
@@ -54,14 +64,28 @@ ALLOWED = [
     ("None", "it's 5 > 4! (mail me@example.com; or not)"),
     ("Say $ARGUMENTS", 'two "lines"\r\nand\ta 漢 \U0001f468\u200d\U0001f469'),
     ("Look at @README.md: $ARGUMENTS", "closely"),
-    ("Look at @README.md$1", ", please"),
+    ("Look at @README.md, $1", "then at ../x, ~/y and .env"),
+    ("Status: !`git status` $ARGUMENTS", "of src/x.py"),
     ("Run `git show $ARGUMENTS`", "HEAD~1 feature/x_y v1.0 key=a:b #12 50% -q größer हिन्दी"),
     ("Status: !`git status` $ARGUMENTS", "in short"),
     ("`$1`!", "x"),
     ("!`echo $1`", " "),
     ("Look at @$1", " "),
 ]
+PATHS = [
+    ("!`date`@$1", "../workspace/secret.txt"),
+    ("See:!`echo hi`(@../$1", "workspace/secret.txt"),
+    ("!`echo hi`@$1", "."),
+    ("!`echo hi`@$1", ".."),
+    ("!`echo @`!`true`$ARGUMENTS", ". "),
+    ("!`true`!`echo @`$ARGUMENTS", ".. "),
+    ("!`echo @`.$1", ". "),
+    ("!$2`echo @`$1", "."),
+    ("@,$1@$1", ".."),
+]
 REFUSED = [
+    *PATHS,
+    ("See:!`echo hi`(@../$1", "workspace"),
     ("Explain `$ARGUMENTS` to me.", "!$'\ntouch x\n$'"),
     ("Compare `$1` against $2 using `$3`.", 'x! "| touch x |" y'),
     ("Input: $ARGUMENTS\n- `git show $ARGUMENTS`\n- `git diff`", "x!"),
@@ -76,7 +100,7 @@ REFUSED = [
     ("x$1!`echo x`", ","),  # the output may begin with one
     ("Look at @$1", "x"),
     ("Look at @src/$1.py", "secret"),
-    ("Look at @README.md$1", "x"),
+    *[("Look at @README.md$1", text) for text in ("x", ", please")],
     ("x$1@README.md", ","),
     ("$$1 `x", "ARGUMENTS!"),
     ("@$ARG$1", "UMENTS"),
@@ -87,27 +111,27 @@ REFUSED = [
 
 @pytest.mark.parametrize(("template", "arguments", "text"), EXPANSIONS)
 def test_arguments_are_filled_in(template: str, arguments: str, text: str) -> None:
-    assert expand(template, arguments).text == text
+    assert expand(template, arguments) == text
 
 
-def test_what_an_expansion_runs_and_reads() -> None:
+def test_what_the_model_of_opencode_runs_and_reads() -> None:
     text = " !`a` x!`b\nc` !`` `d` !`e \ufeff"
-    expansion = Expansion(text)
-    assert expansion.shell == ("a", "b\nc")
-    assert expansion.prompt(["1", "@2"]) == "1 x@2 !`` `d` !`e"
-    assert expansion.files(["@1", "@2"]) == ("1",)
+    assert shell_commands(text) == ["a", "b\nc"]
+    assert with_outputs(text, ["1", "@2"]) == "1 x@2 !`` `d` !`e"
+    assert file_references(with_outputs(text, ["@1", "@2"])) == ["1"]
 
 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("@a (@b) é@c @d@e", ("a", "b)", "c", "d@e")),
-        ("a@b _@c 1@d `@e @ @, @`", ()),
-        ("@.env @./x.y. @a..b @a,b @../x @~/x", (".env", "./x.y", "a", "a", "../x", "~/x")),
-        ("@a\u00a0b @c\ufeffd @e\x1ff", ("a", "c", "e\x1ff")),
+        ("@a (@b) é@c @d@e", ["a", "b)", "c", "d@e"]),
+        ("a@b _@c 1@d `@e @ @, @`", []),
+        ("@.env @./x.y. @a..b @a,b @../x @~/x", [".env", "./x.y", "a", "a", "../x", "~/x"]),
+        ("@a\u00a0b @c\ufeffd @e\x1ff", ["a", "c", "e\x1ff"]),
+        ("@@../x @x@../y (@.", ["@", "x@", "."]),
     ],
 )
-def test_file_references(text: str, names: tuple[str, ...]) -> None:
+def test_file_references(text: str, names: list[str]) -> None:
     assert file_references(text) == names
 
 
@@ -136,27 +160,60 @@ def test_no_dollar_and_no_backtick_passes(
 
 
 @settings(STEADY, max_examples=300)
-@given(template=TEXT, before=TEXT, after=TEXT)
-@example(template="!`a$1`", before="", after="")
-@example(template="@a$1", before="", after="")
-@example(template="`$ARGUMENTS`b`", before="", after="!")
-def test_nothing_of_the_arguments_is_run_or_read(template: str, before: str, after: str) -> None:
+@given(template=TEXT, before=TEXT, after=TEXT, outputs=OUTPUTS)
+@example(template="!`a$1`", before="", after="", outputs=[""] * 12)
+@example(template="@a$1", before="", after="", outputs=[""] * 12)
+@example(template="`$ARGUMENTS`b`", before="", after="!", outputs=[""] * 12)
+@example(template="!`a`@$1", before="..", after="", outputs=[","] * 12)
+@example(template="!`a`!`b`$ARGUMENTS", before="..", after="", outputs=["@", *[""] * 11])
+def test_nothing_of_the_arguments_is_run_or_read(
+    template: str, before: str, after: str, outputs: list[str]
+) -> None:
     """The mark is in every argument, and in no template."""
     assume(MARK not in template)
     arguments = " ".join(f"{word}{MARK}" for word in f"{before}{MARK}{after}".split(" "))
     if refusal(template, arguments):
         return
-    expansion = expand(template, arguments)
-    for output in ("", "x", "@", "@x", "@x."):
-        acted_on = (*expansion.shell, *expansion.files([output] * len(expansion.shell)))
-        assert not [each for each in acted_on if MARK in each]
+    acted_on = (*shell_commands(expand(template, arguments)), *read(template, arguments, outputs))
+    assert not [each for each in acted_on if MARK in each]
 
 
-@settings(STEADY, max_examples=300)
-@given(template=TEXT, arguments=TEXT)
-def test_allowed_arguments_run_what_the_template_runs(template: str, arguments: str) -> None:
+def assert_same_actions(template: str, arguments: str, outputs: list[str]) -> None:
+    assert shell_commands(expand(template, arguments)) == shell_commands(expand(template, ""))
+    assert read(template, arguments, outputs) == read(template, "", outputs)
+
+
+def read(template: str, arguments: str, outputs: list[str]) -> list[str]:
+    text = expand(template, arguments)
+    assume(len(shell_commands(text)) <= len(outputs))
+    return file_references(with_outputs(text, outputs))
+
+
+@settings(STEADY, max_examples=1000)
+@given(template=TEXT, arguments=TEXT, outputs=OUTPUTS)
+@example(template="!`a`!`b`$ARGUMENTS", arguments=". ", outputs=["@", *[""] * 11])
+@example(template="!`a`@$1", arguments=".", outputs=[","] * 12)
+def test_allowed_arguments_run_and_read_what_the_template_does(
+    template: str, arguments: str, outputs: list[str]
+) -> None:
     if refusal(template, arguments) is None:
-        assert expand(template, arguments).shell == expand(template, "").shell
+        assert_same_actions(template, arguments, outputs)
+
+
+@settings(STEADY, max_examples=1000)
+@given(template=TEXT, arguments=TEXT, outputs=OUTPUTS)
+def test_the_comparison_alone_suffices(template: str, arguments: str, outputs: list[str]) -> None:
+    if not changes_actions(template, arguments):
+        assert_same_actions(template, arguments, outputs)
+
+
+@pytest.mark.parametrize(("template", "arguments"), PATHS)
+def test_without_the_comparison_no_argument_names_a_path(
+    template: str, arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of the characters alone keeps a name within the directory of the template."""
+    monkeypatch.setattr(commands, "changes_actions", lambda *_: False)
+    assert refusal(template, arguments)
 
 
 @STEADY

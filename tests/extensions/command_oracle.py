@@ -3,14 +3,17 @@
     python -m tests.extensions.command_oracle --pairs 20000 --seed 1
 
 Each pair of template and arguments tries to create a file of its own (the canary) and to read
-`secret.txt`. A plugin inside OpenCode writes down the prompt that it makes of the pair and ends the
-run there, before any model is asked. It is an error if a pair that `refusal` lets pass creates its
-canary or reads the secret, or if the prompt is not the one that `expand` foretells. Whatever pair
-creates its canary or reads the secret, the comparison alone (`changes_actions`) must have seen it.
+others, `secret.txt` among them. A plugin inside OpenCode writes down the prompt that it makes of
+the pair and ends the run there, before any model is asked. A pair whose prompt has a file is sent
+again without arguments: a file that this prompt does not refer to was read because of the
+arguments. It is an error if a pair that `refusal` lets pass creates its canary or reads such a
+file, or if the prompt is not the one that `expand` foretells. Whatever pair creates its canary or
+reads such a file, the comparison alone (`changes_actions`) must have seen it.
 
 The pairs that `refusal` refuses are sent to OpenCode as well (all, or a share of them): many of
 them must create their canary, or the check would prove nothing. So only `touch` and harmless words
 may stand in the fragments below, and no brackets, with which a shell function could be written.
+No fragment begins with a slash, and the workspace lies deeper than `../` can lead out of.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 
@@ -38,6 +41,7 @@ AT_ONCE = 8
 PATIENCE = 120.0
 SECRET = "secret.txt"
 PREFIX = "pair-"
+DEPTH = ("a",) * 12  # directories around the workspace
 
 PLUGIN = """
 import { appendFileSync } from "node:fs"
@@ -59,6 +63,10 @@ WRITTEN = (
     "Run `echo hi` and tell about $1, then $2.",
     "Look at @README.md and then $ARGUMENTS",
     "Look at @$1",
+    "Look at @../$1",
+    "!`echo hi`@$1",
+    "See:!`echo hi`(@../$1",
+    "!`echo @`!`true`$ARGUMENTS",
     "Status: !`echo hi` $ARGUMENTS",
     "It says !`echo hi $ARGUMENTS`",
     "!`$ARGUMENTS`",
@@ -72,6 +80,7 @@ TEMPLATE_FRAGMENTS = (
     *("Explain ", "with ", "alpha", " ", " ", "\n", "\r\n", "\t", ".", ",", "é", "漢", "𝒳"),
     *("`", "`", "`", "!`", "!", "``", "```\n", "$ARGUMENTS", "$ARGUMENTS", "$1", "$1", "$2", "$3"),
     *("$0", "$10", "$01", "$", "$$", "$&", "$'", "$ARG", "@", "@README.md", "@notes/", "@$1"),
+    *("@../", "@../", "../", "..", "!`true`"),
     *(
         "!`echo hi`",
         "!`echo @`",
@@ -85,15 +94,44 @@ TEMPLATE_FRAGMENTS = (
         "|",
     ),
 )
-TAME = ("x", "alpha", " ", " ", "é", "漢", "HEAD~1", ".", ",", "-", "/", "#", SECRET, "ARGUMENTS")
+TAME = (
+    *("x", "alpha", " ", " ", "é", "漢", "HEAD~1", ".", ",", "-", "notes/", "#", "ARGUMENTS"),
+    *(SECRET, "..", "../", f"../workspace/{SECRET}", f"workspace/{SECRET}"),
+)
 PLAIN = (
     *("!", "!", "'", '"', "\n", "\r", "\t", "me@example.com", ";", "|", "&&", "<", ">", "\\", "?"),
     *("\u00a0", "\ufeff", "\u2028", "\u0085", "\u200d", "[Image 1]", "[image\u00a02]", "𝒳", "*"),
 )
 NASTY = (
     *("`", "`", "!`", "$", "$'", "$`", "$&", "$$", "$1", "$2", "$ARGUMENTS", "@", f"@{SECRET}"),
-    *("@~", "@general", "!$'", "\x1b", "`!", "$<x>", "$0"),
+    *("@~", "@../", "@general", "!$'", "\x1b", "`!", "$<x>", "$0"),
 )
+
+
+# What OpenCode 1.18 runs and reads in a text; \w and \s are JavaScript's.
+_SHELL = re.compile(r"!`([^`]+)`")
+_SPACE = r"\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_IN_NAME = rf"[^{_SPACE}`,.]"
+_FILE = re.compile(rf"(?<![A-Za-z0-9_`])@(\.?{_IN_NAME}*(?:\.{_IN_NAME}+)*)")
+_ENDS = re.compile(rf"\A[{_SPACE}]+|[{_SPACE}]+\Z")
+
+
+def shell_commands(text: str) -> list[str]:
+    return _SHELL.findall(text)
+
+
+def with_outputs(text: str, outputs: Sequence[str]) -> str:
+    """The prompt; `outputs` are what the shell commands print, in order."""
+    remaining = iter(outputs)
+    return _ENDS.sub("", _SHELL.sub(lambda _: next(remaining), text))
+
+
+def file_references(prompt: str) -> list[str]:
+    """What OpenCode takes for names of files, directories or agents."""
+    return [name for name in _FILE.findall(prompt) if name]
+
+
+Parts: TypeAlias = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +184,8 @@ class Report:
     asked_refused: int = 0
     canaries_allowed: list[str] = field(default_factory=list)
     canaries_refused: int = 0
-    secrets_allowed: list[str] = field(default_factory=list)
-    secrets_refused: int = 0
+    reads_allowed: list[str] = field(default_factory=list)
+    reads_refused: int = 0
     compared: int = 0
     mismatches: list[str] = field(default_factory=list)
     unforeseen: list[str] = field(default_factory=list)
@@ -157,19 +195,20 @@ class Report:
         return (
             f"pairs {self.pairs}: allowed {self.allowed}, refused {self.refused}\n"
             f"allowed, with a canary {len(self.canaries_allowed)}, "
-            f"with the secret {len(self.secrets_allowed)}\n"
+            f"with a file of the arguments {len(self.reads_allowed)}\n"
             f"refused and asked all the same {self.asked_refused}: "
-            f"with a canary {self.canaries_refused}, with the secret {self.secrets_refused}\n"
+            f"with a canary {self.canaries_refused}, "
+            f"with a file of the arguments {self.reads_refused}\n"
             f"prompts compared {self.compared}, mismatches {len(self.mismatches)}, "
             f"without a prompt {len(self.unanswered)}, "
-            f"canaries and secrets that the comparison alone would let pass {len(self.unforeseen)}"
+            f"canaries and files that the comparison alone would let pass {len(self.unforeseen)}"
         )
 
     @property
     def faults(self) -> list[str]:
         return [
             *(f"canary: {each}" for each in self.canaries_allowed),
-            *(f"secret: {each}" for each in self.secrets_allowed),
+            *(f"file: {each}" for each in self.reads_allowed),
             *(f"mismatch: {each}" for each in self.mismatches),
             *(f"not foreseen: {each}" for each in self.unforeseen),
             *(f"no prompt: {each}" for each in self.unanswered),
@@ -205,7 +244,7 @@ class Oracle:
         more = directory / "commands.json"
         more.write_text(json.dumps({"command": commands}))
         with real_opencode(
-            directory,
+            directory.joinpath(*DEPTH),
             {"OPENCODE_CONFIG": str(more)},
             plugin=[plugin.as_uri()],
             snapshot=False,
@@ -228,25 +267,24 @@ class Oracle:
             for pair in self.known
             if pair.number in allowed or source.random() < share_of_refused
         ]
-        await self._ask(asked, progress)
-        seen = {
-            told["command"]: told["parts"]
-            for told in map(json.loads, filter(None, self.prompts.read_text().split("\n")))
-        }
+        seen = await self._ask([(pair, pair.arguments) for pair in asked], progress)
+        with_files = [pair for pair in asked if _files(seen.get(pair.command, ()))]
+        alone = await self._ask([(pair, "") for pair in with_files], lambda _: None)
         created = {int(path.name[:6]) for path in self.canaries.iterdir()}
         report = Report(len(self.known), len(allowed), len(self.known) - len(allowed))
         report.asked_refused = len(asked) - len(allowed)
         for pair in asked:
             parts = seen.get(pair.command)
-            read = any(SECRET in part.get("filename", "") for part in parts or ())
+            own = file_references(_text(alone[pair.command])) if pair.command in alone else ()
+            read = not _files(parts or ()) <= set(own)
             if pair.number in allowed:
                 if pair.number in created:
                     report.canaries_allowed.append(repr(pair))
                 if read:
-                    report.secrets_allowed.append(repr(pair))
+                    report.reads_allowed.append(repr(pair))
             else:
                 report.canaries_refused += pair.number in created
-                report.secrets_refused += read
+                report.reads_refused += read
             acted = read or pair.number in created
             if acted and not changes_actions(pair.template, pair.arguments):
                 report.unforeseen.append(repr(pair))
@@ -258,8 +296,12 @@ class Oracle:
                 report.mismatches.append(f"{pair!r} became {parts!r}")
         return report
 
-    async def _ask(self, asked: Sequence[Pair], progress: Callable[[int], None]) -> None:
-        remaining, done = iter(asked), 0
+    async def _ask(
+        self, calls: Sequence[tuple[Pair, str]], progress: Callable[[int], None]
+    ) -> dict[str, Parts]:
+        """The prompts that OpenCode makes of these pairs, called with these arguments."""
+        remaining, done = iter(calls), 0
+        self.prompts.write_text("")
         async with httpx.AsyncClient(
             base_url=self.upstream.base_url,
             auth=("opencode", self.upstream.password or ""),
@@ -273,8 +315,8 @@ class Oracle:
             async def work() -> None:
                 nonlocal done
                 session = (await http.post("/session", json={})).json()["id"]
-                for pair in remaining:
-                    body = {"command": pair.command, "arguments": pair.arguments}
+                for pair, arguments in remaining:
+                    body = {"command": pair.command, "arguments": arguments}
                     await http.post(f"/session/{session}/command", json=body)
                     done += 1
                     progress(done)
@@ -282,20 +324,30 @@ class Oracle:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(AT_ONCE):
                     workers.create_task(work())
+        lines = filter(None, self.prompts.read_text().split("\n"))
+        return {told["command"]: told["parts"] for told in map(json.loads, lines)}
 
 
-def _foretold(pair: Pair, parts: Sequence[dict[str, Any]]) -> bool:
+def _text(parts: Parts) -> str:
+    return str(next(part["text"] for part in parts if part["type"] == "text"))
+
+
+def _files(parts: Parts) -> set[str]:
+    """The names of files, directories and agents. Only what exists becomes a part."""
+    return {part.get("filename") or part["name"] for part in parts if part["type"] != "text"}
+
+
+def _foretold(pair: Pair, parts: Parts) -> bool:
     """Whether OpenCode's prompt is the model's, with whatever its shell commands printed."""
-    expansion = expand(pair.template, pair.arguments)
-    text = next(part["text"] for part in parts if part["type"] == "text")
-    if not expansion.shell:
-        named = {part.get("filename") or part["name"] for part in parts if part["type"] != "text"}
-        # Only what exists becomes a part.
-        return text == expansion.prompt([]) and named <= set(expansion.files([]))
-    unknown = (
-        "\ue000"  # Where nothing is printed at an end, OpenCode trims more: ignore all spaces.
-    )
-    pattern = re.escape(_without_spaces(expansion.prompt([unknown] * len(expansion.shell))))
+    expanded, text = expand(pair.template, pair.arguments), _text(parts)
+    if not _files(parts) <= set(file_references(text)):
+        return False
+    shell = shell_commands(expanded)
+    if not shell:
+        return text == with_outputs(expanded, [])
+    # Where nothing is printed at an end, OpenCode trims more: ignore all spaces.
+    unknown = "\ue000"
+    pattern = re.escape(_without_spaces(with_outputs(expanded, [unknown] * len(shell))))
     return bool(re.fullmatch(pattern.replace(unknown, ".*"), _without_spaces(text)))
 
 

@@ -4,13 +4,21 @@ OpenCode fills the arguments into the command's template and then acts on the wh
 what stands in !`…` and reads what follows an @. It asks nobody, whatever the permissions say.
 
 The rule: arguments are text for the model. They must not change what a command runs or reads. Two
-checks follow from it, and arguments must pass both, so that a mistake in one is not yet a hole.
+checks follow from it, and arguments must pass both. The second suffices if `expand` is right; the
+first does not depend on it, and limits what a mistake there could do.
 
 1. Characters. No `$` (OpenCode substitutes it), no backtick, no control characters, no @ that could
    start a file name. If the template holds a backtick, only letters, digits, spaces and a few marks
-   that no shell acts on: a `!` would turn the template's own code span into a shell command.
-2. Comparison. `expand` does what OpenCode 1.18 does with template and arguments. The shell commands
-   and file names in the result must be those of the same template without arguments.
+   that no shell acts on: a `!` would turn the template's own code span into a shell command. If a
+   placeholder stands in one word with an @, or with a backtick where a `!` or an @ stands anywhere,
+   no `/`, `\\` or `~` and no dot at the beginning of a word: should the comparison err, the
+   arguments could still name no path, only an entry of the directory that the template names.
+2. Comparison. `expand` does what OpenCode 1.18 does with template and arguments. The words in which
+   a shell command stands or a file name could begin must be the same, in the same order, with and
+   without arguments. A word ends at a space; the spaces within a shell command do not end it.
+
+The comparison holds whatever the shell commands print. OpenCode puts the output where the command
+stood, and no file name holds a space, so every name lies within one of the words compared.
 
 A template that OpenCode does not show (a prompt of an MCP server) takes no arguments.
 
@@ -24,8 +32,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 # JavaScript's classes, which are not Python's: \d and \w are ASCII, \s and trim() know these.
 _SPACE = (
@@ -39,42 +45,19 @@ _ARGUMENT = re.compile(
 )
 _OUTER_QUOTES = re.compile(r"\A[\"']|[\"']\Z")
 _REPLACEMENT_PATTERN = re.compile(r"\$([$&`'])")
-_SHELL = re.compile(r"!`([^`]+)`")
-_IN_NAME = rf"[^{_SPACE}`,.]"  # dots only singly between these, and at the beginning
-_FILE = re.compile(rf"(?<![A-Za-z0-9_`])@(\.?{_IN_NAME}*(?:\.{_IN_NAME}+)*)")
+_SHELL = r"!`[^`]+`"
+_HAS_SHELL = re.compile(_SHELL)
+_WORD = re.compile(rf"(?:{_SHELL}|[^{_SPACE}])+")
 
 MENTION_REFUSED = "must not refer to files with @: OpenCode would read any; send them as parts"
 _MENTION = re.compile(r"(?<![A-Za-z0-9_])@")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _TAME_MARKS = "_.,:=+/#~^%-"
-
-# What a shell command prints is unknown. These stand for it: they begin a file name where the text
-# before allows one, and the text after continues it.
-_UNKNOWN_OUTPUTS = ("@", "@x")
+_PATH_MARK = re.compile(r"[/\\~]|(?<![\w.])\.")  # dots only where they begin a word
 
 
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """A template with its arguments filled in, before OpenCode runs anything."""
-
-    text: str
-
-    @property
-    def shell(self) -> tuple[str, ...]:
-        """The shell commands that OpenCode runs."""
-        return tuple(_SHELL.findall(self.text))
-
-    def prompt(self, outputs: Sequence[str]) -> str:
-        """The text for the model; `outputs` are what the shell commands print, in order."""
-        remaining = iter(outputs)
-        return _SHELL.sub(lambda _: next(remaining), self.text).strip(_SPACE)
-
-    def files(self, outputs: Sequence[str]) -> tuple[str, ...]:
-        """The files, directories or agents that the text refers to."""
-        return file_references(self.prompt(outputs))
-
-
-def expand(template: str, arguments: str) -> Expansion:
+def expand(template: str, arguments: str) -> str:
+    """The template with its arguments filled in, before OpenCode runs anything."""
     words = [_OUTER_QUOTES.sub("", word) for word in _ARGUMENT.findall(arguments)]
     positions = [float(digits) for digits in _PLACEHOLDER.findall(template)]  # any number of digits
     last = max(positions, default=0.0)
@@ -92,7 +75,7 @@ def expand(template: str, arguments: str) -> Expansion:
     takes_none = not positions and _ALL_ARGUMENTS not in template
     if takes_none and arguments.strip(_SPACE):
         text = f"{text}\n\n{arguments}"
-    return Expansion(text)
+    return text
 
 
 def _replace_all(text: str, old: str, new: str) -> str:
@@ -108,11 +91,6 @@ def _replace_all(text: str, old: str, new: str) -> str:
         return _REPLACEMENT_PATTERN.sub(lambda pattern: values[pattern[1]], new)
 
     return re.sub(re.escape(old), replacement, text)
-
-
-def file_references(text: str) -> tuple[str, ...]:
-    """What OpenCode takes for names of files, directories or agents in a prompt it expands."""
-    return tuple(name for name in _FILE.findall(text) if name)
 
 
 def mentions_file(text: str) -> bool:
@@ -143,6 +121,12 @@ def refusal(template: str | None, arguments: str) -> str | None:
             f"may hold only letters, digits, spaces and {' '.join(_TAME_MARKS)} because the "
             "template of this command holds backticks; send any other text as an ordinary message"
         )
+    if _fills_names(template) and _PATH_MARK.search(arguments):
+        return (
+            "must not hold / \\ ~ or words that begin with a dot because the template of this "
+            "command puts them next to an @ or a backtick; leave them out, send files as parts, "
+            "or send the text as an ordinary message"
+        )
     if changes_actions(template, arguments):
         return (
             "would change what this command runs or reads: its template puts them into a shell "
@@ -159,12 +143,19 @@ def _is_tame(text: str) -> bool:
     )
 
 
-def changes_actions(template: str, arguments: str) -> bool:
-    """Whether OpenCode would run or read anything else than without arguments."""
-    alone, filled = expand(template, ""), expand(template, arguments)
-    if alone.shell != filled.shell:
-        return True
-    return any(
-        alone.files([output] * len(alone.shell)) != filled.files([output] * len(filled.shell))
-        for output in _UNKNOWN_OUTPUTS
+def _fills_names(template: str) -> bool:
+    """Whether a placeholder stands in one word with an @ or a backtick, and a file may be read."""
+    return ("@" in template or "!" in template) and any(
+        ("@" in word or "`" in word) and (_PLACEHOLDER.search(word) or _ALL_ARGUMENTS in word)
+        for word in _WORD.findall(template)
     )
+
+
+def changes_actions(template: str, arguments: str) -> bool:
+    """Whether OpenCode could run or read anything else than without arguments."""
+    return _acting_words(expand(template, "")) != _acting_words(expand(template, arguments))
+
+
+def _acting_words(text: str) -> list[str]:
+    """The words in which a shell command stands or a file name could begin."""
+    return [word for word in _WORD.findall(text) if _HAS_SHELL.search(word) or mentions_file(word)]
