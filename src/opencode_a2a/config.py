@@ -26,6 +26,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     model_validator,
@@ -41,7 +42,7 @@ from sqlalchemy.exc import ArgumentError
 
 from .domain.scopes import USUAL, Scope
 from .paths import inside_git, make_private_directory, tighten
-from .spellings import ELSEWHERE, Spelled, database_url, from_json, listed, noted
+from .spellings import ELSEWHERE, Spelled, database_url, from_json, listed, noted, parsed_url
 
 LONGEST_ROOT = 600  # characters; what a database can keep in an index
 
@@ -85,11 +86,11 @@ def _directory(value: Path) -> Path:
 
 def _database(value: str) -> str:
     try:
-        make_url(value).get_dialect().import_dbapi()
+        parsed_url(value).get_dialect().import_dbapi()
     except ImportError as exc:
         advice = ": pip install 'psycopg[binary]'" if exc.name == "psycopg" else ""
         raise ValueError(f"needs the Python package {exc.name}{advice}") from None
-    except ArgumentError:
+    except ArgumentError:  # there is no such database
         raise ValueError("must be a URL such as sqlite:////var/lib/a2a/tasks.db") from None
     return value
 
@@ -97,6 +98,13 @@ def _database(value: str) -> str:
 def _not_empty(value: SecretStr) -> SecretStr:
     if not value.get_secret_value().strip():
         raise ValueError("must not be empty")
+    return value
+
+
+def _without_padding(value: SecretStr) -> SecretStr:
+    # A header has none, so no request could present such a token.
+    if value.get_secret_value() != value.get_secret_value().strip():
+        raise ValueError("must not begin or end with a space or a line break")
     return value
 
 
@@ -108,6 +116,7 @@ def _is_loopback(host: str) -> bool:
 
 
 Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
+Token = Annotated[Secret, AfterValidator(_without_padding)]
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Directory = Annotated[Path, AfterValidator(_directory)]
 DatabaseUrl = Annotated[str, AfterValidator(database_url), AfterValidator(_database)]
@@ -177,7 +186,11 @@ class Upstream(Group):
         default=0, ge=0, description="Requests to OpenCode at a time; 0 means no limit."
     )
     max_concurrent_streams: int = Field(
-        default=32, ge=0, description="Tasks worked on at a time; 0 means no limit."
+        default=32,
+        ge=0,
+        description="Tasks worked on at a time; 0 means no limit. One caller alone may use them "
+        "all. A caller with no running task starts one all the same while another caller has two "
+        "or more running, so for a while up to twice as many may run.",
     )
 
 
@@ -190,7 +203,7 @@ class CredentialSetting(BaseModel):
     enabled: bool = True
     scheme: Annotated[Literal["bearer", "basic"], Spelled()]
     principal: str = Field(min_length=1, max_length=255)
-    token: Secret | None = None
+    token: Token | None = None
     username: str | None = None
     password: Secret | None = None
     scopes: list[Scope] = [*USUAL]
@@ -215,13 +228,6 @@ class CredentialSetting(BaseModel):
                 raise ValueError("scopes and capabilities say the same; keep scopes")
             self.scopes = [*USUAL, *(CAPABILITIES[name] for name in self.capabilities)]
         return self
-
-
-def _enabled(entries: list[CredentialSetting]) -> list[CredentialSetting]:
-    return [entry for entry in entries if entry.enabled]
-
-
-CredentialList = Annotated[list[CredentialSetting], *Json, AfterValidator(_enabled)]
 
 
 class RuleSetting(BaseModel):
@@ -249,10 +255,10 @@ class Server(Group):
         default="A coding agent that works in its own workspace.",
         description="The agent's description in its card.",
     )
-    bearer_token: Secret | None = Field(
+    bearer_token: Token | None = Field(
         default=None, description="One token for one caller, the simple way."
     )
-    static_auth_credentials: CredentialList = Field(
+    static_auth_credentials: Annotated[list[CredentialSetting], *Json] = Field(
         default=[],
         description='Several callers, as JSON: [{"scheme": "bearer", "token": …, "principal": …, '
         '"scopes": […]}, {"scheme": "basic", "username": …, "password": …}]. A basic one goes by '
@@ -388,6 +394,19 @@ class Server(Group):
         "and its sub-agents inherit only what is denied (or about external directories).",
     )
 
+    _all_credentials: list[CredentialSetting] = PrivateAttr(default=[])
+
+    @property
+    def all_credentials(self) -> list[CredentialSetting]:
+        """As they were given; `static_auth_credentials` has only those that are enabled."""
+        return self._all_credentials
+
+    @model_validator(mode="after")
+    def _only_enabled(self) -> Server:
+        self._all_credentials = self.static_auth_credentials
+        self.static_auth_credentials = [entry for entry in self._all_credentials if entry.enabled]
+        return self
+
     @model_validator(mode="after")
     def _each_secret_once(self) -> Server:
         tokens = [c.token.get_secret_value() for c in self.static_auth_credentials if c.token]
@@ -401,26 +420,40 @@ class Server(Group):
     def short_secrets(self) -> list[str]:
         """The settings whose token or password is so short that it could be guessed."""
         given = {"A2A_BEARER_TOKEN": self.bearer_token}
-        for number, credential in enumerate(self.static_auth_credentials):
+        for number, credential in enumerate(self.all_credentials):
+            if not credential.enabled:
+                continue
             name = f"A2A_STATIC_AUTH_CREDENTIALS.{number}"
             given |= {f"{name}.token": credential.token, f"{name}.password": credential.password}
         return [
             name
             for name, secret in given.items()
-            if secret is not None and len(secret.get_secret_value()) < MIN_SECRET
+            if secret is not None and len(secret.get_secret_value().strip()) < MIN_SECRET
         ]
 
     @model_validator(mode="after")
     def _hard_to_guess(self) -> Server:
-        if not _is_loopback(self.host) and (short := self.short_secrets):
+        if (reached := self._reached_at) and (short := self.short_secrets):
             raise ValueError(
                 "\n".join(
-                    f"{name}: is shorter than {MIN_SECRET} characters, too short where A2A_HOST is "
-                    f"{self.host} rather than a loopback address. Make a better one: {MAKE_SECRET}"
+                    f"{name}: is shorter than {MIN_SECRET} characters, too short where {reached} "
+                    f"rather than a loopback address. Make a better one: {MAKE_SECRET}"
                     for name in short
                 )
             )
         return self
+
+    @property
+    def _reached_at(self) -> str | None:
+        """The setting that says that others than this machine can reach the service, if one does.
+
+        A proxy may bring them to a loopback address.
+        """
+        if not _is_loopback(self.host):
+            return f"A2A_HOST is {self.host}"
+        if self.public_url and not _is_loopback(urlsplit(self.public_url).hostname or ""):
+            return f"A2A_PUBLIC_URL is {self.public_url}"
+        return None
 
 
 class State(Group):
@@ -601,7 +634,7 @@ class Settings(BaseModel):
         """Every secret in them, and how a login with it is written: nothing for a log."""
         logins = [
             (entry.username, entry.password, entry.token)
-            for entry in self.server.static_auth_credentials
+            for entry in self.server.all_credentials  # a disabled one may be valid elsewhere
         ]
         logins.append((None, None, self.server.bearer_token))
         logins.append((self.upstream.auth_username, self.upstream.auth_password, None))

@@ -17,8 +17,9 @@ from .redaction import Redactor
 
 EventDict = MutableMapping[str, Any]
 FIRST = ("timestamp", "level", "event")  # in every line, in this order
+OURS = ("timestamp", "level")  # nobody else has a say in these
 
-redactor = Redactor()  # of this process: every line goes through it
+redactor = Redactor()  # of this process: every value of every line goes through it
 
 
 def configure(
@@ -35,6 +36,7 @@ def configure(
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _without_secrets,
             *_written(form, colours),
         ],
     )
@@ -45,13 +47,22 @@ def configure(
 def _written(form: str, colours: bool) -> list[Processor]:
     if form == "json":
         # Which writes ASCII only, so there is nothing left to escape.
-        return [_in_order, structlog.processors.JSONRenderer(), _without_secrets]
+        return [_in_order, structlog.processors.JSONRenderer()]
     if colours:
         plain = structlog.dev.plain_traceback
         terminal = structlog.dev.ConsoleRenderer(colors=True, exception_formatter=plain)
-        return [_on_a_terminal, terminal, _without_secrets]
+        return [_on_a_terminal, terminal]
     logfmt = structlog.processors.LogfmtRenderer(key_order=list(FIRST), bool_as_flag=False)
-    return [logfmt, _without_secrets, _printable]
+    return [logfmt, _printable]
+
+
+def _without_secrets(_: Any, __: str, event: EventDict) -> EventDict:
+    """Value by value, before any is escaped or quoted.
+
+    In a whole line a secret may be written in another way, and what looks like one may go beyond
+    the end of its value.
+    """
+    return {name: value if name in OURS else redactor.value(value) for name, value in event.items()}
 
 
 def _in_order(_: Any, __: str, event: EventDict) -> EventDict:
@@ -72,14 +83,8 @@ def _on_a_terminal(_: Any, __: str, event: EventDict) -> EventDict:
     return shown
 
 
-# These two get the whole line, which is less work than each of its values.
-
-
-def _without_secrets(_: Any, __: str, line: Any) -> str:
-    return redactor.known(line)
-
-
 def _printable(_: Any, __: str, line: Any) -> str:
+    """The whole line, which is less work than each of its values."""
     return escaped(line)
 
 
@@ -100,5 +105,16 @@ class _FromLibraries(logging.Handler):
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        log = structlog.get_logger()
-        log.log(record.levelno, record.name, message=record.getMessage(), exc_info=record.exc_info)
+        try:
+            level = min(record.levelno // 10 * 10, logging.CRITICAL)  # a library may have its own
+            facts = {"message": _message(record), "exc_info": record.exc_info}
+            structlog.get_logger().log(level, record.name, **facts)
+        except Exception:  # as any handler does: what the library was doing goes on
+            self.handleError(record)
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # the arguments do not fit; handleError would print them, secrets and all
+        return f"{record.msg} (with arguments that do not fit)"

@@ -2,7 +2,7 @@
 
 What is read here is written by others and may be large. So no pattern takes longer than the text is
 long, nothing is looked at beyond what will be shown, and what is shown is cut last: a secret that
-a cut goes through is not recognised.
+a cut goes through is not recognised. A secret is looked for in a value before anything escapes it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -23,22 +23,58 @@ EVENT_FIELDS = (b"id:", b"data:", b"event:", b"retry:")
 LONGEST = 4096  # characters of a secret that is known by its looks only
 SHORTEST = 6  # characters of a secret; a shorter one is part of many words, and soon guessed
 
-_NAME_ENDS = (
-    *("token", "secret", "password", "passwd", "passphrase", "authorization", "cookie"),
-    *("apikey", "accesskey", "secretkey", "privatekey", "credential", "credentials"),
+SHORTEST_KEY = 15  # characters of one that is known by its looks, unless it is part of a URL
+DEEPEST = 64  # levels of a value; what lies deeper is not shown
+
+_NAME_ENDS = tuple(
+    f"{name}{plural}"
+    for name in (
+        *("token", "tokenvalue", "secret", "secretvalue", "password", "passwd", "pwd"),
+        *("passphrase", "authorization", "cookie", "credential"),
+        *("apikey", "accesskey", "secretkey", "privatekey"),
+    )
+    for plural in ("", "s")
 )
 _NAMES = frozenset({"auth", "bearer", "key", "pass"})
 _NO_SECRETS = ("pagetoken",)  # A2A's name for the place where a list goes on
+_DIRECTORIES = ("PWD", "OLDPWD")  # of a shell
 
-# A name and its value, as JSON, headers, forms, shells and configuration files write them.
+# A name and its value, as JSON, headers, forms, shells and configuration files write them. JSON in
+# a string has a backslash before each quote, and JSON in that one more than one.
+_NAME = (
+    r"(?:(?<!page)(?<!page[_-])tokens?(?:[_-]?values?)?|secrets?(?:[_-]?values?)?|passw(?:or)?ds?"
+    r"|passphrases?|(?:api|access|secret|private)[_-]?keys?|credentials?"
+    r"|(?-i:[pP]wd|_PWD|[A-Z0-9]_KEY))"
+)
+_IS = r"\\*[\"']?\s*[:=]\s*"
+_QUOTED = (
+    r"(?>\"(?:[^\"\\]|\\[\s\S])*+\"?|'[^']*+'?"
+    r"|(?P<slashes>\\+)(?P<quote>[\"']).*?(?:(?<!\\)(?P=slashes)(?P=quote)|$))"
+)
+_COUNT = r"(?:-?\d[\d_,.]*+(?![\w-])|\{)"
+_FLAGS = re.IGNORECASE | re.MULTILINE
 _NAMED = re.compile(
-    r"((?:(?<!page)token|secret|passw(?:or)?d|passphrase|authorization|cookie"
-    r"|(?:api|access|secret|private)[_-]?key|credentials?)[\"']?\s*[:=]\s*)"
-    r"(\[redacted\]|\"(?:[^\"\\]|\\.)*\"?|'[^']*'?|[^\s,;&}\])]+(?:(?<=bearer)\s+\S+|(?<=basic)\s+\S+)?)",
+    rf"(?!tokens{_IS}{_COUNT})({_NAME}{_IS})"
+    rf"(?:\[redacted\]|{_QUOTED}|\[\s*\\*[\"'][^\]]*\]?"
+    r"|[^\s,;&}\])]+(?:(?<=bearer)\s+\S+|(?<=basic)\s+\S+)?)",
+    _FLAGS,
+)
+# These have several words, in many forms: unless there are quotes, the rest of the line.
+_HEADER = re.compile(
+    rf"((?:authorization|cookies?){_IS})(?:{_QUOTED}(?=\s*(?:[,;)}}\]\\]|$))|[^\r\n]+)", _FLAGS
+)
+_OPTION = re.compile(
+    rf"(?<![\w-])(--[\w-]{{0,40}}?(?:{_NAME}|authorization|cookies?)[ \t]+)(?!-)(?:{_QUOTED}|\S+)",
+    _FLAGS,
+)
+_CURL_LOGIN = re.compile(
+    r"(?<!\S)((?:-[a-z]{0,8}u\s*|--(?:proxy-)?user[=\s]\s*)[\"']?[^\s:\"']+:)[^\s\"']+",
     re.IGNORECASE,
 )
 _LOGIN = re.compile(r"\b(bearer|basic)(\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
-_NAME_HINTS = ("token", "secret", "passw", "passph", "authoriz", "cookie", "key", "credential")
+_NAME_HINTS = (
+    *("token", "secret", "passw", "passph", "pwd", "authoriz", "cookie", "key", "credential"),
+)
 # Each with what to write in its place, and something that every match of it holds.
 _LOOKS = (
     (
@@ -60,7 +96,7 @@ _LOOKS = (
         HIDDEN,
         ("PRIVATE KEY",),
     ),
-    (re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{HIDDEN}@", ("://",)),
+    (re.compile(r"(://[^/\s:@\"]*:)[^/\s@\"]+@"), rf"\1{HIDDEN}@", ("://",)),
 )
 
 
@@ -71,6 +107,8 @@ def is_secret_name(name: str) -> bool:
 
 @lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
+    if name in _DIRECTORIES:
+        return False
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return plain in _NAMES or (plain.endswith(_NAME_ENDS) and not plain.endswith(_NO_SECRETS))
 
@@ -80,7 +118,8 @@ def secrets_in(environment: Mapping[str, str]) -> list[str]:
     return [
         value
         for name, value in environment.items()
-        if is_secret_name(name) or name.upper().endswith("_KEY")
+        if (is_secret_name(name) or name.upper().endswith("_KEY"))
+        and not (name.upper().endswith("TOKENS") and value.isdigit())  # a limit, not a secret
     ]
 
 
@@ -88,7 +127,7 @@ class Redactor:
     def __init__(self, *secrets: str) -> None:
         self._forms: set[str] = set()
         self._known: re.Pattern[str] | None = None
-        self._longest = LONGEST
+        self._longest, self._shortest = LONGEST, SHORTEST
         self.add(*secrets)
 
     def add(self, *secrets: str) -> None:
@@ -99,15 +138,34 @@ class Redactor:
             longest_first = sorted(self._forms, key=len, reverse=True)
             self._known = re.compile("|".join(map(re.escape, longest_first)))
             self._longest = max(LONGEST, len(longest_first[0]))
+            self._shortest = len(longest_first[-1])
 
     def known(self, text: str) -> str:
         """A text of our own without secrets; what it says about them by name is left in it."""
-        if self._known is not None:
+        if self._known is not None and len(text) >= self._shortest:
             text = self._known.sub(HIDDEN, text)
+        if len(text) < SHORTEST_KEY and "://" not in text:  # as most values in the log
+            return text
         for pattern, hidden, hints in _LOOKS:
             if any(hint in text for hint in hints):  # which is much faster than to search
                 text = pattern.sub(hidden, text)
         return text
+
+    def value(self, value: Any, depth: int = 0) -> Any:
+        """A value of our own, such as a text or a list of them, in the same way."""
+        if isinstance(value, str):
+            return self.known(value)
+        if value is None or isinstance(value, int | float):
+            return value
+        if depth == DEEPEST:
+            return CUT
+        if isinstance(value, Mapping):
+            return {self.known(str(k)): self.value(v, depth + 1) for k, v in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [self.value(inner, depth + 1) for inner in value]
+        if isinstance(value, bytes):
+            return self.known(value.decode(errors="backslashreplace"))
+        return self.known(str(value))
 
     def text(self, text: str) -> str:
         """A text of anybody's."""
@@ -117,23 +175,25 @@ class Redactor:
         if "bearer" in lower or "basic" in lower:
             text = _LOGIN.sub(rf"\1\2{HIDDEN}", text)
         if any(hint in lower for hint in _NAME_HINTS):
-            text = _NAMED.sub(rf"\1{HIDDEN}", text)
+            for pattern in (_HEADER, _NAMED, _OPTION):
+                text = pattern.sub(rf"\1{HIDDEN}", text)
+        if "curl" in lower:
+            text = _CURL_LOGIN.sub(rf"\1{HIDDEN}", text)
         return text
 
     def body(self, raw: bytes, limit: int = 0) -> str:
         """A body for the log: JSON, events that hold JSON, or text. A `limit` of 0 cuts nothing."""
         window = limit + self._longest if limit else sys.maxsize
-        try:
-            whole = "".join(_up_to(limit or sys.maxsize, self._pieces(raw, window)))
-        except RecursionError:  # JSON that is nested very deeply
-            whole = self._beginning(raw.decode(errors="backslashreplace"), window)
+        shown = _Shown(limit or sys.maxsize)
+        self._write(raw, window, shown)
+        whole = "".join(shown.pieces)
         if not limit or len(whole.encode()) <= limit:
             return whole
         return whole.encode()[:limit].decode(errors="ignore") + CUT
 
-    def _pieces(self, raw: bytes, window: int) -> Iterator[str]:
+    def _write(self, raw: bytes, window: int, shown: _Shown) -> None:
         try:
-            yield from self._json(orjson.loads(raw), window)
+            self._write_json(orjson.loads(raw), window, shown)
             return
         except orjson.JSONDecodeError:
             pass
@@ -146,39 +206,46 @@ class Redactor:
         except orjson.JSONDecodeError:
             events = []
         for line in events:
+            if shown.is_full:
+                break
             if isinstance(line, bytes):
-                yield self._beginning(line.decode(errors="backslashreplace"), window)
+                shown.add(self._beginning(line.decode(errors="backslashreplace"), window))
             else:
-                yield "data: "
-                yield from self._json(line, window)
-            yield "\n"
+                shown.add("data: ")
+                self._write_json(line, window, shown)
+            shown.add("\n")
         if not events:
-            yield self._beginning(raw.decode(errors="backslashreplace"), window)
+            shown.add(self._beginning(raw.decode(errors="backslashreplace"), window))
 
-    def _json(self, value: Any, window: int) -> Iterator[str]:
+    def _write_json(self, value: Any, window: int, shown: _Shown, depth: int = 0) -> None:
         """JSON in pieces, so that nobody looks at more of it than is shown."""
         match value:
             case str():
-                yield _dumped(self._beginning(value, window))
+                shown.add(_dumped(self._beginning(value, window)))
+            case dict() | list() if value and depth == DEEPEST:
+                shown.add(_dumped(CUT))
             case dict():
-                opening = "{"
-                for name, inner in value.items():
-                    yield f"{opening}{_dumped(self.known(name))}:"
-                    if is_secret_name(name) and _says_something(inner):
-                        yield _dumped(HIDDEN)
+                shown.add("{")
+                for number, (name, inner) in enumerate(value.items()):
+                    if shown.is_full:
+                        break
+                    shown.add(f"{',' if number else ''}{_dumped(self.known(name))}:")
+                    if is_secret_name(name) and _says_something(name, inner):
+                        shown.add(_dumped(HIDDEN))
                     else:
-                        yield from self._json(inner, window)
-                    opening = ","
-                yield "}" if value else "{}"
+                        self._write_json(inner, window, shown, depth + 1)
+                shown.add("}")
             case list():
-                opening = "["
-                for inner in value:
-                    yield opening
-                    yield from self._json(inner, window)
-                    opening = ","
-                yield "]" if value else "[]"
+                shown.add("[")
+                for number, inner in enumerate(value):
+                    if shown.is_full:
+                        break
+                    if number:
+                        shown.add(",")
+                    self._write_json(inner, window, shown, depth + 1)
+                shown.add("]")
             case _:
-                yield _dumped(value)
+                shown.add(_dumped(value))
 
     def _beginning(self, text: str, window: int) -> str:
         """As much of a text as may be shown, without the end of it, which may be half a secret."""
@@ -188,21 +255,38 @@ class Redactor:
         return shown[: max(0, len(shown) - self._longest)] + CUT
 
 
-def _up_to(limit: int, pieces: Iterable[str]) -> Iterator[str]:
-    for piece in pieces:
-        yield piece
-        limit -= len(piece)
-        if limit < 0:
-            return
+class _Shown:
+    """What has been written of a body. It is cut in the end, so what goes beyond does no harm."""
+
+    def __init__(self, limit: int) -> None:
+        self.pieces: list[str] = []
+        self._left = limit
+
+    @property
+    def is_full(self) -> bool:
+        return self._left < 0
+
+    def add(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self._left -= len(piece)
 
 
 def _dumped(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _says_something(value: Any) -> bool:
-    """Whether there is anything to hide: a number is a count, and nothing is nothing."""
-    return not isinstance(value, int | float | None) and value not in ("", [], {})
+def _says_something(name: str, value: Any) -> bool:
+    """Whether there is anything to hide: yes or no is no secret, and a number of tokens neither."""
+    if value is None or isinstance(value, bool) or value in ("", [], {}):
+        return False
+    return not (name.lower().endswith(("token", "tokens")) and _is_count(value))
+
+
+def _is_count(value: Any, depth: int = 0) -> bool:
+    """A number, or several by name: OpenCode counts tokens of input, output and cache."""
+    if isinstance(value, dict) and depth < 3:
+        return all(_is_count(inner, depth + 1) for inner in value.values())
+    return value is None or isinstance(value, int | float)
 
 
 def _forms(secret: str) -> Iterator[str]:
@@ -211,3 +295,6 @@ def _forms(secret: str) -> Iterator[str]:
     yield json.dumps(secret, ensure_ascii=False)[1:-1]
     yield quote(secret, safe="")
     yield quote(secret)
+    quoted = repr(f'"{secret}')[2:-1]  # as in the text of a KeyError, in either kind of quotes
+    yield quoted
+    yield quoted.replace("\\'", "'")

@@ -15,7 +15,8 @@ from typing import Any, get_args
 
 from pydantic import GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 _notes: ContextVar[list[tuple[str, str]] | None] = ContextVar("notes", default=None)
 
@@ -139,6 +140,17 @@ def from_json(value: Any) -> Any:
         raise ValueError(f"must be JSON; at character {exc.pos}: {exc.msg}") from None
 
 
+def parsed_url(value: str) -> URL:
+    """A database URL in its parts. What SQLAlchemy says about a wrong one may quote a password."""
+    try:
+        return make_url(value)
+    except ArgumentError:
+        raise ValueError("must be a URL such as sqlite:////var/lib/a2a/tasks.db") from None
+    except ValueError:
+        advice = "the port must be a number; percent-encode @ : / in the password"
+        raise ValueError(advice) from None
+
+
 def database_url(value: str, info: ValidationInfo) -> str:
     """A URL for the driver that we use, whichever it names."""
     scheme, separator, rest = value.partition("://")
@@ -146,9 +158,10 @@ def database_url(value: str, info: ValidationInfo) -> str:
     if not separator or ours == scheme:
         return value
     _note(info.field_name, f"{scheme} is taken as {ours}")
-    url = make_url(f"{ours}://{rest}")
+    url = parsed_url(f"{ours}://{rest}")
     if ours == _POSTGRESQL and "ssl" in url.query:  # as asyncpg calls it
-        said = str(url.query["ssl"])
+        given = url.query["ssl"]
+        said = given if isinstance(given, str) else given[-1]
         mode = "require" if said.lower() in ("true", "1") else said
         url = url.difference_update_query(["ssl"]).update_query_dict({"sslmode": mode})
     return url.render_as_string(hide_password=False)

@@ -41,8 +41,8 @@ def proxied(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "A2A_PUBLIC_URL": PUBLIC_URL + "/",
         "A2A_TITLE": "Agent Ölaf",
         "A2A_DESCRIPTION": "Works.",
-        "A2A_STATIC_AUTH_CREDENTIALS": '[{"scheme": "basic", "username": "u", "password": "p", '
-        '"principal": "u"}]',
+        "A2A_STATIC_AUTH_CREDENTIALS": '[{"scheme": "basic", "username": "u", '
+        '"password": "a-long-password-of-u", "principal": "u"}]',
     }
     with (
         service(fake, tmp_path_factory.mktemp("proxied"), **settings),
@@ -172,7 +172,7 @@ def test_only_configured_ways_to_log_in_are_declared(proxied: httpx.Client) -> N
     assert found["security"] == [{"basic": []}]
     assert found["securityRequirements"] == [{"schemes": {"basic": {"list": []}}}]
     assert proxied.get("/tasks").headers["www-authenticate"] == 'Basic realm="opencode-a2a"'
-    assert proxied.get("/tasks", auth=("u", "p")).status_code == 200
+    assert proxied.get("/tasks", auth=("u", "a-long-password-of-u")).status_code == 200
 
 
 # -- what it declares is what happens

@@ -108,14 +108,20 @@ def test_who_is_not_known_fills_no_log(telling: Service) -> None:
     with line_to(telling, headers={}) as nobody:
         response = RPC_1.call(nobody, "send", RPC_1.sending(nonsense))
         assert response.status_code == 401
+        card = nobody.get("/.well-known/agent-card.json")
+        assert card.status_code == 200
     assert lines(telling.program, response.headers["x-request-id"], "payload.request") == []
     assert nonsense not in telling.program.output
+    assert lines(telling.program, card.headers["x-request-id"], "payload.response") == []
 
 
 def test_every_line_is_json(telling: Service) -> None:
     with alice(telling) as client:
         RPC_1.send(client, "hello")
+        key = client.get("/-----BEGIN%20PRIVATE%20KEY-----").headers["x-request-id"]
     telling.program.wait_for(r'"event": "task.ended"')
+    (said,) = lines(telling.program, key, "request")
+    assert (said["path"], said["status"]) == ("/[redacted]", 404)
     for line in telling.program.output.splitlines():
         found = json.loads(line)
         assert {"timestamp", "level", "event"} <= found.keys()

@@ -257,6 +257,76 @@ def test_a_secret_that_can_be_guessed_is_refused_beyond_loopback(
     assert not {"short-token", "hush", "x" * 15} & set(ran.err.split())
 
 
+@pytest.mark.parametrize("url", ["https://agent.example.com", "http://192.0.2.1:8000/base"])
+def test_a_secret_that_can_be_guessed_is_refused_behind_a_proxy(url: str, capsys: Capture) -> None:
+    settings = {
+        "A2A_HOST": "127.0.0.1",
+        "A2A_PUBLIC_URL": url,
+        "A2A_BEARER_TOKEN": "short",
+        "OPENCODE_BASE_URL": "",
+    }
+    ran = called(main, ["serve"], FINE | settings, capsys)
+    assert ran.code == 2
+    (problem,) = ran.problems
+    assert problem.startswith("A2A_BEARER_TOKEN: is shorter than 16 characters")
+    assert f"A2A_PUBLIC_URL is {url} rather than a loopback address" in problem
+    for local in ("http://localhost:8000", "http://127.0.0.1:8000", "http://[::1]:8000"):
+        ran = called(main, ["serve"], FINE | settings | {"A2A_PUBLIC_URL": local}, capsys)
+        assert "event=credentials.short" in ran.err
+
+
+def test_padding_makes_no_secret_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    login = {"scheme": "basic", "username": "c", "password": " " * 8 + "hush" + " " * 8}
+    monkeypatch.setenv("A2A_STATIC_AUTH_CREDENTIALS", json.dumps([login]))
+    assert load().server.short_secrets == ["A2A_STATIC_AUTH_CREDENTIALS.0.password"]
+
+
+@pytest.mark.parametrize("token", [f" {SECRET}", f"{SECRET}\n", f"\t{SECRET} "])
+def test_a_token_that_no_header_can_carry_is_refused(
+    monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("A2A_BEARER_TOKEN", token)
+    monkeypatch.setenv("A2A_STATIC_AUTH_CREDENTIALS", json.dumps([bearer(token=token)]))
+    with pytest.raises(ConfigError) as error:
+        load()
+    must = "must not begin or end with a space or a line break"
+    assert error.value.problems == [
+        f"A2A_BEARER_TOKEN: {must}",
+        f"A2A_STATIC_AUTH_CREDENTIALS.0.token: {must}",
+    ]
+
+
+def test_a_disabled_credential_counts_where_it_stands_and_its_secret_is_kept_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = [bearer(token="disabled", enabled=False), bearer(token="short")]
+    monkeypatch.setenv("A2A_STATIC_AUTH_CREDENTIALS", json.dumps(entries))
+    settings = load()
+    assert len(settings.server.static_auth_credentials) == 1
+    assert settings.server.short_secrets == ["A2A_STATIC_AUTH_CREDENTIALS.1.token"]
+    assert {"disabled", "short"} <= set(settings.secrets)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:p@ss:w0rdSECRET@host/db",
+        "postgresql+psycopg://user:p@ss:w0rdSECRET@host/db",
+        "postgres://user:p@ss:w0rdSECRET@host/db",
+    ],
+)
+def test_a_database_url_that_is_split_wrongly_shows_nothing_of_its_password(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("A2A_TASK_STORE_DATABASE_URL", url)
+    with pytest.raises(ConfigError) as error:
+        load()
+    assert error.value.problems == [
+        "A2A_TASK_STORE_DATABASE_URL: the port must be a number; percent-encode @ : / in the "
+        "password"
+    ]
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_a_secret_that_can_be_guessed_is_warned_about_on_loopback(
     host: str, capsys: Capture

@@ -7,14 +7,16 @@ import os
 import sqlite3
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator, BaseModel
 
 from opencode_a2a.app import credentials_of
 from opencode_a2a.cli import main
 from opencode_a2a.config import ConfigError, Settings, load
 from opencode_a2a.domain.scopes import USUAL, Scope
+from opencode_a2a.spellings import database_url
 from tests.cli.commands import called
 
 SECRET = "a-secret-for-a-test"
@@ -138,6 +140,18 @@ def test_every_way_to_name_postgresql_means_the_driver_we_use(
         found = loaded(monkeypatch, A2A_TASK_STORE_DATABASE_URL=said).state.database_url
         more = "?sslmode=require" if "ssl=" in said else ""
         assert found == f"postgresql+psycopg://u:pass%40word@db/a2a{more}"
+
+
+@pytest.mark.parametrize(
+    ("query", "mode"),
+    [("ssl=true", "require"), ("ssl=prefer&ssl=true", "require"), ("ssl=true&ssl=false", "false")],
+)
+def test_the_last_of_several_values_counts(query: str, mode: str) -> None:
+    class Database(BaseModel):
+        url: Annotated[str, AfterValidator(database_url)]
+
+    found = Database(url=f"postgresql+asyncpg://u@db/a2a?{query}").url
+    assert found == f"postgresql+psycopg://u@db/a2a?sslmode={mode}"
 
 
 def test_the_credentials_of_other_configurations_are_understood(

@@ -130,3 +130,100 @@ def test_a_secret_is_in_no_line() -> None:
 def test_the_level_counts() -> None:
     assert logged("logfmt", "warning") == ""
     assert logged("logfmt", "info") != ""
+
+
+ODD_SECRETS = [
+    'ab\\cd"ef-secret-123',
+    "it's-a-secret'x",
+    "secret-with-a\ttab-in-it",
+    "wört'\"geheim\u202e",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("secret", ODD_SECRETS)
+def test_a_secret_is_hidden_whatever_a_form_does_to_its_characters(form: str, secret: str) -> None:
+    """It is looked for before anything is quoted or escaped."""
+    logs.redactor.add(secret)
+    values: list[object] = [secret, f"so: {secret}.", [secret], {"a": {secret: (secret,)}}]
+    for value in [
+        *values,
+        Path(f"/x/{secret}"),
+        ValueError(secret),
+        KeyError(secret),
+        secret.encode(),
+    ]:
+        said = logged(form, reason=value)
+        assert said.count("[redacted]") == (2 if isinstance(value, dict) else 1), said
+        for piece in ("secret", "geheim"):
+            assert piece not in said
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("secret", ODD_SECRETS)
+def test_a_secret_is_in_no_traceback(form: str, secret: str) -> None:
+    logs.redactor.add(secret)
+    name, colours = FORMS[form]
+    stream = io.StringIO()
+    logs.configure("info", name, stream, colours=colours)
+    for error in (RuntimeError(f"no {secret}"), KeyError(secret), KeyError(f"'{secret}\"")):
+        try:
+            raise error
+        except (RuntimeError, KeyError):
+            structlog.get_logger().exception("request.broken")
+    said = stream.getvalue()
+    assert said.count("Traceback") == 3
+    assert said.count("[redacted]") == 3
+    assert secret[-6:] not in said
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_looks_like_the_beginning_of_a_key_hides_its_value_and_nothing_else(form: str) -> None:
+    said = logged(form, path="/-----BEGIN PRIVATE KEY-----", facts=["https://u:p@h", 1], status=404)
+    assert "BEGIN" not in said
+    assert "u:p@" not in said
+    for name in ("path", "facts", "status", "level"):
+        assert name in said or form == "terminal"
+    assert "404" in said
+    if form == "json":
+        found = json.loads(said)
+        assert (found["path"], found["status"]) == ("/[redacted]", 404)
+        assert found["facts"] == ["https://u:[redacted]@h", 1]
+
+
+def test_a_value_without_end_is_shown_up_to_a_depth() -> None:
+    endless: list[object] = ["x"]
+    endless.append(endless)
+    assert json.loads(logged("json", facts=endless))["facts"][1][1][0] == "x"
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [(30, "warning"), (35, "warning"), (49, "error"), (50, "critical"), (99, "critical")],
+)
+def test_a_library_may_have_levels_of_its_own(level: int, shown: str) -> None:
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+    logging.getLogger("asyncio").log(level, "hello")
+    assert json.loads(stream.getvalue())["level"] == shown
+
+
+def test_a_library_whose_arguments_do_not_fit_is_not_disturbed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = io.StringIO()
+    logging.root.handlers.clear()  # pytest's own raises
+    logs.configure("info", "json", stream)
+    logging.getLogger("asyncio").error("%d of %d", "hunter2")
+    assert json.loads(stream.getvalue())["message"] == "%d of %d (with arguments that do not fit)"
+    assert "hunter2" not in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_written_does_not_disturb_a_library(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+    stream.close()
+    logging.getLogger("asyncio").error("hello")
+    assert "Logging error" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import time
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opencode_a2a.redaction import HIDDEN, SHORTEST, Redactor, is_secret_name, secrets_in
+from opencode_a2a.redaction import (
+    DEEPEST,
+    HIDDEN,
+    SHORTEST,
+    Redactor,
+    is_secret_name,
+    secrets_in,
+)
 
 SECRET = 'p4ss"wörd\\ /+='
 
@@ -39,11 +47,19 @@ SECRET = 'p4ss"wörd\\ /+='
         "Set-Cookie",
         "auth",
         "key",
+        "api_keys",
+        "secrets",
+        "cookies",
+        "passwords",
+        "tokens",
+        "pwd",
+        "db_pwd",
+        "token_value",
     ],
 )
 def test_what_goes_by_such_a_name_is_hidden(name: str) -> None:
     assert is_secret_name(name)
-    for value in ("abc", ["abc"], {"inner": "abc"}):
+    for value in ("abc", ["abc"], {"inner": "abc"}, ["abc", 1], {"n": 1, "inner": ["abc"]}):
         body = json.dumps({"outer": [{name: value, "other": "visible"}]}).encode()
         shown = Redactor().body(body)
         assert "abc" not in shown
@@ -53,10 +69,8 @@ def test_what_goes_by_such_a_name_is_hidden(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "input_tokens",
-        "total_tokens",
-        "cache_tokens",
         "pageToken",
+        "page_token",
         "nextPageToken",
         "text",
         "session_id",
@@ -64,6 +78,7 @@ def test_what_goes_by_such_a_name_is_hidden(name: str) -> None:
         "keyboard",
         "path",
         "PWD",
+        "OLDPWD",
     ],
 )
 def test_what_is_no_secret_is_left(name: str) -> None:
@@ -71,10 +86,44 @@ def test_what_is_no_secret_is_left(name: str) -> None:
     assert orjson.loads(Redactor().body(orjson.dumps(body))) == body
 
 
+def test_numbers_are_hidden_unless_they_count_tokens() -> None:
+    counts = {"input": 5, "output": 3.5, "cache": {"read": 0, "write": None}}
+    body: dict[str, Any] = {"tokens": counts, "max_tokens": 9, "max_token": 9, "secret": True}
+    hidden = {"password": 12345678, "api_key": 1.5, "pwd": -1}
+    shown = orjson.loads(Redactor().body(orjson.dumps(body | hidden)))
+    assert shown == body | dict.fromkeys(hidden, HIDDEN)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "Authorization: Bearer abc",
+        "Authorization: Token abc",
+        "Authorization: ApiKey abc-0123456789, abc",
+        'Authorization: Digest username="abc", response="abc"',
+        "Cookie: a=1; session=abc",
+        'Cookie: "a"=1; session=abc',
+        "Set-Cookie: session=1; other=abc; Path=/",
+        """curl -H 'Authorization: Token abc' http://host""",
+        "{'Authorization': 'Token abc', 'x': 1}",
+        '{\\"password\\": \\"abc\\", \\"n\\": 1',
+        '{\\"password\\": \\"x y\\\\\\"abc\\"}',
+        '{\\\\\\"token\\\\\\":\\\\\\"abc\\\\\\"}',
+        '{\\"Authorization\\": \\"Token abc\\", \\"n\\": 1',
+        '{"tokens": ["abc", "abc"], "cut',
+        "passwords: abc",
+        "Uid=u;Pwd=abc;",
+        "DB_PWD=abc",
+        "token_value=abc",
+        "run --token abc",
+        "run --api-key 'abc abc' x",
+        "run --github-token\tabc",
+        "curl -u u:abc http://host",
+        "curl -su 'u:abc' http://host",
+        "curl --user u:abc http://host",
+        "OPENAI_KEY=abc",
+        "tokens=abc",
+        "tokens=12abc",
         "authorization: basic abc",
         "see Bearer 0123456789abc here",
         '{"password": "abc", "cut',
@@ -103,9 +152,30 @@ def test_a_secret_in_a_text_is_recognised(text: str) -> None:
 
 
 def test_the_text_around_a_secret_stays() -> None:
-    text = "GET /x?token=abc&page=2 with Authorization: Bearer abc, then more. Tokens: 12."
-    shown = "GET /x?token=[redacted]&page=2 with Authorization: [redacted] then more. Tokens: 12."
+    text = "GET /x?token=abc&page=2, Tokens: 12.\nAuthorization: Bearer abc, more\nand more"
+    shown = "GET /x?token=[redacted]&page=2, Tokens: 12.\nAuthorization: [redacted]\nand more"
     assert Redactor().text(text) == shown
+    text = 'x = {"Cookie": "a=1; b=2", "n": 1} --token abc --n 1 curl -u me:abc -v'
+    shown = 'x = {"Cookie": [redacted], "n": 1} --token [redacted] --n 1 curl -u me:[redacted] -v'
+    assert Redactor().text(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"url":"http://host:80","mail":"a@b"}',
+        '{\\"url\\":\\"http://host:80\\",\\"mail\\":\\"a@b\\"}',
+        "PWD=/home/somebody",
+        "page_token=abc and nextPageToken: abc",
+        'usage: {"tokens": {"input": 5}, "input_tokens": 1,000',
+        "docker run -u 1000:1000",
+        "sort_key=name",
+        "--tokenizer abc --token --verbose",
+    ],
+)
+def test_a_text_without_secrets_is_left(text: str) -> None:
+    assert Redactor().text(text) == text
+    assert orjson.loads(Redactor().body(orjson.dumps({"text": text}))) == {"text": text}
 
 
 FORMS = {
@@ -130,6 +200,13 @@ def test_a_known_secret_is_hidden_in_every_form(form: str) -> None:
     for kind in FORMS.values():
         assert kind not in shown
     assert "p4ss" not in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["://:x@", "xoxb-0123456789", "AKIA0123456789ABCDEF", "sk-0123456789abcdef"]
+)
+def test_a_secret_is_recognised_however_short_the_text(text: str) -> None:
+    assert HIDDEN in Redactor().known(text)
 
 
 def test_the_longer_of_two_secrets_is_hidden_whole() -> None:
@@ -185,6 +262,15 @@ def _is_unicode(text: str) -> bool:
         "a",
         "\\",
         '"',
+        '\\"',
+        'token=\\"',
+        "cookie:",
+        'cookie="a" ',
+        "--token ",
+        "--",
+        "curl -u a:",
+        "tokens: 1,",
+        'tokens: ["',
     ],
 )
 @pytest.mark.parametrize(("size", "limit"), [(1_000_000, 4096), (200_000, 0)])
@@ -195,6 +281,35 @@ def test_no_text_takes_long(piece: str, size: int, limit: int) -> None:
     for body in (text.encode(), orjson.dumps({"text": text}), orjson.dumps([text[:99]] * 5000)):
         Redactor("a-secret").body(body, limit)
     assert time.process_time() - began < 30
+
+
+@pytest.mark.parametrize("depth", [60, 900])
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_the_work_does_not_grow_with_the_depth(depth: int, opening: str) -> None:
+    """Counted in calls: each value used to pass through every level above it."""
+    inner = [*range(1000)]
+    closing = "]" if opening == "[" else "}"
+    raw = f"{opening * depth}{inner}{closing * depth}".encode()
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        Redactor("a-secret").body(raw)
+    finally:
+        sys.setprofile(None)
+    assert calls < 10 * (len(inner) + depth)
+
+
+def test_what_lies_too_deep_is_not_shown() -> None:
+    raw = f'{"[" * DEEPEST}"shown",["hidden"],{{"hidden":1}},[],{{}},1{"]" * DEEPEST}'.encode()
+    shown = orjson.loads(Redactor().body(raw))
+    for _ in range(DEEPEST - 1):
+        (shown,) = shown
+    assert shown == ["shown", " …", " …", [], {}, 1]
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff\xfe", b"[" * 2000, b"null", b"\x00" * 10])
@@ -210,5 +325,6 @@ def test_secrets_of_the_environment_go_by_their_names() -> None:
         "PATH": "/bin",
         "PWD": "/home/somebody",
         "HOME": "/home/somebody",
+        "MAX_TOKENS": "128000",
     }
     assert secrets_in(environment) == ["sk-ant-1", "or-1", "ghp-1"]

@@ -203,6 +203,14 @@ async def test_after_many_failures_right_and_wrong_credentials_wait_alike(client
     assert len(door.delays) == 2, "another address is not slowed"
 
 
+async def test_a_credential_that_was_accepted_in_one_scheme_waits_in_another() -> None:
+    door = Door()
+    await door.knock(RIGHT)
+    await door.knock(WRONG, times=FREE_FAILURES)
+    await door.knock((b"authorization", basic("tökén")))
+    assert door.delays == [DELAY_SECONDS]
+
+
 async def test_addresses_of_one_ipv6_network_are_one() -> None:
     door = Door()
     for n in range(FREE_FAILURES):

@@ -105,6 +105,31 @@ def test_somebody_who_is_wrong_now_and_then_is_never_slowed() -> None:
         now += FORGET_SECONDS / FREE_FAILURES
 
 
+def test_a_storm_is_told_once_until_all_of_it_is_forgotten() -> None:
+    """A steady attack keeps the level around the limit, which it crosses again and again."""
+    guard = LoginGuard()
+    told = [guard.failed("here", 0) for _ in range(FREE_FAILURES)]
+    assert told == [*[False] * (FREE_FAILURES - 1), True]
+    now, crossed = 0.0, 0
+    for _ in range(20):
+        now += 1.5 * FORGET_SECONDS / FREE_FAILURES
+        assert not guard.is_slowed("here", now)
+        while not guard.is_slowed("here", now):
+            assert not guard.failed("here", now)
+        crossed += 1
+    assert crossed == 20
+    now += 2 * FORGET_SECONDS
+    assert [guard.failed("here", now) for _ in range(FREE_FAILURES)] == told
+
+
+def test_a_credential_of_another_scheme_is_another_one() -> None:
+    guard = LoginGuard()
+    guard.accepted("here", ("bearer", RIGHT))
+    storm(guard)
+    assert guard.verdict("here", ("bearer", RIGHT), 0) is CHECK
+    assert guard.verdict("here", ("basic", RIGHT), 0) is WAIT
+
+
 @pytest.mark.parametrize("seconds", [60, 600])
 def test_the_number_of_answers_to_guesses_is_bounded(seconds: int) -> None:
     """An attacker who always guesses as often as possible, in parallel."""

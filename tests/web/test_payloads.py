@@ -12,11 +12,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
+from opencode_a2a.domain.values import Caller
 from opencode_a2a.redaction import Redactor
 from opencode_a2a.web.payloads import PayloadLog
 
 SECRET = "a-secret-of-this-test"
-SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
+NOBODYS: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
+SCOPE: Scope = {**NOBODYS, "state": {"caller": Caller("alice")}}
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -24,7 +26,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(body, 201, media_type="application/json")(scope, receive, send)
 
 
-async def talk(app: ASGIApp, *pieces: bytes, limit: int = 4096) -> tuple[list[Message], list[Any]]:
+async def talk(
+    app: ASGIApp, *pieces: bytes, limit: int = 4096, scope: Scope = SCOPE
+) -> tuple[list[Message], list[Any]]:
     """What is sent in answer to a body that comes in pieces, and what is logged about it."""
     waiting = [
         {"type": "http.request", "body": piece, "more_body": index < len(pieces) - 1}
@@ -39,7 +43,7 @@ async def talk(app: ASGIApp, *pieces: bytes, limit: int = 4096) -> tuple[list[Me
         sent.append(message)
 
     with capture_logs() as logged:
-        await PayloadLog(app, Redactor(SECRET), limit)(SCOPE, receive, send)
+        await PayloadLog(app, Redactor(SECRET), limit)(scope, receive, send)
     return sent, logged
 
 
@@ -53,6 +57,14 @@ async def test_a_request_and_its_answer_are_logged_without_secrets() -> None:
         {"event": "payload.request", **facts},
         {"event": "payload.response", "status": 201, **facts},
     ]
+
+
+@pytest.mark.parametrize("scope", [NOBODYS, {**NOBODYS, "state": {"caller": None}}])
+async def test_what_has_no_caller_is_not_logged(scope: Scope) -> None:
+    """Such as a public path that anybody reads: that must not fill the log."""
+    sent, logged = await talk(echo, b"{}", scope=scope)
+    assert sent[1]["body"] == b"{}"
+    assert logged == []
 
 
 async def test_a_large_body_is_cut() -> None:

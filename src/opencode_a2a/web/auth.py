@@ -141,7 +141,7 @@ class Authenticate:
         if header is None:
             raise self._unauthenticated("This needs a credential.")
         presented, address = self._credentials.parse(header), _address_of(scope)
-        verdict = self._logins.verdict(address, presented.digest, self._clock())
+        verdict = self._logins.verdict(address, presented, self._clock())
         if verdict is Verdict.WAIT and may_wait:
             self._logins.waits(address)
             try:
@@ -159,14 +159,11 @@ class Authenticate:
         if caller is None:
             self._failed(address)
             raise self._unauthenticated("The credential in the Authorization header is not valid.")
-        self._logins.accepted(address, presented.digest)
+        self._logins.accepted(address, presented)
         return caller
 
     def _failed(self, address: str) -> None:
-        now = self._clock()
-        was_slowed = self._logins.is_slowed(address, now)
-        self._logins.failed(address, now)
-        if not was_slowed and self._logins.is_slowed(address, now):
+        if self._logins.failed(address, self._clock()):
             logger.warning("logins.slowed", address=address)
 
     def _unauthenticated(self, message: str) -> Unauthenticated:

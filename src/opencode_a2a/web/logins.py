@@ -3,14 +3,19 @@
 - While few logins fail, every credential is checked at once.
 - After many failures from an address a credential from there is checked only after a delay, which
   is the same for a right and a wrong one. Few may wait at a time; the others are refused without a
-  look at what they present. So an answer tells nothing before the delay has passed, and the number
-  of answers is bounded.
+  look at what they present.
 - A credential that was accepted from this address before is checked at once. Whoever attacks from
   behind the same proxy or NAT cannot lock out the callers who share its address.
+
+So guesses at a credential that is not in use from the address are bounded in number, and an answer
+tells nothing before the delay has passed. Guesses at one that is in use from there are not slowed:
+the right one passes at once, all others wait or are refused. Only its length protects that one, and
+behind a proxy all callers have the proxy's address.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -35,6 +40,7 @@ class _Failures:
 
     level: float
     at: float
+    is_reported: bool = False  # since the bucket was last empty
 
     def level_at(self, now: float) -> float:
         return max(0.0, self.level - (now - self.at) * FREE_FAILURES / FORGET_SECONDS)
@@ -45,15 +51,18 @@ class _Failures:
 
 
 class LoginGuard:
-    """Whoever presents a credential asks for a verdict, and says afterwards what came of it."""
+    """Whoever presents a credential asks for a verdict, and says afterwards what came of it.
+
+    A credential is its scheme and its digest: the same text means another thing in another scheme.
+    """
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failures] = {}
-        self._accepted: dict[tuple[str, bytes], None] = {}
+        self._accepted: dict[tuple[str, Hashable], None] = {}
         self._waiting: dict[str, int] = {}
         self._all_waiting = 0
 
-    def verdict(self, address: str, credential: bytes, now: float) -> Verdict:
+    def verdict(self, address: str, credential: Hashable, now: float) -> Verdict:
         if not self.is_slowed(address, now) or (address, credential) in self._accepted:
             return Verdict.CHECK
         if (
@@ -77,16 +86,25 @@ class LoginGuard:
         if not self._waiting[address]:
             del self._waiting[address]
 
-    def accepted(self, address: str, credential: bytes) -> None:
+    def accepted(self, address: str, credential: Hashable) -> None:
         key = (address, credential)
         self._accepted.pop(key, None)  # to the end: what was not used longest is forgotten first
         self._accepted[key] = None
         if len(self._accepted) > MAX_ACCEPTED:
             del self._accepted[next(iter(self._accepted))]
 
-    def failed(self, address: str, now: float) -> None:
-        failures = self._failures.pop(address, None) or _Failures(0.0, now)
+    def failed(self, address: str, now: float) -> bool:
+        """Whether the address is slowed for the first time since all its failures were forgotten.
+
+        The level of a steady attack goes up and down around the limit; that is one event.
+        """
+        failures = self._failures.pop(address, None)
+        if failures is None or not failures.level_at(now):
+            failures = _Failures(0.0, now)
         failures.add(now)
         self._failures[address] = failures
         if len(self._failures) > MAX_ADDRESSES:
             del self._failures[next(iter(self._failures))]
+        begins = failures.level >= FREE_FAILURES and not failures.is_reported
+        failures.is_reported |= begins
+        return begins

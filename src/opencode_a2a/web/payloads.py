@@ -15,7 +15,8 @@ logger = structlog.get_logger()
 class PayloadLog:
     """Logs each body once it is whole, and of a stream each piece when it has been sent.
 
-    Nothing is held back for it: a message is passed on before it is looked at.
+    Nothing is held back for it: a message is passed on before it is looked at. Requests without a
+    known caller are not logged, so that nobody else can fill the log.
     """
 
     def __init__(self, app: ASGIApp, redactor: Redactor, limit: int) -> None:
@@ -24,7 +25,7 @@ class PayloadLog:
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope.get("state", {}).get("caller") is None:
             await self._app(scope, receive, send)
             return
         received, sent = list[bytes](), list[bytes]()
