@@ -76,6 +76,94 @@ def test_a_caller_who_comes_to_a_full_house_gets_the_next_slots_until_both_have_
     assert served(admission, running, 20).count("b") == 10
 
 
+def test_a_newcomer_starts_at_once_while_one_caller_has_every_slot() -> None:
+    admission = Admission[Job](bounds(running=4))
+    of_a = jobs("a", 20)
+    queue(admission, of_a)
+    assert admission.grant() == of_a[:4], "who is alone uses every slot"
+    newcomers = list[Job]()
+    for caller in "bcde":
+        first, second = jobs(caller, 2)
+        queue(admission, [first, second])
+        assert admission.grant() == [first], "one, and no more while all slots are taken"
+        newcomers.append(first)
+    queue(admission, jobs("f", 1))
+    assert admission.grant() == [], "twice as many as there are slots is the end"
+    for task in of_a[:4]:
+        admission.leave(task)
+        assert admission.grant() == [], "what runs beyond the slots comes off first"
+    admission.leave(newcomers[0])
+    assert [task.caller for task in admission.grant()] == ["f"]
+
+
+def test_with_one_slot_a_newcomer_waits_for_it() -> None:
+    admission = Admission[Job](bounds())
+    queue(admission, [*jobs("a", 1), *jobs("b", 1)])
+    assert len(admission.grant()) == 1
+
+
+def test_nobody_starts_beyond_the_slots_where_everybody_has_one() -> None:
+    admission = Admission[Job](bounds(running=2))
+    queue(admission, [*jobs("a", 1), *jobs("b", 1), *jobs("c", 1)])
+    assert [task.caller for task in admission.grant()] == ["a", "b"]
+
+
+def test_who_has_many_tasks_answered_at_once_keeps_nobody_out() -> None:
+    for running in (1, 2):
+        admission = Admission[Job](bounds(running=running))
+        tasks = jobs("a", 50)
+        for task in tasks:
+            queue(admission, [task])
+            assert admission.grant() == [task]
+            admission.rest(task)
+        for task in tasks:
+            admission.go_on(task)
+        first, second = jobs("b", 2)
+        queue(admission, [first, second])
+        assert admission.grant() == [first]
+        admission.leave(first)
+        assert admission.grant() == [second]
+
+
+def test_between_two_prompts_a_task_gives_way_to_callers_with_fewer_running() -> None:
+    admission = Admission[Job](bounds())
+    (first, younger), (other,) = jobs("a", 2), jobs("b", 1)
+    queue(admission, [first])
+    assert admission.grant() == [first]
+    queue(admission, [younger])
+    assert not admission.give_way(first), "its caller's own tasks wait for its end"
+    queue(admission, [other])
+    assert admission.give_way(first)
+    assert admission.grant() == [other]
+    assert admission.give_way(other)
+    assert admission.grant() == [first], "before what was sent later"
+
+
+def test_a_task_does_not_give_way_to_who_has_as_much_or_could_not_run() -> None:
+    admission = Admission[Job](bounds(running=2))
+    of_a, of_b = jobs("a", 2), jobs("b", 2, context="talk")
+    queue(admission, [*of_a, of_b[0]])
+    assert admission.grant() == [of_a[0], of_b[0]]
+    assert not admission.give_way(of_b[0]), "each has one"
+    admission.rest(of_b[0])
+    assert admission.grant() == [of_a[1]]
+    queue(admission, [of_b[1]])  # its turn comes when the resting task of its context is over
+    assert not admission.give_way(of_a[0])
+
+
+def test_who_has_stopped_waiting_gets_no_slot() -> None:
+    admission = Admission[Job](bounds())
+    first, second, third = jobs("a", 3)
+    queue(admission, [first, second, third])
+    assert admission.grant() == [first]
+    admission.stop_waiting(second)
+    admission.leave(first)
+    assert admission.grant() == [third]
+    admission.leave(second)
+    admission.leave(third)
+    assert admission.waiting_of("a") == 0
+
+
 def test_callers_who_come_and_go_do_not_keep_one_waiting_who_stays() -> None:
     admission = Admission[Job](bounds())
     queue(admission, jobs("a", 200))
@@ -183,6 +271,17 @@ def test_without_a_queue_nobody_waits() -> None:
     assert admission.bound_for("b") is not None
 
 
+def test_without_a_queue_who_can_start_at_once_is_let_in() -> None:
+    admission = Admission[Job](bounds(running=2, queued=0, per_caller=5))
+    queue(admission, jobs("a", 2))
+    admission.grant()
+    assert admission.bound_for("a") is Bound.QUEUE
+    assert admission.bound_for("b") is None
+    queue(admission, jobs("b", 1))
+    assert [task.caller for task in admission.grant()] == ["b"]
+    assert admission.bound_for("b") is not None
+
+
 def test_tasks_that_wait_for_people_are_bounded_and_nobody_takes_all_the_room() -> None:
     admission = Admission[Job](Bounds(running=9, queued=9, per_caller=2, resting=3))
     tasks = jobs("a", 3)
@@ -211,18 +310,21 @@ class House(RuleBasedStateMachine):
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self.resting: list[Job] = []
+        self.went_on: set[Job] = set()  # they run without having been given a slot
         self.passed_over = Counter[tuple[str, str]]()  # (who waited with nothing running, by whom)
         self.orders = 0
 
-    @rule(caller=st.sampled_from("abc"), context=st.integers(0, 2), ready=st.booleans())
+    @rule(caller=st.sampled_from("abcd"), context=st.integers(0, 2), ready=st.booleans())
     def send(self, caller: str, context: int, ready: bool) -> None:
         busy = len(self.tasks) - len(self.resting)
         own = sum(t.caller == caller for t in self.tasks if t not in self.resting)
+        starts = own == 0 and self.newcomer_may_start()
         own -= sum(t.caller == caller for t in self.running)
         full = busy >= self.bounds.running + self.bounds.queued
         share = min(self.bounds.per_caller, self.bounds.queued)
         bound = self.admission.bound_for(caller)
-        assert (bound in (Bound.QUEUE, Bound.CALLER)) == (full and own >= share)
+        refused = full and own >= share and not starts
+        assert (bound in (Bound.QUEUE, Bound.CALLER)) == refused
         if bound is not None:
             return
         task = Job(caller, f"{caller}/{context}", self.orders)
@@ -245,11 +347,35 @@ class House(RuleBasedStateMachine):
     def preparing(self) -> list[Job]:
         return [t for t in self.tasks if t not in {*self.waiting, *self.running, *self.resting}]
 
+    @precondition(lambda self: bool(self.waiting))
+    @rule(data=st.data())
+    def stop_waiting(self, data: st.DataObject) -> None:
+        task = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(task)
+        self.admission.stop_waiting(task)
+        self.hand_out()
+
+    @precondition(lambda self: bool(self.running))
+    @rule(data=st.data())
+    def prompt_again(self, data: st.DataObject) -> None:
+        task = data.draw(st.sampled_from(self.running))
+        counts = Counter(t.caller for t in self.running)
+        others = [t for t in self.eligible() if counts[t.caller] < counts[task.caller]]
+        gives_way = self.admission.give_way(task)
+        assert gives_way == bool(others)
+        if gives_way:
+            self.running.remove(task)
+            self.went_on.discard(task)
+            self.waiting.append(task)
+            granted = self.hand_out()
+            assert not granted or granted[0] is not task, "it took the slot back"
+
     @precondition(lambda self: bool(self.running))
     @rule(data=st.data())
     def ask(self, data: st.DataObject) -> None:
         task = data.draw(st.sampled_from(self.running))
         self.running.remove(task)
+        self.went_on.discard(task)
         self.resting.append(task)
         self.admission.rest(task)
         self.hand_out()
@@ -260,6 +386,7 @@ class House(RuleBasedStateMachine):
         task = data.draw(st.sampled_from(self.resting))
         self.resting.remove(task)
         self.running.append(task)
+        self.went_on.add(task)
         self.admission.go_on(task)
         self.hand_out()
 
@@ -270,29 +397,39 @@ class House(RuleBasedStateMachine):
         for group in (self.tasks, self.waiting, self.running, self.resting):
             if task in group:
                 group.remove(task)
+        self.went_on.discard(task)
         self.admission.leave(task)
         self.hand_out()
 
-    def hand_out(self) -> None:
-        before = list(self.running)
-        for task in self.admission.grant():
-            assert len(self.running) < self.bounds.running, "more than may run"
+    def newcomer_may_start(self) -> bool:
+        counts = Counter(t.caller for t in self.running)
+        return max(counts.values(), default=0) >= 2 and len(counts) <= self.bounds.running
+
+    def hand_out(self) -> list[Job]:
+        before, granted = list(self.running), self.admission.grant()
+        for task in granted:
+            counts = Counter(t.caller for t in self.running)
+            newcomer = not counts[task.caller] and self.newcomer_may_start()
+            assert newcomer or len(self.running) < self.bounds.running, "more than may run"
             assert task in self.waiting
             self.waiting.remove(task)
-            counts = Counter(t.caller for t in self.running)
             for other in {t.caller for t in self.eligible()} - {task.caller}:
                 assert counts[task.caller] <= counts[other], "who has more running was served first"
-                self.passed_over[other, task.caller] += 1
                 if counts[other] == 0:
+                    self.passed_over[other, task.caller] += 1
                     passes = self.passed_over[other, task.caller]
                     assert passes <= 1, f"{other} waited while {task.caller} was served {passes}×"
-            for key in [k for k in self.passed_over if k[0] == task.caller]:
-                del self.passed_over[key]
             self.running.append(task)
-        waiting = {t.caller for t in self.eligible()}
+            self.forget_passes()
+        self.forget_passes()
+        assert before == self.running[: len(before)]
+        return granted
+
+    def forget_passes(self) -> None:
+        """Only who waits with nothing running is passed over."""
+        waiting = {t.caller for t in self.eligible()} - {t.caller for t in self.running}
         for key in [k for k in self.passed_over if k[0] not in waiting]:
             del self.passed_over[key]
-        assert before == self.running[: len(before)]
 
     def eligible(self) -> list[Job]:
         """Tasks that want a slot and have none of their context before them."""
@@ -305,6 +442,16 @@ class House(RuleBasedStateMachine):
     @invariant()
     def no_slot_is_free_while_a_task_that_may_run_waits(self) -> None:
         assert len(self.running) >= self.bounds.running or not self.eligible()
+
+    @invariant()
+    def a_newcomer_does_not_wait_for_who_has_several(self) -> None:
+        at_work = {task.caller for task in self.running}
+        newcomers = [task for task in self.eligible() if task.caller not in at_work]
+        assert not newcomers or not self.newcomer_may_start()
+
+    @invariant()
+    def twice_as_many_as_there_are_slots_is_the_end(self) -> None:
+        assert len({*self.running} - self.went_on) <= 2 * self.bounds.running
 
     @invariant()
     def a_context_has_one_task_at_work(self) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.domain.values import Caller, PermissionAsk
-from opencode_a2a.errors import UpstreamBusy
+from opencode_a2a.domain.events import InterruptClosed
+from opencode_a2a.domain.values import Caller, PermissionAsk, Prompt, TaskState, Text
+from opencode_a2a.errors import StoreUnavailable, UpstreamBusy
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.turns import TurnLimits
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
-from tests.service.house import ALICE, BOB, House, NoFiles, house
+from tests.service.house import ALICE, BOB, House, NoFiles, house, rename
 
 CAROL = Caller("carol")
 
@@ -21,9 +22,9 @@ CAROL = Caller("carol")
 class Order:
     """Whose prompts the agent got, in the order in which it got them; each context is `who/n`."""
 
-    def __init__(self, agent: ScriptedAgent) -> None:
+    def __init__(self, agent: ScriptedAgent, *prompted: str) -> None:
         self._agent = agent
-        self.prompted: list[str] = []
+        self.prompted = list(prompted)
 
     async def next(self) -> ScriptedSession:
         """The session that is prompted next."""
@@ -71,6 +72,117 @@ async def test_who_has_one_task_waits_for_one_slot_behind_two_hundred_of_another
         assert [name[0] for name in order.prompted] == list("abcabaa")
         of_alice = [name for name in order.prompted if name[0] == "a"]
         assert of_alice == ["alice/000", "alice/001", "alice/002", "alice/003"]
+
+
+async def test_more_messages_to_a_task_do_not_keep_its_slot_from_other_callers() -> None:
+    async with house(TurnLimits(running=1)) as at:
+        task, session = await at.working("alice")
+        await queued(at, BOB, 1)
+        await until_all_wait(at, 1)
+        await at.say(task, Text("more"))
+        await at.say(task, Text("even more"))
+        session.answer("done")
+        bobs = await Order(at.agent, "alice").next()
+        assert _context(bobs) == "bob/001"
+        assert session.asked == "hello", "it waits, and goes on where it was"
+        bobs.answer("done")
+        for text in ("more", "even more"):  # nobody waits any more
+            await session.until_asked(text)
+            session.answer("done")
+        assert (await at.ended(task)).state is TaskState.COMPLETED
+
+
+async def test_two_callers_who_go_on_sending_to_their_tasks_take_turns() -> None:
+    async with house(TurnLimits(running=1)) as at:
+        alices, session = await at.working("alice")
+        bobs = await at.send("hello", "bob", caller=BOB)
+        await until_all_wait(at, 1)
+        other = at.agent.of("bob")
+        for number in range(5):
+            await at.say(alices, Text(f"more {number}"))
+            session.answer("done")
+            await other.until_asked(f"more {number - 1}" if number else "hello")
+            await at.say(bobs, Text(f"more {number}"), caller=BOB)
+            other.answer("done")
+            await session.until_asked(f"more {number}")
+            assert len(other.prompts) == number + 1
+
+
+async def test_a_task_that_gave_way_can_be_canceled() -> None:
+    async with house(TurnLimits(running=1)) as at:
+        task, session = await at.working("alice")
+        await queued(at, BOB, 1)
+        await until_all_wait(at, 1)
+        await at.say(task, Text("more"))
+        session.answer("done")
+        bobs = await Order(at.agent, "alice").next()
+        assert (await at.tasks.cancel(ALICE, task)).state is TaskState.CANCELED
+        assert len(session.prompts) == 1
+        assert bobs.subscribed
+
+
+async def test_a_newcomer_does_not_wait_for_who_has_every_slot() -> None:
+    async with house(TurnLimits(running=3)) as at:
+        await queued(at, ALICE, 8)
+        sessions = at.agent.sessions.values()
+        await at.agent.until(lambda: sum(bool(s.prompts) for s in sessions) == 3)
+        for caller in (BOB, CAROL):
+            task = await at.send("hello", caller.principal, caller=caller)
+            await at.until(task, TaskState.WORKING, caller=caller)
+        assert sum(bool(s.prompts) for s in sessions) == 5
+
+
+async def test_tasks_whose_questions_are_all_answered_at_once_keep_nobody_out() -> None:
+    async with house(TurnLimits(running=1)) as at:
+        waiting = []
+        for number in range(4):
+            task, session = await at.working(f"alice/{number}")
+            ask = PermissionAsk(f"per_{number}", session.ref.id, "bash")
+            session.ask(ask)
+            await at.until_open(task, ask)
+            waiting.append((task, session, ask))
+        bobs = await at.send("hello", "bob", caller=BOB)
+        await at.until(bobs, TaskState.WORKING, caller=BOB)
+        carols = await at.send("hello", "carol", caller=CAROL)
+        await until_all_wait(at, 1)
+        for _, session, ask in waiting:
+            session.say(InterruptClosed(session.ref.id, ask.request_id, "once"))
+        for task, *_ in waiting:
+            await at.until(task, TaskState.WORKING)
+        at.agent.of("bob").answer("done")  # and none of Alice's
+        await at.until(carols, TaskState.WORKING, caller=CAROL)
+
+
+async def test_a_canceled_task_takes_no_slot_while_its_end_cannot_be_recorded() -> None:
+    async with house(TurnLimits(running=1, abort=0.05, record=0.05)) as at:
+        task, session = await at.working("a")
+        second, third = await at.send("hello", "b"), await at.send("hello", "c")
+        await until_all_wait(at, 2)
+        await at.database.write(rename, "entries", "away")
+        with pytest.raises(StoreUnavailable):
+            await at.tasks.cancel(ALICE, second)
+        session.ask(PermissionAsk("per_1", session.ref.id, "bash"))  # the slot is free
+        await at.agent.of("c").until_asked("hello")
+        await at.database.write(rename, "away", "entries")
+        assert (await at.ended(second)).state is TaskState.CANCELED
+        assert await at.state(task) is TaskState.INPUT_REQUIRED
+        assert await at.state(third) is TaskState.WORKING
+
+
+async def test_a_task_that_comes_back_twice_at_once_leaves_its_context_free() -> None:
+    async def prepare(message_id: str) -> Prompt:
+        raise AssertionError("OpenCode has this prompt already")
+
+    async with house(TurnLimits(quiet=0.05)) as at:
+        task, session = await at.working("c")
+        found = await at.tasks.get(ALICE, task)
+        prompted = [prompt.message_id for prompt in session.prompts]
+        session.remember("done")
+        for _ in range(2):  # the second comes before the first has begun
+            at.turns.resume(found, "hello", prompted, prepare)
+        assert (await at.ended(task)).state is TaskState.COMPLETED
+        await at.send("next", "c")
+        await session.until_asked("next")
 
 
 async def test_a_full_queue_is_full_only_for_who_has_filled_it() -> None:

@@ -1,16 +1,22 @@
 """Who is let in, and whose task runs next.
 
-1. At most so many tasks run at a time; no slot is free while a task that may run waits for one.
+1. There are `running` slots; no slot is free while a task that may run waits for one.
 2. A free slot goes to the caller with the fewest running tasks. Among callers with equally many
    they take turns, so that each is served once before any of them is served twice.
-3. Of one caller's tasks the one with the lowest `order` runs first. Tasks of one context run one at
+3. A caller with no running task starts one although all slots are taken, while another caller has
+   two or more running and no more than `running` callers have any. So one caller alone may use
+   every slot, and a newcomer does not wait for its tasks to end. At most twice `running` tasks run
+   because of this, and a caller with running tasks gets no further slot until one is free.
+4. Of one caller's tasks the one with the lowest `order` runs first. Tasks of one context run one at
    a time, in that order.
-4. A task that waits for a person has no slot and counts neither as running nor as waiting. Once
+5. A task that waits for a person has no slot and counts neither as running nor as waiting. Once
    the person has decided, it runs at once: if no slot is free, the next one that becomes free is
    not given away. The same holds for a task that was running in another process.
-5. While fewer than `running + queued` tasks are here, everybody is let in. After that only callers
-   with fewer than `per_caller` waiting tasks are, so that nobody fills the queue for the others.
-   The number of tasks that wait for people is bounded in the same way.
+6. Between two prompts a task gives its slot up if a caller with fewer running tasks waits for one.
+7. While fewer than `running + queued` tasks are here, everybody is let in. After that only callers
+   with fewer than `per_caller` waiting tasks are, so that nobody fills the queue for the others,
+   and callers who have nothing here and start by rule 3. The number of tasks that wait for people
+   is bounded in the same way.
 
 Nothing here waits: the methods say what happens, and `grant` returns who may run now.
 """
@@ -81,7 +87,8 @@ class Admission(Generic[T]):
         """Why one more task of this caller cannot be let in."""
         bounds, own = self._bounds, self.waiting_of(caller)
         full = bounds.running and self._busy.total() >= bounds.running + bounds.queued
-        if full and own >= min(bounds.per_caller, bounds.queued):
+        starts = not self._busy[caller] and self._newcomer_may_start()
+        if full and own >= min(bounds.per_caller, bounds.queued) and not starts:
             alone = own >= self._busy.total() - self._running.total()
             return Bound.QUEUE if alone else Bound.CALLER
         if self._resting.total() < bounds.resting:
@@ -123,6 +130,23 @@ class Admission(Generic[T]):
             self._phases[task] = Phase.WAITING
             insort(self._waiting.setdefault(task.caller, []), task, key=_order)
 
+    def stop_waiting(self, task: T) -> None:
+        """It will not run any more, and leaves soon."""
+        if self._phases[task] is Phase.WAITING:
+            self._withdraw(task)
+            self._phases[task] = Phase.PRESENT
+
+    def give_way(self, task: T) -> bool:
+        """Between two prompts: whether it waits for a slot again, because others come first."""
+        own = self._running[task.caller]
+        served_less = [caller for caller in self._waiting if self._running[caller] < own]
+        if all(self._first(caller) is None for caller in served_less):
+            return False
+        self._withdraw(task)
+        self._phases[task] = Phase.PRESENT
+        self.wait(task)
+        return True
+
     def rest(self, task: T) -> None:
         """It waits for a person."""
         if self._phases[task] is not Phase.RESTING:
@@ -131,12 +155,14 @@ class Admission(Generic[T]):
             _less(self._busy, task.caller)
             self._resting[task.caller] += 1
 
-    def go_on(self, task: T) -> None:
-        """The person has decided."""
-        if self._phases[task] is Phase.RESTING:
-            _less(self._resting, task.caller)
-            self._busy[task.caller] += 1
-            self._run(task)
+    def go_on(self, task: T) -> bool:
+        """The person has decided. Whether it waited for that."""
+        if self._phases[task] is not Phase.RESTING:
+            return False
+        _less(self._resting, task.caller)
+        self._busy[task.caller] += 1
+        self._run(task)
+        return True
 
     def leave(self, task: T) -> None:
         """It is over."""
@@ -149,9 +175,9 @@ class Admission(Generic[T]):
             del self._contexts[task.caller, task.context]
 
     def grant(self) -> list[T]:
-        """Give the free slots away; who has one now."""
+        """Give the free slots away, and let newcomers start; who has a slot now."""
         granted: list[T] = []
-        while self._has_free_slot() and (task := self._next()) is not None:
+        while (task := self._next()) is not None:
             self._withdraw(task)
             self._run(task)
             granted.append(task)
@@ -160,8 +186,17 @@ class Admission(Generic[T]):
     def _has_free_slot(self) -> bool:
         return not self._bounds.running or self._running.total() < self._bounds.running
 
+    def _newcomer_may_start(self) -> bool:
+        """Whether a caller with no running task need not wait for a free slot."""
+        counts = self._running.values()
+        return len(counts) <= self._bounds.running and any(count > 1 for count in counts)
+
     def _next(self) -> T | None:
-        ready = [task for caller in self._waiting if (task := self._first(caller)) is not None]
+        free = self._has_free_slot()
+        if not free and not self._newcomer_may_start():
+            return None
+        callers = [caller for caller in self._waiting if free or not self._running[caller]]
+        ready = [task for caller in callers if (task := self._first(caller)) is not None]
         return min(ready, key=lambda task: self._running[task.caller], default=None)
 
     def _first(self, caller: str) -> T | None:

@@ -299,12 +299,16 @@ class Turns:
         before = self._jobs.get(job.head.id)
         if before is not None and before.work is not None and not before.abandoned:
             before.work.cancel()  # the task was lost, and has come back
+            self._admission.stop_waiting(before)
+            if not before.begun:
+                self._leave(before)  # asyncio will not even enter `_work`, nor its `finally`
         self._jobs[job.head.id] = job
         # What OpenCode already works on has no use for a slot that it would have to wait for.
         running = job.resumed is not None and job.resumed.state is TaskState.WORKING
         self._admission.enter(job, running=running)
         if running:
             job.granted.set_result(None)
+            self._hand_out_slots()  # a caller with nothing running need not wait for this one
         job.work = asyncio.create_task(self._work(job))
 
     def steer(self, task_id: str) -> asyncio.Future[Prompt | None] | None:
@@ -330,6 +334,7 @@ class Turns:
             return
         if not job.closed and not job.canceled.done():
             job.canceled.set_result(None)
+            self._admission.stop_waiting(job)  # it leaves only when its end is recorded
             if job.begun and job.session is None:
                 job.work.cancel()  # it only waits, so nothing upstream needs stopping
         await asyncio.wait({job.over}, timeout=2 * self._limits.abort + self._limits.record)
@@ -437,7 +442,7 @@ class Turns:
 
     def _hand_out_slots(self) -> None:
         for job in self._admission.grant():
-            if not job.granted.done():  # else it was canceled, and is about to leave
+            if not job.granted.done():  # else the service stops, and nothing is to begin
                 job.granted.set_result(None)
 
     def _rest(self, job: _Job, resting: bool) -> None:
@@ -446,8 +451,8 @@ class Turns:
             _waits(job, "for a person to decide")
             self._admission.rest(job)
             self._hand_out_slots()
-        else:
-            self._admission.go_on(job)
+        elif self._admission.go_on(job):
+            self._hand_out_slots()  # a caller with nothing running need not wait for this one
 
     async def _wait_for_older(self, job: _Job) -> None:
         """One at a time per context, oldest first, also where another process has the older one."""
@@ -475,18 +480,21 @@ class Turns:
 
     async def _converse(self, job: _Job, session: AgentSession) -> Outcome:
         """The task's prompts one after the other; more may arrive while one is answered."""
-        outcome, changed = CANCELED, list[str]()
+        outcome, changed, prompted = CANCELED, list[str](), False
         if job.resumed is None or job.resumed.session is None:
             self._log.append(job.head.id, [Started(session.ref.id, session.ref.title)])
         else:
             await self._skip_answered(job, session, changed)
         while job.inbox and not job.canceled.done():
             prompt = await _filled(job.inbox[0])
+            if prompt is not None and prompted:
+                await self._give_way(job)
             if job.canceled.done():
                 break
             job.inbox.pop(0)
             if prompt is None:
                 continue  # its place was given up
+            prompted = True
             try:
                 turn, outcome = await self._turn(job, session, prompt)
             except Unasked:
@@ -503,6 +511,21 @@ class Turns:
                 await self._show_changes(job, session, changed)
         job.closed = True
         return CANCELED if job.inbox else outcome
+
+    async def _give_way(self, job: _Job) -> None:
+        """Between two prompts: let a caller who has fewer running tasks go first."""
+        # The prompt before may have ended while it waited for a person.
+        self._rest(job, resting=False)
+        if job.canceled.done() or not self._admission.give_way(job):
+            return
+        job.granted = _promise()
+        self._hand_out_slots()
+        if not job.granted.done():
+            _waits(job, "for a slot (OPENCODE_MAX_CONCURRENT_STREAMS)")
+        either = {job.granted, job.canceled}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._log.holds(job.head.id):
+            raise TakenOver
 
     async def _renewed(self, job: _Job, gone: AgentSession) -> AgentSession:
         """The context goes on in a new session: the one it had was deleted in OpenCode."""
