@@ -248,5 +248,5 @@ def public_url(server: Server, port: int) -> str:
     """What the card says. A wildcard address is no place to connect to."""
     if server.public_url is not None:
         return server.public_url
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
-    return f"http://{host}:{port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

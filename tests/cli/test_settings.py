@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from opencode_a2a.app import public_url
 from opencode_a2a.cli import main
-from opencode_a2a.config import ConfigError, State, load
+from opencode_a2a.config import ConfigError, Server, State, load
 from tests.cli.commands import called, run
 
 Capture = pytest.CaptureFixture[str]
@@ -222,6 +223,14 @@ def test_serving_needs_an_opencode_and_a_credential(capsys: Capture) -> None:
     assert anyone.code == 2
     assert "A2A_BEARER_TOKEN" in anyone.problems[0]
     assert "A2A_STATIC_AUTH_CREDENTIALS" in anyone.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("::1", "http://[::1]:80"), ("::", "http://[::1]:80"), ("0.0.0.0", "http://127.0.0.1:80")],
+)
+def test_the_address_in_the_card_can_be_connected_to(host: str, url: str) -> None:
+    assert public_url(Server(host=host), 80) == url
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
