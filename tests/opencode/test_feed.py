@@ -180,8 +180,8 @@ async def test_a_busy_opencode_may_answer_after_it_was_asked_again(
 async def test_any_answer_ends_the_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "PROBE_EVERY", 600.0)
     async with reading(server) as (http, feed):
-        async with asyncio.timeout(60):
-            while feed._trouble is None:  # the first question has failed, and no other follows
+        async with asyncio.timeout(60):  # until the first question has failed; no other follows
+            while feed._trouble is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await server.start()
         await http.call("GET", "session")
