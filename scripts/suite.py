@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 PASSED, FAILED, NOTHING_SELECTED = 0, 1, 5  # exit codes of pytest
 MOST_RERUN = 10  # more failures than this are no accident
-PARALLEL = ["-n", str(len(os.sched_getaffinity(0))), "--dist", "worksteal"]
+CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+PARALLEL = ["-n", str(CORES), "--dist", "worksteal"]
 COVERAGE = ["--cov=opencode_a2a", "--cov-branch", "--cov-report="]
 
 

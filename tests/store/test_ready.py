@@ -57,6 +57,18 @@ async def test_whoever_asks_often_causes_few_writes(
         assert len(commits) - before == 1
 
 
+async def test_whoever_asks_while_it_is_being_found_out_waits_for_it(
+    file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "FRESH_SECONDS", 60.0)
+    async with soon(), Database.open(file_url) as database:
+        first = asyncio.create_task(database.takes_writes())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await database.takes_writes()
+        assert await first
+
+
 async def test_a_disk_that_cannot_be_asked_takes_no_writes(
     file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import create_engine, text
 
+from opencode_a2a.domain.catalog import SessionOwner
 from opencode_a2a.domain.permissions import Grant
 from opencode_a2a.domain.ports import Key
 from opencode_a2a.domain.updates import InterruptAnswered, InterruptOpened, Started, Update
@@ -355,6 +356,42 @@ async def test_whose_a_session_is_stays_known_where_it_does_not_move(shared: Sha
             "ses_a": OWNER,
             "ses_b": OWNER,
         }
+
+
+async def test_what_an_earlier_version_changes_meanwhile_is_what_moves_in_the_end(
+    shared: Shared,
+) -> None:
+    lease = (Holder.this_process().name, now_ms() + 60_000)
+    with closing(sqlite3.connect(shared.file)) as db, db:
+        db.execute("UPDATE tasks SET holder=?, held_until=? WHERE id='a-queued'", lease)
+        db.execute("UPDATE sessions SET claimed_until=1 WHERE session_id='ses_a'")
+    async with soon():
+        assert await shared.move(A) == Moved(open_left=3)
+        with closing(sqlite3.connect(shared.file)) as db, db:
+            db.execute("UPDATE tasks SET holder=NULL, held_until=0")
+            db.execute(
+                "UPDATE sessions SET session_id='ses_new', claimed_until=NULL"
+                " WHERE session_id='ses_a'"
+            )
+            db.execute("UPDATE contexts SET session_id='ses_new' WHERE session_id='ses_a'")
+        assert await shared.move(A) == Moved(tasks=2, contexts=1, open_left=2)
+        async with Database.open(shared.own_url(A)) as database:
+            bindings = SqlBindings(database, A)
+            session = await bindings.session_of(OWNER, "a")
+            assert session is not None
+            assert session.id == "ses_new"
+            assert await bindings.owners(["ses_new"]) == {"ses_new": SessionOwner(OWNER, A.path)}
+
+
+async def test_a_session_that_stays_is_not_adopted_by_a_root_around_it(shared: Shared) -> None:
+    outer = root("/work")
+    only_itself = Root("/work", lambda directory: directory == "/work")
+    async with soon():
+        assert await shared.move(only_itself) == Moved(open_left=3)
+        async with Database.open(shared.own_url(outer)) as database:
+            with pytest.raises(OtherWorkspace, match="/work/a"):
+                await SqlBindings(database, outer).session_of(OWNER, "a")
+        assert await shared.move(A) == Moved(tasks=2, contexts=1, open_left=2)
 
 
 async def test_what_a_service_of_this_version_keeps_in_the_same_file_stays(shared: Shared) -> None:

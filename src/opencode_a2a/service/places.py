@@ -55,7 +55,7 @@ class Places:
         try:
             path = (self.root / directory).resolve()
             exists = path.is_dir()
-        except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a null
+        except NOT_A_PATH:
             raise InvalidParams.at(field, "is not a path") from None
         if path != self.root and not self.directories:
             raise InvalidParams.at(
@@ -191,21 +191,28 @@ def _exists(directory: str) -> bool:
     return Path(directory).is_dir()
 
 
+NOT_A_PATH = (OSError, RuntimeError, ValueError)  # no access, too long, a loop of links, a null
+
+
 def in_root(root: Path, directory: str) -> bool:
     """Whether a session in this directory can belong to a root.
 
-    It lies inside, or in a worktree of the root's repository or of a repository inside.
+    It lies inside, or in a worktree of the root's repository or of a repository inside. What
+    cannot be looked at does not.
     """
     path = Path(directory)
     if not path.is_absolute():
         return False
-    real = path.resolve()
-    if real.is_relative_to(root):
-        return True
-    common = _repository(real)
-    if common is None or not (common == _repository(root) or common.is_relative_to(root)):
+    try:
+        real = path.resolve()
+        if real.is_relative_to(root):
+            return True
+        common = _repository(real)
+        if common is None or not (common == _repository(root) or common.is_relative_to(root)):
+            return False
+        return _in_worktree(real, common)
+    except NOT_A_PATH:
         return False
-    return _in_worktree(real, common)
 
 
 def in_root_only(root: Path, directory: str) -> bool:
@@ -213,12 +220,17 @@ def in_root_only(root: Path, directory: str) -> bool:
 
     For what several roots shared: a root such as a home directory contains nearly all of them.
     """
-    real = Path(directory).resolve()
-    below = takewhile(lambda each: each != root, (real, *real.parents))
-    has_repository = any((each / ".git").exists() for each in below)
-    own = _repository(root)
-    linked = own is not None and _in_worktree(real, own)
-    return in_root(root, directory) and (not has_repository or linked)
+    if not in_root(root, directory):
+        return False
+    try:
+        real = Path(directory).resolve()
+        below = takewhile(lambda each: each != root, (real, *real.parents))
+        own = _repository(root)
+        if own is not None and _in_worktree(real, own):
+            return True
+        return not any((each / ".git").exists() for each in below)
+    except NOT_A_PATH:
+        return False
 
 
 def _in_worktree(path: Path, common: Path) -> bool:

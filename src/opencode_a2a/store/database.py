@@ -121,12 +121,14 @@ class Database:
         return self._last_succeeded
 
     async def _probe(self) -> None:
-        self._last_succeeded, self._last_at = False, time.monotonic()
         try:
             await self.write(self._try_to_write)
             self._last_succeeded, self._last_at = True, time.monotonic()
         except StoreUnavailable:
-            pass  # logged where it happened
+            pass  # logged and noted where it happened
+        except Exception:
+            logger.exception("store.probe_broken")
+            self._last_succeeded, self._last_at = False, time.monotonic()
         finally:
             self._probing = None
 

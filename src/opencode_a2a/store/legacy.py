@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -63,11 +63,22 @@ _MOVED = {  # in the order of deletion: first what is found by other rows
     "tasks": "root = :mark",
     "sessions": "root = :mark",
 }
-_OTHERS = {  # what says whose a session is that stays, and whose a worktree: nobody noted its root
+# What says whose a session is that stays, and whose a worktree: nobody noted its root. A session is
+# copied as one of another root, and its owner for good. It is copied anew at each start, because an
+# earlier version may still change it; the move replaces it, when it becomes the turn of this root.
+_OTHERS = {
     "sessions": "root IS NULL",
     "contexts": "session_id IN (SELECT session_id FROM shared.sessions WHERE root IS NULL)",
     "places": "1",
 }
+_AS_OTHER = {"root": "directory || ' (left by an earlier version)'", "claimed_until": "NULL"}
+_OUTDATED = (
+    "DELETE FROM main.contexts"
+    " WHERE session_id IN (SELECT session_id FROM main.sessions WHERE root <> :root)"
+    " AND (owner, context_id) IN (SELECT owner, context_id FROM shared.contexts)",
+    "DELETE FROM main.sessions WHERE root <> :root"
+    " AND session_id IN (SELECT session_id FROM shared.sessions)",
+)
 
 
 class NotMoved(RuntimeError):
@@ -171,27 +182,33 @@ def _copy(shared_url: str, own_url: str, root: str) -> tuple[int, int]:
         with closing(connect(own, options)) as db:
             db.execute("ATTACH DATABASE ? AS shared", (shared,))
             db.execute("BEGIN IMMEDIATE")
-            moved = {name: _copy_rows(db, name, root) for name in reversed(_MOVED)}
-            for table, where in _OTHERS.items():
-                db.execute(f"{_insert(table)} WHERE {where}", {"root": None})
+            for statement in _OUTDATED:
+                db.execute(statement, {"root": root})
+            values = {"root": root, "mark": _mark_of(root)}
+            moved = {
+                name: db.execute(
+                    _insert(name, _MOVED[name].format(db="shared", table=name), {"root": ":root"}),
+                    values,
+                ).rowcount
+                for name in reversed(_MOVED)
+            }
+            for name, where in _OTHERS.items():
+                db.execute(_insert(name, where, _AS_OTHER))
             db.execute("COMMIT")
     except sqlite3.Error as exc:
         raise StoreUnavailable("The tasks of an earlier version cannot be copied.") from exc
     return moved["tasks"], moved["contexts"]
 
 
-def _copy_rows(db: sqlite3.Connection, table: str, root: str) -> int:
-    where = _MOVED[table].format(db="shared", table=table)
-    values = {"root": root, "mark": _mark_of(root)}
-    return db.execute(f"{_insert(table)} WHERE {where}", values).rowcount
-
-
-def _insert(table: str) -> str:
-    """Copies rows that are not there yet; they get `:root` for their root."""
+def _insert(table: str, where: str, instead: Mapping[str, str]) -> str:
+    """Copies rows that are not there yet, with other values in some columns."""
     columns = _columns(table)
     names = ", ".join(f'"{column}"' for column in columns)
-    values = ", ".join(":root" if column == "root" else f'"{column}"' for column in columns)
-    return f'INSERT OR IGNORE INTO main."{table}" ({names}) SELECT {values} FROM shared."{table}"'
+    values = ", ".join(instead.get(column, f'"{column}"') for column in columns)
+    return (
+        f'INSERT OR IGNORE INTO main."{table}" ({names}) '
+        f'SELECT {values} FROM shared."{table}" WHERE {where}'
+    )
 
 
 def _columns(table: str) -> Sequence[str]:
