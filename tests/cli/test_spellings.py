@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -263,7 +264,7 @@ def test_a_database_of_another_program_is_left_alone(
 ) -> None:
     """Such as the one that the SDK's task store leaves where a brought-along URL points."""
     file = tmp_path / "tasks.db"
-    with sqlite3.connect(file) as other:
+    with closing(sqlite3.connect(file)) as other, other:
         other.execute("CREATE TABLE tasks (id VARCHAR(36) PRIMARY KEY, kind VARCHAR(16))")
         other.execute("INSERT INTO tasks VALUES ('1', 'task')")
     settings = {
@@ -278,7 +279,7 @@ def test_a_database_of_another_program_is_left_alone(
     (problem,) = ran.problems
     assert "another program" in problem
     assert "A2A_TASK_STORE_DATABASE_URL" in problem
-    with sqlite3.connect(file) as other:
+    with closing(sqlite3.connect(file)) as other, other:
         assert other.execute("SELECT * FROM tasks").fetchall() == [("1", "task")]
         assert [name for (name,) in other.execute("SELECT name FROM sqlite_master")] == [
             "tasks",
