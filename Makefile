@@ -16,7 +16,7 @@ run: .venv/.installed node_modules/.installed ## start OpenCode and the service 
 test: check node_modules/.installed ## lint, formatting, types, and all tests
 	$(BIN)/python scripts/suite.py $(ARGS)
 
-quick: .venv/.installed ## the tests that need neither OpenCode nor a running service (under a minute)
+quick: .venv/.installed ## the tests that need neither OpenCode nor a running service
 	$(BIN)/python scripts/suite.py --quick $(ARGS)
 
 pythons: .venv/.installed ## the quick tests on every other Python that can be found here
