@@ -63,9 +63,10 @@ _MOVED = {  # in the order of deletion: first what is found by other rows
     "tasks": "root = :mark",
     "sessions": "root = :mark",
 }
-# What says whose a session is that stays, and whose a worktree: nobody noted its root. A session is
-# copied as one of another root, and its owner for good. It is copied anew at each start, because an
-# earlier version may still change it; the move replaces it, when it becomes the turn of this root.
+# Rows that stay, and are copied only so that this service knows their owners. A copied session
+# gets a root that no service has, and its owner for good. An earlier version may still change these
+# rows, so each start copies them again, and a row that moves replaces its copy. Nobody noted the
+# root of a worktree, so all of those are copied.
 _OTHERS = {
     "sessions": "root IS NULL",
     "contexts": "session_id IN (SELECT session_id FROM shared.sessions WHERE root IS NULL)",
