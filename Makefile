@@ -16,7 +16,7 @@ run: .venv/.installed node_modules/.installed ## start OpenCode and the service 
 test: check node_modules/.installed ## lint, formatting, types, and all tests
 	$(BIN)/python scripts/suite.py $(ARGS)
 
-quick: .venv/.installed ## the tests that need neither OpenCode nor a running service
+quick: .venv/.installed ## the tests that need neither OpenCode nor a running service (about a minute)
 	$(BIN)/python scripts/suite.py --quick $(ARGS)
 
 pythons: .venv/.installed ## the quick tests on every other Python that can be found here
@@ -46,7 +46,8 @@ pin: .venv/.installed ## compile requirements/*.txt again from pyproject.toml
 	$(PIN) -o requirements/run.txt pyproject.toml
 	$(PIN) -o requirements/dev.txt -c requirements/run.txt --group dev pyproject.toml
 	$(PIN) -o requirements/bench.txt -c requirements/dev.txt --group bench pyproject.toml
-PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(ARGS)
+# Extras are kept: pip looks for `coverage[toml]`, which a package asks for, among newer versions if only `coverage` is pinned.
+PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras $(ARGS)
 
 clean: ## remove everything that was installed or built here
 	rm -rf .venv .venv-3.* node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
