@@ -15,15 +15,14 @@ from typing import Literal, get_args, get_origin
 
 from opencode_a2a import errors
 from opencode_a2a.app import publication
-from opencode_a2a.config import Environment, Group, Outbound, Server, State, Upstream, load
+from opencode_a2a.config import Environment, Outbound, Server, SettingsGroup, State, Upstream, load
 from opencode_a2a.contract.declare import COMMON_ERRORS
 from opencode_a2a.contract.publish import markdown
 from opencode_a2a.domain.values import Failure
 from opencode_a2a.extensions import ALL
 from opencode_a2a.inbound.openapi import document
-from opencode_a2a.inbound.operations import RPC_METHODS, SUPPORTED_METHODS
+from opencode_a2a.inbound.operations import A2A
 from opencode_a2a.inbound.published import PUBLIC_ENDPOINTS, Published
-from opencode_a2a.inbound.routes import REST_ROUTES
 
 ROOT = Path(__file__).parent.parent
 NOTE = "<!-- Written by `make gen`; change the code instead. -->\n\n"
@@ -74,7 +73,7 @@ def settings_page() -> str:
     return NOTE + "\n".join(lines) + "\n"
 
 
-def _setting(group: type[Group], name: str) -> str:
+def _setting(group: type[SettingsGroup], name: str) -> str:
     field = group.model_fields[name]
     variable = f"{group.model_config['env_prefix']}{name.upper()}"
     default = "the current directory" if field.default_factory else _default(field.default)
@@ -140,13 +139,15 @@ def methods_page() -> str:
         "| method | line |",
         "|---|---|",
     ]
-    for name, (dialect, _) in RPC_METHODS.items():
-        note = "" if name in SUPPORTED_METHODS else " (answers that it is not supported)"
-        lines.append(f"| `{name}`{note} | {dialect.version} |")
+    for name, (line, operation) in A2A.methods.items():
+        note = "" if operation.supported else " (answers that it is not supported)"
+        lines.append(f"| `{name}`{note} | {line} |")
     lines += ["", "REST:", "", "| route | lines |", "|---|---|"]
-    for route in REST_ROUTES:
-        where = [f"{dialect.version} `{route.path_in(dialect)}`" for dialect in route.lines]
-        lines.append(f"| {'/'.join(route.methods)} {route.summary} | {', '.join(where)} |")
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for route, operation in A2A.routes:
+        where = ", ".join(f"{line} `{route.path_in(line)}`" for line in route.lines)
+        verbs.setdefault((operation.summary, where), []).extend(route.verbs)
+    lines += [f"| {'/'.join(v)} {summary} | {where} |" for (summary, where), v in verbs.items()]
     public = ", ".join(f"`{endpoint}`" for endpoint in PUBLIC_ENDPOINTS)
     lines += [
         "",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.postgres import Postgres, why_not
@@ -14,8 +15,14 @@ from tests.running import ROOT, Service, Upstream, fake_opencode, real_opencode,
 # Time says something about the machine, not about a test.
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
+# What a test logs is seen only when it fails; colours would cost more than most tests.
+structlog.configure(
+    [structlog.processors.format_exc_info, structlog.dev.ConsoleRenderer(colors=False)]
+)
 
-# The tests here start OpenCode or a service. All others are the quick part (`make quick`).
+# The tests here start OpenCode or a service, and those on PostgreSQL (all in tests/store) start its
+# server. All others are the quick part (`make quick`).
+STORE = f"{ROOT}/tests/store/"
 PROCESSES = tuple(
     f"{ROOT}/tests/{name}"
     for name in (
@@ -30,7 +37,7 @@ PROCESSES = tuple(
         "e2e/",
         "exhaustion/",
         "extensions/",
-        "fakes/",
+        "fakes/test_fake_opencode.py",
         "faults/",
         "load/",
         "opencode/test_agent.py",
@@ -47,20 +54,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the other part without importing it; None lets pytest decide as usual."""
     part = config.getoption("part")
-    if part is None or collection_path.is_dir():
+    if part is None or collection_path.is_dir() or str(collection_path).startswith(STORE):
         return None
-    return None if _part_of(collection_path) == part else True
+    return None if _starts_processes(collection_path) is (part == "processes") else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The same for files that are named as arguments, which are never ignored."""
+    """The same for single tests, and for files that are named as arguments."""
     part = config.getoption("part")
     if part is not None:
-        items[:] = [item for item in items if _part_of(item.path) == part]
+        wanted = part == "processes"
+        items[:] = [i for i in items if (_starts_processes(i.path) or _on_postgres(i)) is wanted]
 
 
-def _part_of(path: Path) -> str:
-    return "processes" if str(path).startswith(PROCESSES) else "quick"
+def _starts_processes(path: Path) -> bool:
+    return str(path).startswith(PROCESSES)
+
+
+def _on_postgres(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return "postgres" in item.fixturenames or "postgres" in params.values()
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
-from opencode_a2a.demo import model
 from opencode_a2a.opencode.process import Launch, ManagedOpenCode, merge
+from tests.fakes import model
 from tests.running import opencode_command
 
 

@@ -1,14 +1,16 @@
 """The composition root: settings in, ASGI application out.
 
-The only module that sees every layer, and the only one that knows which adapter
-fills which port. Read top to bottom it is the object graph.
+This is the only module that knows every layer, and which adapter implements which
+port. `build` lists the parts in the order in which they need each other; each function
+below it makes one part from its settings.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
@@ -17,9 +19,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from . import __version__, logs
-from .config import Server, Settings, State
+from .config import Outbound, Server, Settings, State
 from .contract.dispatch import Contract
-from .domain.catalog import PlaceOwners
 from .domain.ports import Agent
 from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule, Root
@@ -38,32 +39,36 @@ from .opencode.catalog import OpenCodeCatalog
 from .opencode.http import Endpoint
 from .outbound.egress import Egress
 from .outbound.files import NamedFiles
-from .service.access import Access
-from .service.checks import Checks
 from .service.creator import Creator
+from .service.git import in_root, in_root_only
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
 from .service.interrupts import Interrupts
-from .service.places import Places, in_root, in_root_only
+from .service.locations import Locations
+from .service.options import CatalogOptionsResolver, OptionsResolver
+from .service.ownership import Ownership
 from .service.recovery import Recovery
+from .service.scheduler import Scheduler, SchedulerLimits
 from .service.sessions import Sessions
 from .service.tasks import Tasks
-from .service.turns import TurnLimits, Turns
-from .service.wishes import Wishes
-from .store.asked import SqlAsked
+from .service.validator import Validator
 from .store.bindings import SqlBindings
 from .store.database import Database
+from .store.interrupts import SqlInterrupts
 from .store.legacy import take_over
 from .store.log import Retention, SqlTaskLog, now_ms
-from .web.auth import Authenticate, Credential, Credentials
+from .web.auth import Authenticator, Credential, Credentials
 from .web.payloads import PayloadLog
 from .web.trace import Trace
 
-PUBLIC = frozenset({"/health", "/ready", "/.well-known/agent-card.json", "/.well-known/agent.json"})
+PUBLIC_PATHS = frozenset(
+    {"/health", "/ready", "/.well-known/agent-card.json", "/.well-known/agent.json"}
+)
 
 
 @asynccontextmanager
 async def build(
     settings: Settings,
+    *,
     endpoint: Endpoint,
     url: str,
     stopping: asyncio.Future[None],
@@ -71,149 +76,273 @@ async def build(
 ) -> AsyncIterator[ASGIApp]:
     """The service, talking to the OpenCode at `endpoint`, known to clients as `url`.
 
-    Where the protocol itself is tested, another `agent` does the tasks.
+    Tests of the protocol itself pass another `agent`, which does the tasks.
     """
-    upstream, server = settings.upstream, settings.server
     logs.redactor.add(*settings.secrets, *endpoint.secrets)  # some were made for this run
-    root = upstream.workspace_root
-    own = Root(str(root), partial(in_root, root))
-    rules = tuple(
-        PermissionRule(rule.permission, rule.pattern, rule.action)
-        for rule in server.permission_rules
-    )
-    defaults = Defaults(str(root), upstream.agent, upstream.system, upstream.variant, rules)
-    limits = TurnLimits(
-        upstream.timeout_stream,
-        upstream.max_concurrent_streams,
-        server.max_queued_tasks,
-        server.max_queued_tasks_per_caller,
-        server.cancel_abort_timeout_seconds,
-        grace=server.shutdown_grace_seconds,
-        answer=server.interrupt_request_ttl_seconds,
-    )
-    kept = Retention(
-        settings.state.replay_seconds,
-        settings.state.retention_seconds,
-        settings.state.idempotency_seconds,
-        server.interrupt_request_tombstone_ttl_seconds,
-    )
-    egress = Egress(
-        frozenset(host.lower() for host in settings.outbound.allowed_hosts),
-        settings.outbound.allow_private_hosts,
-    )
-    async with (
-        Database.open(settings.state.url(root)) as database,
-        _moved_in(settings.state, root),
-        SqlTaskLog.open(database, kept, root=own) as log,
-        OpenCode.connect(
-            endpoint, defaults, upstream.timeout, upstream.max_concurrent_requests
-        ) as opencode,
-        NamedFiles.open(egress, root) as files,
-        Turns.open(
-            log,
-            sessions := Sessions(
-                agent or opencode,
-                bindings := SqlBindings(database, own),
-                places := _places(settings, opencode, bindings),
-            ),
-            asked := SqlAsked(database, own),
-            limits,
-            now_ms,
-            stopping,
-        ) as turns,
-    ):
-        interrupts = Interrupts(log, turns, asked, server.permission_always)
-        inputs = Inputs(files, server.max_part_bytes, server.max_message_bytes)
-        catalog = places.catalog
-        access = Access(
-            catalog,
-            bindings,
-            places,
-            server.shared_sessions,
-            now_ms,
-            int(server.pending_session_claim_ttl_seconds * 1_000),
-            rules,
-        )
-        checks = Checks(catalog)
-        wishes = Wishes(access, checks, catalog, sessions, bindings, upstream.agent)
-        tasks = Tasks(agent or opencode, log, turns, interrupts, wishes, inputs, now_ms)
+    async with _open_adapters(settings, endpoint) as adapters:
+        agent = agent or adapters.opencode
+        locations = _locations(settings, adapters)
+        sessions = Sessions(agent, adapters.bindings, locations=locations)
+        async with Scheduler.open(
+            log=adapters.log,
+            sessions=sessions,
+            interrupts=adapters.interrupts,
+            limits=_limits(settings),
+            clock=now_ms,
+            stopping=stopping,
+        ) as scheduler:
+            services = _services(
+                settings, adapters, agent=agent, locations=locations, scheduler=scheduler
+            )
+            tasks = Tasks(
+                agent=agent,
+                log=adapters.log,
+                scheduler=scheduler,
+                interrupts=services.interrupts,
+                options=_options(settings, adapters, services=services, sessions=sessions),
+                inputs=services.inputs,
+                clock=now_ms,
+            )
+            api = _api(
+                settings.server,
+                tasks=tasks,
+                published=publication(settings, url, services=services),
+                health=_health(adapters),
+                stopping=stopping,
+            )
+            async with Recovery.open(adapters.log, scheduler, inputs=services.inputs):
+                yield _middleware(settings.server, api)
 
-        async def opencode_works() -> bool:
-            return opencode.connected
 
-        services = Services(
-            agent or opencode,
-            catalog,
-            access,
-            places,
-            Creator(places),
-            checks,
-            inputs,
-            interrupts,
-        )
-        published = publication(settings, url, services)
-        app = FastAPI(
-            title=server.title,
-            version=__version__,
-            redoc_url=None,
-            swagger_ui_oauth2_redirect_url=None,
-        )
-        app.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]
-        health = Health({"store": database.takes_writes, "opencode": opencode_works})
-        operations = Operations(tasks, published.card, stopping, server.strict_version)
-        add_routes(app, operations, published.contract, health, server.max_request_body_bytes)
-        async with Recovery.open(log, turns, inputs):
-            served: ASGIApp = Streams(cast(ASGIApp, app))
-            if server.shows_payloads:
-                served = PayloadLog(served, logs.redactor, server.log_body_limit)
-            guarded = Authenticate(served, credentials_of(server), PUBLIC, failure)
-            yield Trace(guarded, failure)
+@dataclass(frozen=True, slots=True)
+class _Adapters:
+    """The service's connections to the database, to OpenCode, and to files by URL."""
+
+    database: Database
+    log: SqlTaskLog
+    bindings: SqlBindings
+    interrupts: SqlInterrupts
+    opencode: OpenCode
+    files: NamedFiles
 
 
 @asynccontextmanager
-async def _moved_in(state: State, root: Path) -> AsyncIterator[None]:
-    """After what an earlier version left for this root has moved into its own database."""
+async def _open_adapters(settings: Settings, endpoint: Endpoint) -> AsyncIterator[_Adapters]:
+    root = settings.upstream.workspace_root
+    own_root = Root(str(root), partial(in_root, root))
+    async with (
+        Database.open(settings.state.url(root)) as database,
+        _move_from_shared_database(settings.state, root),
+        SqlTaskLog.open(database, _retention(settings), root=own_root) as log,
+        _connect(settings, endpoint) as opencode,
+        NamedFiles.open(_egress(settings.outbound), root) as files,
+    ):
+        yield _Adapters(
+            database=database,
+            log=log,
+            bindings=SqlBindings(database, own_root),
+            interrupts=SqlInterrupts(database, own_root),
+            opencode=opencode,
+            files=files,
+        )
+
+
+@asynccontextmanager
+async def _move_from_shared_database(state: State, root: Path) -> AsyncIterator[None]:
+    """Move what an earlier version stored for this root into the root's own database."""
     if (shared := state.shared_url) is not None:
-        await take_over(shared, state.url(root), Root(str(root), partial(in_root_only, root)))
+        await take_over(shared, state.url(root), root=Root(str(root), partial(in_root_only, root)))
     yield
 
 
-def _places(settings: Settings, opencode: OpenCode, owners: PlaceOwners) -> Places:
-    upstream, server = settings.upstream, settings.server
-    return Places(
-        OpenCodeCatalog(opencode.http, upstream.timeout_stream),
-        owners,
-        upstream.workspace_root,
-        server.shared_sessions,
-        server.allow_directory_override,
+def _retention(settings: Settings) -> Retention:
+    state = settings.state
+    return Retention(
+        replay=state.replay_seconds,
+        tasks=state.retention_seconds,
+        keys=state.idempotency_seconds,
+        requests=settings.server.interrupt_request_tombstone_ttl_seconds,
     )
 
 
-def publication(settings: Settings, url: str, services: Services | None = None) -> Published:
-    """What these settings make of the declarations; without services nothing can be called."""
+def _connect(settings: Settings, endpoint: Endpoint) -> AbstractAsyncContextManager[OpenCode]:
+    upstream = settings.upstream
+    defaults = Defaults(
+        str(upstream.workspace_root),
+        agent=upstream.agent,
+        system=upstream.system,
+        variant=upstream.variant,
+        rules=_rules(settings.server),
+    )
+    return OpenCode.connect(
+        endpoint,
+        defaults,
+        timeout=upstream.timeout,
+        concurrency=upstream.max_concurrent_requests,
+    )
+
+
+def _rules(server: Server) -> tuple[PermissionRule, ...]:
+    return tuple(
+        PermissionRule(permission=rule.permission, pattern=rule.pattern, action=rule.action)
+        for rule in server.permission_rules
+    )
+
+
+def _egress(outbound: Outbound) -> Egress:
+    return Egress(
+        allowed_hosts=frozenset(host.lower() for host in outbound.allowed_hosts),
+        allow_private=outbound.allow_private_hosts,
+    )
+
+
+def _locations(settings: Settings, adapters: _Adapters) -> Locations:
+    upstream, server = settings.upstream, settings.server
+    return Locations(
+        catalog=OpenCodeCatalog(adapters.opencode.http, upstream.timeout_stream),
+        store=adapters.bindings,
+        root=upstream.workspace_root,
+        shared=server.shared_sessions,
+        directories=server.allow_directory_override,
+    )
+
+
+def _services(
+    settings: Settings,
+    adapters: _Adapters,
+    *,
+    agent: Agent,
+    locations: Locations,
+    scheduler: Scheduler,
+) -> Services:
+    server = settings.server
+    return Services(
+        agent=agent,
+        catalog=locations.catalog,
+        ownership=Ownership(
+            catalog=locations.catalog,
+            store=adapters.bindings,
+            locations=locations,
+            shared=server.shared_sessions,
+            clock=now_ms,
+            claim_ms=int(server.pending_session_claim_ttl_seconds * 1_000),
+            rules=_rules(server),
+        ),
+        locations=locations,
+        creator=Creator(locations),
+        validator=Validator(locations.catalog),
+        inputs=Inputs(
+            adapters.files,
+            part_bytes=server.max_part_bytes,
+            message_bytes=server.max_message_bytes,
+        ),
+        interrupts=Interrupts(
+            log=adapters.log,
+            scheduler=scheduler,
+            store=adapters.interrupts,
+            always=server.permission_always,
+        ),
+    )
+
+
+def _options(
+    settings: Settings, adapters: _Adapters, *, services: Services, sessions: Sessions
+) -> OptionsResolver:
+    return CatalogOptionsResolver(
+        ownership=services.ownership,
+        validator=services.validator,
+        catalog=services.catalog,
+        sessions=sessions,
+        bindings=adapters.bindings,
+        agent=settings.upstream.agent,
+    )
+
+
+def _limits(settings: Settings) -> SchedulerLimits:
+    upstream, server = settings.upstream, settings.server
+    return SchedulerLimits(
+        deadline=upstream.timeout_stream,
+        running=upstream.max_concurrent_streams,
+        queued=server.max_queued_tasks,
+        queued_per_caller=server.max_queued_tasks_per_caller,
+        abort=server.cancel_abort_timeout_seconds,
+        grace=server.shutdown_grace_seconds,
+        answer=server.interrupt_request_ttl_seconds,
+    )
+
+
+def _health(adapters: _Adapters) -> Health:
+    async def is_connected() -> bool:
+        return adapters.opencode.connected
+
+    return Health({"store": adapters.database.takes_writes, "opencode": is_connected})
+
+
+def _api(
+    server: Server,
+    *,
+    tasks: Tasks,
+    published: Published,
+    health: Health,
+    stopping: asyncio.Future[None],
+) -> FastAPI:
+    api = FastAPI(
+        title=server.title,
+        version=__version__,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+    )
+    api.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]
+    operations = Operations(
+        tasks=tasks, card=published.card, stopping=stopping, strict_version=server.strict_version
+    )
+    add_routes(
+        api,
+        operations=operations,
+        contract=published.contract,
+        health=health,
+        body_limit=server.max_request_body_bytes,
+    )
+    return api
+
+
+def _middleware(server: Server, api: FastAPI) -> ASGIApp:
+    """Innermost first."""
+    served: ASGIApp = Streams(cast(ASGIApp, api))
+    if server.shows_payloads:
+        served = PayloadLog(served, redactor=logs.redactor, limit=server.log_body_limit)
+    authenticated = Authenticator(
+        served, credentials=credentials_of(server), public=PUBLIC_PATHS, on_error=failure
+    )
+    return Trace(authenticated, failure)
+
+
+def publication(settings: Settings, url: str, *, services: Services | None = None) -> Published:
+    """What the service publishes with these settings. Without services, no method can be called."""
     server = settings.server
     facts = CardFacts(
-        url,
-        server.title,
-        server.description,
-        __version__,
-        tuple(credentials_of(server).schemes),
-        INPUT_MODES,
-        OUTPUT_MODES,
+        url=url,
+        title=server.title,
+        description=server.description,
+        version=__version__,
+        schemes=tuple(credentials_of(server).schemes),
+        input_modes=INPUT_MODES,
+        output_modes=OUTPUT_MODES,
     )
     deployment = Deployment(
-        server.shared_sessions,
-        server.allow_directory_override,
-        server.strict_version,
-        server.max_request_body_bytes,
-        settings.state.backend == "database",
-        settings.environment.declared,
-        {
+        shared_sessions=server.shared_sessions,
+        directory_override=server.allow_directory_override,
+        strict_version=server.strict_version,
+        body_limit=server.max_request_body_bytes,
+        durable=settings.state.backend == "database",
+        environment=settings.environment.declared,
+        permissions={
             "always_scope": server.permission_always,
             "rules": [rule.model_dump() for rule in server.permission_rules],
         },
     )
-    return Published(facts, Contract(ALL, server.toggles, services), deployment)
+    contract = Contract(ALL, enabled=server.toggles, services=services)
+    return Published(facts, contract, deployment=deployment)
 
 
 def credentials_of(server: Server) -> Credentials:
@@ -227,25 +356,25 @@ def credentials_of(server: Server) -> Credentials:
             known.append(Credential.bearer(entry.token.get_secret_value(), caller))
         elif entry.username is not None and entry.password is not None:
             password = entry.password.get_secret_value()
-            known.append(Credential.basic(entry.username, password, caller))
+            known.append(Credential.basic(entry.username, password, caller=caller))
     return Credentials(known)
 
 
 def endpoint_of(settings: Settings) -> Endpoint | None:
-    """The OpenCode server that the settings name, if they do."""
+    """The OpenCode server that the settings name, if they name one."""
     upstream = settings.upstream
     if upstream.base_url is None:
         return None
     password = upstream.auth_password
     return Endpoint(
-        upstream.base_url,
-        upstream.auth_username,
-        password.get_secret_value() if password is not None else None,
+        base_url=upstream.base_url,
+        username=upstream.auth_username,
+        password=password.get_secret_value() if password is not None else None,
     )
 
 
 def public_url(server: Server, port: int) -> str:
-    """What the card says. A wildcard address is no place to connect to."""
+    """The address in the card. Clients cannot connect to a wildcard address."""
     if server.public_url is not None:
         return server.public_url
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)

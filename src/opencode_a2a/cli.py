@@ -1,4 +1,4 @@
-"""The command line: parses arguments, calls the rest, says what happened.
+"""The command line: parses arguments, starts the service, reports errors.
 
 Exit codes: 0 fine, 1 something failed, 2 wrong usage or settings.
 """
@@ -29,7 +29,15 @@ from pydantic import SecretStr
 
 from . import __version__, logs
 from .app import build, endpoint_of, public_url, publication
-from .config import MAKE_SECRET, MIN_SECRET, ConfigError, Server, Settings, load, strangers
+from .config import (
+    MIN_SECRET_LENGTH,
+    SECRET_COMMAND,
+    ConfigError,
+    Server,
+    Settings,
+    load,
+    unknown_settings,
+)
 from .errors import StoreUnavailable
 from .inbound import openapi
 from .inbound.failures import failure
@@ -43,28 +51,28 @@ from .web.protocol import ConnectionGuard
 
 HELP = "Serve OpenCode, the coding agent, to any A2A client."
 
-UP = """\
+UP_HELP = """\
 Start OpenCode and the service together. Without a model provider of your own a
 built-in demo model answers; without a token one is made and shown.
 
   cd your-project && opencode-a2a up
 """
 
-SERVE = f"""\
+SERVE_HELP = f"""\
 Serve the OpenCode that runs at OPENCODE_BASE_URL.
 
   export OPENCODE_BASE_URL=http://127.0.0.1:4096
-  export A2A_BEARER_TOKEN=$({MAKE_SECRET})
+  export A2A_BEARER_TOKEN=$({SECRET_COMMAND})
   opencode-a2a serve
 """
 
-CARD = """\
+CARD_HELP = """\
 Print the Agent Card that these settings would publish. Nothing is started.
 
   opencode-a2a card --extended
 """
 
-OPENAPI = """\
+OPENAPI_HELP = """\
 Print the OpenAPI document that these settings would publish. Nothing is started.
 
   opencode-a2a openapi > openapi.json
@@ -80,16 +88,16 @@ TOML file, in this order; docs/reference/settings.md has them all. The most usef
   OPENCODE_WORKSPACE_ROOT the directory the agent works in (the current one)
 """
 
-STORE_TROUBLE = """\
+STORE_ADVICE = """\
 the task store cannot be used, for the reason above. A2A_TASK_STORE_DATABASE_URL says where it is;
 a SQLite file needs a directory that exists and is writable."""
-GARBAGE = 10_000  # new objects before a search: a thousand readers wait with some each
+GC_THRESHOLD = 10_000  # new objects before a collection: a thousand open streams have many
 BACKLOG = 1024  # connections that may wait to be accepted
-OTHER_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
+RESERVED_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
 
 
-class Failed(Exception):
-    """Said to the person at the terminal; the exit code goes with it."""
+class CommandError(Exception):
+    """An error for the person at the terminal, with the exit code."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -118,10 +126,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"opencode-a2a {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text, about in (
-        ("up", "start OpenCode and the service together (the quick way)", UP),
-        ("serve", "serve an OpenCode that runs already", SERVE),
-        ("card", "print the Agent Card", CARD),
-        ("openapi", "print the OpenAPI document", OPENAPI),
+        ("up", "start OpenCode and the service together (the quick way)", UP_HELP),
+        ("serve", "serve an OpenCode that runs already", SERVE_HELP),
+        ("card", "print the Agent Card", CARD_HELP),
+        ("openapi", "print the OpenAPI document", OPENAPI_HELP),
     ):
         command = commands.add_parser(
             name,
@@ -155,26 +163,26 @@ def _run(arguments: argparse.Namespace) -> None:
             structlog.get_logger().warning("payloads.not_logged", advice=advice)
         for name, note in settings.notes:
             structlog.get_logger().info("settings.adapted", name=name, note=note)
-        if unknown := strangers(os.environ):
+        if unknown := unknown_settings(os.environ):
             structlog.get_logger().warning("settings.unknown", names=" ".join(unknown))
         if short := settings.server.short_secrets:
             structlog.get_logger().warning(
                 "credentials.short",
                 names=" ".join(short),
-                characters=f"fewer than {MIN_SECRET}",
-                make_a_better_one=MAKE_SECRET,
+                characters=f"fewer than {MIN_SECRET_LENGTH}",
+                make_a_better_one=SECRET_COMMAND,
             )
         work = _up(settings) if arguments.command == "up" else _serve(settings)
         uvloop.run(_until_stopped(work))
     except ConfigError as exc:
         _exit("\n".join(f"opencode-a2a: {problem}" for problem in exc.problems), 2)
-    except Failed as exc:
+    except CommandError as exc:
         _exit(f"opencode-a2a: {exc}", exc.code)
     except (ManagedProcessFailed, SchemaTooNew, ForeignDatabase, NotMoved) as exc:
         _exit(f"opencode-a2a: {exc}", 1)
     except StoreUnavailable:
-        _exit(f"opencode-a2a: {STORE_TROUBLE}", 1)
-    except KeyboardInterrupt:  # before there was anything to take down
+        _exit(f"opencode-a2a: {STORE_ADVICE}", 1)
+    except KeyboardInterrupt:  # nothing has been started yet
         sys.exit(130)
 
 
@@ -186,20 +194,21 @@ def _print(settings: Settings, arguments: argparse.Namespace) -> None:
         found = published.card.extended_hybrid
     else:
         found = json.loads(published.card.hybrid.body)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have seen enough
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
     print(json.dumps(found, indent=2, ensure_ascii=False))
 
 
 def _exit(message: str, code: int) -> None:
-    shown = logs.redactor.known(message)  # it may hold what OpenCode has said
+    shown = logs.redactor.known(message)  # it may quote OpenCode
     print("\n".join(map(logs.escaped, shown.split("\n"))), file=sys.stderr)
     sys.exit(code)
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Until it ends by itself, or is told to (Ctrl-C, SIGTERM): then it leaves in good order.
+    """Run until the work ends, or until Ctrl-C or SIGTERM: then shut down in good order.
 
-    Told twice, it leaves at once. What is committed is safe, and the guardians end OpenCode.
+    A second signal ends the process at once. What is committed is safe, and the guardians end
+    OpenCode.
     """
     working = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
@@ -217,7 +226,7 @@ async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    for name in ("host", "port"):  # a flag is a setting said louder
+    for name in ("host", "port"):  # a flag overrides the setting
         if getattr(arguments, name) is not None:
             os.environ[f"A2A_{name.upper()}"] = str(getattr(arguments, name))
     secrets_dir = arguments.secrets
@@ -229,24 +238,24 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 async def _serve(settings: Settings) -> None:
     endpoint = endpoint_of(settings)
     if endpoint is None:
-        raise Failed(
+        raise CommandError(
             "OPENCODE_BASE_URL is not set. Name the OpenCode server, or use `opencode-a2a up` to "
             "start one.",
             2,
         )
     if settings.server.bearer_token is None and not settings.server.static_auth_credentials:
-        raise Failed(
+        raise CommandError(
             "no credential is configured, and the service would be open to everyone. Set "
             "A2A_BEARER_TOKEN or A2A_STATIC_AUTH_CREDENTIALS.",
             2,
         )
-    with _listening(settings) as listener:
-        await _listen(settings, endpoint, listener)
+    with _open_listener(settings) as listener:
+        await _run_server(settings, endpoint, listener=listener)
 
 
 async def _up(settings: Settings) -> None:
     if settings.upstream.base_url is not None:
-        raise Failed(
+        raise CommandError(
             "OPENCODE_BASE_URL is set, and `up` starts an OpenCode of its own. Use `opencode-a2a "
             "serve` for that one, or take the setting away.",
             2,
@@ -255,12 +264,16 @@ async def _up(settings: Settings) -> None:
     if settings.server.bearer_token is None and not settings.server.static_auth_credentials:
         generated = secrets.token_urlsafe(24)
         settings.server.bearer_token = SecretStr(generated)
-    with _listening(settings) as listener:
+    with _open_listener(settings) as listener:
         print("Starting OpenCode …", file=sys.stderr)
-        async with _managed(settings) as (managed, is_demo):
+        async with _start_opencode(settings) as (managed, is_demo):
             url = public_url(settings.server, listener.getsockname()[1])
-            said = welcome(settings, url, generated, is_demo)
-            serving = asyncio.create_task(_listen(settings, managed.endpoint, listener, said))
+            greeting = welcome(settings, url=url, generated=generated, is_demo=is_demo)
+            serving = asyncio.create_task(
+                _run_server(
+                    settings, endpoint=managed.endpoint, listener=listener, welcome=greeting
+                )
+            )
             failing = asyncio.create_task(managed.failed())
             try:
                 await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
@@ -274,30 +287,30 @@ async def _up(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _managed(settings: Settings) -> AsyncIterator[tuple[ManagedOpenCode, bool]]:
+async def _start_opencode(settings: Settings) -> AsyncIterator[tuple[ManagedOpenCode, bool]]:
     """OpenCode with the user's own configuration or, where that names no model, the demo's."""
     upstream = settings.upstream
-    launch = Launch(upstream.command, upstream.workspace_root, os.environ)
+    launch = Launch(upstream.command, upstream.workspace_root, environment=os.environ)
     async with AsyncExitStack() as stack:
         attempt = await stack.enter_async_context(AsyncExitStack())
         managed = await attempt.enter_async_context(ManagedOpenCode.start(launch))
         is_demo = not await has_provider(managed.endpoint, upstream.workspace_root)
         if is_demo:
-            from .demo import model as demo  # loaded by those only who need it
+            from .demo import model as demo  # only few runs need it
 
             await attempt.aclose()
             base_url = await stack.enter_async_context(demo.serve())
             launch = Launch(
                 upstream.command,
                 upstream.workspace_root,
-                os.environ,
+                environment=os.environ,
                 config=demo.opencode_config(base_url),
             )
             managed = await stack.enter_async_context(ManagedOpenCode.start(launch))
         yield managed, is_demo
 
 
-def _listening(settings: Settings) -> socket.socket:
+def _open_listener(settings: Settings) -> socket.socket:
     server = settings.server
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family)
@@ -307,23 +320,25 @@ def _listening(settings: Settings) -> socket.socket:
         listener.listen(BACKLOG)  # from here on clients wait for an answer instead of being refused
     except OSError as exc:
         listener.close()
-        raise Failed(
+        raise CommandError(
             f"cannot listen on {server.host} port {server.port}: {exc.strerror}. "
             "Choose another with A2A_HOST and A2A_PORT."
         ) from None
     return listener
 
 
-async def _listen(
+async def _run_server(
     settings: Settings, endpoint: Endpoint, listener: socket.socket, welcome: str = ""
 ) -> None:
     url = public_url(settings.server, listener.getsockname()[1])
     grace = settings.server.shutdown_grace_seconds
     stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     async with (
-        build(settings, endpoint, url, stopping) as app,
+        build(settings, endpoint=endpoint, url=url, stopping=stopping) as app,
         ConnectionGuard.open(
-            _connection_limits(settings.server), settings.server.max_request_head_bytes, failure
+            _connection_limits(settings.server),
+            settings.server.max_request_head_bytes,
+            render_error=failure,
         ) as guard,
     ):
         config = uvicorn.Config(
@@ -336,14 +351,14 @@ async def _listen(
             log_level="critical",  # what breaks in a request is in our own log
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nobody asks from where a request came
+            proxy_headers=False,  # no part of the service needs the address behind a proxy
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=math.ceil(grace) + 3,
         )
         server = _Server(config)
-        gc.freeze()  # what is there by now stays for good, and need not be looked through again
-        gc.set_threshold(GARBAGE)
+        gc.freeze()  # these objects stay, so the collector need not search them
+        gc.set_threshold(GC_THRESHOLD)
         gc.enable()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         structlog.get_logger().info("serving", url=url)
@@ -353,7 +368,7 @@ async def _listen(
             await asyncio.shield(serving)
         finally:
             server.should_exit = True
-            asyncio.get_running_loop().call_later(grace, _say, stopping)
+            asyncio.get_running_loop().call_later(grace, _resolve, stopping)
             await serving
 
 
@@ -361,13 +376,13 @@ def _connection_limits(server: Server) -> ConnectionLimits:
     """How many connections this process can have; its limit for open files is raised to fit."""
     wanted = server.max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + OTHER_FILES
+    needed = wanted + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     total = wanted
     if soft != resource.RLIM_INFINITY:
-        total = min(wanted, max(soft - OTHER_FILES, soft // 2))
+        total = min(wanted, max(soft - RESERVED_FILES, soft // 2))
     if total < wanted:
         structlog.get_logger().warning(
             "connections.limited", to=total, open_files=soft, max_connections=wanted
@@ -380,13 +395,13 @@ def _connection_limits(server: Server) -> ConnectionLimits:
     )
 
 
-def _say(stopping: asyncio.Future[None]) -> None:
+def _resolve(stopping: asyncio.Future[None]) -> None:
     if not stopping.done():
         stopping.set_result(None)
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals alone: there is more to take down than the server."""
+    """Does not handle signals: `_until_stopped` does, and shuts down more than the server."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -403,9 +418,9 @@ def welcome(settings: Settings, url: str, generated: str | None, is_demo: bool) 
     if is_demo:
         lines += [
             "",
-            "No model provider is configured, so a built-in demo model answers: it repeats what",
-            "you say. For a real one run `opencode auth login`, or set a provider's key such as",
-            "ANTHROPIC_API_KEY, and start again.",
+            "No model provider is configured, so a built-in demo model answers: it shows how",
+            "answers, tool calls and questions arrive. For a real one run `opencode auth login`,",
+            "or set a provider's key such as ANTHROPIC_API_KEY, and start again.",
         ]
     if generated:
         lines += ["", f"Token (made for this run; set A2A_BEARER_TOKEN to keep one): {generated}"]
@@ -426,12 +441,12 @@ def welcome(settings: Settings, url: str, generated: str | None, is_demo: bool) 
 
 
 def _login(server: Server, generated: str | None) -> tuple[str, str]:
-    """How curl logs in, and what the reader must put in: a secret of theirs is never shown."""
+    """The login for curl, and what the reader must replace: configured secrets are never shown."""
     bearer = '-H "Authorization: Bearer {}"'
     if generated is not None:
         return bearer.format(generated), ""
     if server.bearer_token is not None:
-        for name, value in os.environ.items():  # which wins over other places
+        for name, value in os.environ.items():  # which overrides files
             if name.upper() == "A2A_BEARER_TOKEN" and value:
                 return bearer.format(f"${name}"), ""
         return bearer.format("TOKEN"), ", with your A2A_BEARER_TOKEN for TOKEN"

@@ -2,8 +2,8 @@
 
 `A2A_PORT` in the environment is `port` under `[a2a]` in the file; `OPENCODE_…`
 likewise under `[opencode]`. A file in the secrets directory has the name of its
-setting, in any case. Nothing is ever read from the workspace: what is in there
-may be a stranger's.
+setting, in any case. Nothing is read from the workspace: a stranger may have written
+what is in there.
 """
 
 from __future__ import annotations
@@ -40,14 +40,22 @@ from pydantic_settings import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from .domain.scopes import USUAL, Scope
+from .domain.scopes import DEFAULT_SCOPES, Scope
 from .paths import inside_git, make_private_directory, tighten
-from .spellings import ELSEWHERE, Spelled, database_url, from_json, listed, noted, parsed_url
+from .spellings import (
+    FOREIGN_SETTINGS,
+    Spellings,
+    collect_notes,
+    database_url,
+    parse_json,
+    parse_list,
+    parse_url,
+)
 
-LONGEST_ROOT = 600  # characters; what a database can keep in an index
+MAX_ROOT_LENGTH = 600  # characters; what a database can keep in an index
 
-MIN_SECRET = 16  # characters of a token or password that others than this machine may guess at
-MAKE_SECRET = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+MIN_SECRET_LENGTH = 16  # of a token or password that other machines can try
+SECRET_COMMAND = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
 
 class ConfigError(Exception):
@@ -58,7 +66,7 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-def _web_address(value: str) -> str:
+def _check_web_address(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an http or https URL")
@@ -69,7 +77,7 @@ def _web_address(value: str) -> str:
     return value.rstrip("/")
 
 
-def _directory(value: Path) -> Path:
+def _check_directory(value: Path) -> Path:
     if not value.is_dir():
         raise ValueError("must be an existing directory")
     root = value.resolve()
@@ -79,14 +87,14 @@ def _directory(value: Path) -> Path:
         str(root).encode()
     except UnicodeEncodeError:
         raise ValueError("must have a path in UTF-8") from None
-    if len(str(root)) > LONGEST_ROOT:
-        raise ValueError(f"must have a path of at most {LONGEST_ROOT} characters")
+    if len(str(root)) > MAX_ROOT_LENGTH:
+        raise ValueError(f"must have a path of at most {MAX_ROOT_LENGTH} characters")
     return root
 
 
-def _database(value: str) -> str:
+def _check_database(value: str) -> str:
     try:
-        parsed_url(value).get_dialect().import_dbapi()
+        parse_url(value).get_dialect().import_dbapi()
     except ImportError as exc:
         advice = ": pip install 'psycopg[binary]'" if exc.name == "psycopg" else ""
         raise ValueError(f"needs the Python package {exc.name}{advice}") from None
@@ -95,14 +103,14 @@ def _database(value: str) -> str:
     return value
 
 
-def _not_empty(value: SecretStr) -> SecretStr:
+def _check_not_empty(value: SecretStr) -> SecretStr:
     if not value.get_secret_value().strip():
         raise ValueError("must not be empty")
     return value
 
 
-def _without_padding(value: SecretStr) -> SecretStr:
-    # A header has none, so no request could present such a token.
+def _check_no_padding(value: SecretStr) -> SecretStr:
+    # A header cannot have any, so no request could present such a token.
     if value.get_secret_value() != value.get_secret_value().strip():
         raise ValueError("must not begin or end with a space or a line break")
     return value
@@ -115,13 +123,13 @@ def _is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
-Token = Annotated[Secret, AfterValidator(_without_padding)]
-WebAddress = Annotated[str, AfterValidator(_web_address)]
-Directory = Annotated[Path, AfterValidator(_directory)]
-DatabaseUrl = Annotated[str, AfterValidator(database_url), AfterValidator(_database)]
-Json = (NoDecode, BeforeValidator(from_json))
-Words = Annotated[list[str], NoDecode, BeforeValidator(listed)]
+Secret = Annotated[SecretStr, AfterValidator(_check_not_empty)]
+Token = Annotated[Secret, AfterValidator(_check_no_padding)]
+WebAddress = Annotated[str, AfterValidator(_check_web_address)]
+Directory = Annotated[Path, AfterValidator(_check_directory)]
+DatabaseUrl = Annotated[str, AfterValidator(database_url), AfterValidator(_check_database)]
+Json = (NoDecode, BeforeValidator(parse_json))
+WordList = Annotated[list[str], NoDecode, BeforeValidator(parse_list)]
 FileScope = Literal["unknown", "workspace", "declared_roots", "unrestricted", "custom"]
 SandboxMode = Annotated[
     Literal[
@@ -134,16 +142,18 @@ SandboxMode = Annotated[
         "workspace_write",
         "custom",
     ],
-    Spelled(danger_full_access="none"),
+    Spellings(danger_full_access="none"),
 ]
-SCOPES = Spelled(workspace_only="workspace", workspace_and_declared_roots="declared_roots")
+SCOPE_SPELLINGS = Spellings(
+    workspace_only="workspace", workspace_and_declared_roots="declared_roots"
+)
 CAPABILITIES = {
     "session_shell": Scope.SESSIONS_SHELL,
     "workspace_mutation": Scope.WORKSPACES_WRITE,
 }
 
 
-class Group(BaseSettings):
+class SettingsGroup(BaseSettings):
     model_config = SettingsConfigDict(extra="forbid", env_ignore_empty=True)
 
     @classmethod
@@ -158,7 +168,7 @@ class Group(BaseSettings):
         return env_settings, file_secret_settings, init_settings  # init is the TOML file
 
 
-class Upstream(Group):
+class Upstream(SettingsGroup):
     """The OpenCode server, and what goes with every prompt."""
 
     model_config = SettingsConfigDict(env_prefix="OPENCODE_")
@@ -201,13 +211,13 @@ class CredentialSetting(BaseModel):
 
     credential_id: str | None = None  # a name for the operator's own use
     enabled: bool = True
-    scheme: Annotated[Literal["bearer", "basic"], Spelled()]
+    scheme: Annotated[Literal["bearer", "basic"], Spellings()]
     principal: str = Field(min_length=1, max_length=255)
     token: Token | None = None
     username: str | None = None
     password: Secret | None = None
-    scopes: list[Scope] = [*USUAL]
-    # What other programs of this kind call the scopes that are not the usual ones.
+    scopes: list[Scope] = [*DEFAULT_SCOPES]
+    # The names that similar programs have for the scopes beyond the default ones.
     capabilities: list[Literal["session_shell", "workspace_mutation"]] | None = None
 
     @model_validator(mode="before")
@@ -226,7 +236,7 @@ class CredentialSetting(BaseModel):
         if self.capabilities is not None:
             if "scopes" in self.model_fields_set:
                 raise ValueError("scopes and capabilities say the same; keep scopes")
-            self.scopes = [*USUAL, *(CAPABILITIES[name] for name in self.capabilities)]
+            self.scopes = [*DEFAULT_SCOPES, *(CAPABILITIES[name] for name in self.capabilities)]
         return self
 
 
@@ -237,10 +247,10 @@ class RuleSetting(BaseModel):
 
     permission: str = Field(min_length=1)
     pattern: str = Field(default="*", min_length=1)
-    action: Annotated[Literal["allow", "ask", "deny"], Spelled()]
+    action: Annotated[Literal["allow", "ask", "deny"], Spellings()]
 
 
-class Server(Group):
+class Server(SettingsGroup):
     """How clients reach this service, and who they are."""
 
     model_config = SettingsConfigDict(env_prefix="A2A_")
@@ -266,10 +276,10 @@ class Server(Group):
     )
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Spelled(warn="warning", critical="error", fatal="error"),
+        Spellings(warn="warning", critical="error", fatal="error"),
     ] = Field(default="info", description="What is written to the log.")
     log_format: Annotated[
-        Literal["console", "json"], Spelled(text="console", plain="console", logfmt="console")
+        Literal["console", "json"], Spellings(text="console", plain="console", logfmt="console")
     ] = Field(default="console", description="`json` writes each line of the log as a JSON object.")
     log_payloads: bool = Field(
         default=False,
@@ -382,7 +392,7 @@ class Server(Group):
         ge=0,
         description="How long a settled one is remembered, to tell who comes too late.",
     )
-    permission_always: Annotated[Literal["context", "workspace"], Spelled()] = Field(
+    permission_always: Annotated[Literal["context", "workspace"], Spellings()] = Field(
         default="context",
         description='What "always" covers: this caller\'s context, or (`workspace`) every session '
         "of the directory until OpenCode restarts.",
@@ -428,7 +438,7 @@ class Server(Group):
         return [
             name
             for name, secret in given.items()
-            if secret is not None and len(secret.get_secret_value().strip()) < MIN_SECRET
+            if secret is not None and len(secret.get_secret_value().strip()) < MIN_SECRET_LENGTH
         ]
 
     @model_validator(mode="after")
@@ -436,8 +446,8 @@ class Server(Group):
         if (reached := self._reached_at) and (short := self.short_secrets):
             raise ValueError(
                 "\n".join(
-                    f"{name}: is shorter than {MIN_SECRET} characters, too short where {reached} "
-                    f"rather than a loopback address. Make a better one: {MAKE_SECRET}"
+                    f"{name}: is shorter than {MIN_SECRET_LENGTH} characters, too short where "
+                    f"{reached} rather than a loopback address. Make a better one: {SECRET_COMMAND}"
                     for name in short
                 )
             )
@@ -456,12 +466,12 @@ class Server(Group):
         return None
 
 
-class State(Group):
+class State(SettingsGroup):
     """Where tasks are kept."""
 
     model_config = SettingsConfigDict(env_prefix="A2A_TASK_STORE_")
 
-    backend: Annotated[Literal["database", "memory"], Spelled()] = Field(
+    backend: Annotated[Literal["database", "memory"], Spellings()] = Field(
         default="database", description="`memory` forgets everything when the service stops."
     )
     database_url: DatabaseUrl | None = Field(
@@ -489,13 +499,13 @@ class State(Group):
         return f"sqlite:///{self.folder(root) / 'tasks.db'}"
 
     def folder(self, root: Path) -> Path:
-        """Where what belongs to a workspace root is kept. It is made if there is none."""
+        """The directory for the data of a workspace root; created if there is none."""
         try:
             folder = _state_home() / folder_name(root)
             make_private_directory(folder)
-        except (OSError, RuntimeError) as exc:  # RuntimeError: nobody knows where home is
+        except (OSError, RuntimeError) as exc:  # RuntimeError: there is no home directory
             why = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) else str(exc)
-            problem = f"is not set, and the usual place cannot be had: {why}"
+            problem = f"is not set, and the default directory cannot be used: {why}"
             raise ConfigError([f"A2A_TASK_STORE_DATABASE_URL: {problem}"]) from None
         for each in (folder, folder.parent):
             tighten(each)
@@ -503,9 +513,9 @@ class State(Group):
 
     @property
     def shared_url(self) -> str | None:
-        """The database that all roots of a user shared in earlier versions, if it is still used.
+        """The database that all roots of a user shared in earlier versions, if it exists.
 
-        It is, where nothing else is configured and the file is there.
+        None where another database is configured.
         """
         if self.backend == "memory" or self.database_url is not None:
             return None
@@ -523,38 +533,38 @@ def folder_name(root: Path) -> str:
     return f"{name}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
 
 
-class Environment(Group):
+class Environment(SettingsGroup):
     """What the operator says about where the agent runs. Published, not enforced."""
 
     model_config = SettingsConfigDict(env_prefix="A2A_")
     _SUBJECTS: ClassVar = ("sandbox", "network", "approval", "write_access")
 
     sandbox_mode: SandboxMode = Field(default="unknown", description="What keeps the agent in.")
-    sandbox_filesystem_scope: Annotated[FileScope, SCOPES] = Field(
+    sandbox_filesystem_scope: Annotated[FileScope, SCOPE_SPELLINGS] = Field(
         default="unknown", description="What it can read."
     )
-    sandbox_writable_roots: Words = Field(
+    sandbox_writable_roots: WordList = Field(
         default=[], description="Directories besides the workspace it can write to, as a list."
     )
     network_access: Annotated[
         Literal["unknown", "none", "restricted", "unrestricted", "custom"],
-        Spelled(disabled="none", enabled="unrestricted"),
+        Spellings(disabled="none", enabled="unrestricted"),
     ] = Field(default="unknown", description="What it can connect to.")
-    network_allowed_domains: Words = Field(
+    network_allowed_domains: WordList = Field(
         default=[], description="With `restricted`: these, as a list."
     )
     approval_policy: Annotated[
         Literal["unknown", "never", "on_request", "on_failure", "untrusted", "always", "custom"],
-        Spelled(),
+        Spellings(),
     ] = Field(default="unknown", description="When it asks a person before it acts.")
     approval_escalation_behavior: Annotated[
-        Literal["unknown", "none", "manual", "automatic", "custom"], Spelled(unsupported="none")
+        Literal["unknown", "none", "manual", "automatic", "custom"], Spellings(unsupported="none")
     ] = Field(default="unknown", description="Who decides about what it asks for.")
-    write_access_scope: Annotated[FileScope | Literal["none"], SCOPES] = Field(
+    write_access_scope: Annotated[FileScope | Literal["none"], SCOPE_SPELLINGS] = Field(
         default="unknown", description="What it can write."
     )
     write_access_outside_workspace: Annotated[
-        Literal["unknown", "allowed", "denied", "custom"], Spelled(disallowed="denied")
+        Literal["unknown", "allowed", "denied", "custom"], Spellings(disallowed="denied")
     ] = Field(default="unknown", description="Whether it can write outside the workspace.")
 
     @property
@@ -607,12 +617,12 @@ class Environment(Group):
         return self
 
 
-class Outbound(Group):
+class Outbound(SettingsGroup):
     """Where this service may connect to on a caller's behalf."""
 
     model_config = SettingsConfigDict(env_prefix="A2A_CLIENT_")
 
-    allowed_hosts: Words = Field(
+    allowed_hosts: WordList = Field(
         default=[], description="Hosts files may be fetched from, as a list; none means any public."
     )
     allow_private_hosts: bool = Field(
@@ -631,7 +641,7 @@ class Settings(BaseModel):
 
     @property
     def secrets(self) -> list[str]:
-        """Every secret in them, and how a login with it is written: nothing for a log."""
+        """Every secret in the settings, also as it is written in a login: for redaction."""
         logins = [
             (entry.username, entry.password, entry.token)
             for entry in self.server.all_credentials  # a disabled one may be valid elsewhere
@@ -651,9 +661,9 @@ class Settings(BaseModel):
         return found
 
 
-G = TypeVar("G", bound=Group)
+G = TypeVar("G", bound=SettingsGroup)
 
-_TABLES: dict[type[Group], str] = {
+_TABLES: dict[type[SettingsGroup], str] = {
     Upstream: "opencode",
     Server: "a2a",
     State: "task_store",
@@ -669,18 +679,20 @@ _NAMES = frozenset(
 )
 
 
-def strangers(names: Iterable[str]) -> dict[str, str | None]:
-    """The names that look like settings of ours and are none, each with the one it resembles.
+def unknown_settings(names: Iterable[str]) -> dict[str, str | None]:
+    """The names that begin like our settings and are none, each with the setting it resembles.
 
-    Names in OPENCODE_… are no business of ours: OpenCode has many of its own.
+    Names in OPENCODE_… are not checked: OpenCode has many of its own.
     """
-    ours = {name.removeprefix("A2A_"): name for name in _NAMES if name.startswith("A2A_")}
+    own_names = {name.removeprefix("A2A_"): name for name in _NAMES if name.startswith("A2A_")}
     found: dict[str, str | None] = {}
     for name in sorted(names):
         if name.upper().startswith("A2A_") and name.upper() not in _NAMES:
-            meant = get_close_matches(name.upper().removeprefix("A2A_"), ours, 1, cutoff=0.75)
-            misspelt = meant and name.upper() not in ELSEWHERE
-            found[name] = ours[meant[0]] if misspelt else None
+            similar = get_close_matches(
+                name.upper().removeprefix("A2A_"), own_names, n=1, cutoff=0.75
+            )
+            misspelt = similar and name.upper() not in FOREIGN_SETTINGS
+            found[name] = own_names[similar[0]] if misspelt else None
     return found
 
 
@@ -688,16 +700,16 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     """All settings, or `ConfigError` with everything that is wrong with them."""
     problems = [
         f"{name}: there is no such setting; did you mean {meant}?"
-        for name, meant in strangers(os.environ).items()
+        for name, meant in unknown_settings(os.environ).items()
         if meant is not None
     ]
-    tables = _toml(config, problems)
-    if wrong := _unreadable(secrets):
+    tables = _read_toml(config, problems)
+    if wrong := _unreadable_secrets(secrets):
         problems += wrong
         secrets = None
     known = set(_TABLES.values())
     problems += [
-        f"[{name}]: no such table; there are {_these(known)}" for name in tables.keys() - known
+        f"[{name}]: no such table; there are {_table_list(known)}" for name in tables.keys() - known
     ]
 
     notes: list[tuple[str, str]] = []
@@ -705,12 +717,12 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     def group(kind: type[G]) -> G | None:
         given = tables.get(_TABLES[kind], {})
         known = {name: value for name, value in given.items() if name in kind.model_fields}
-        problems.extend(_unknown(kind, name) for name in given if name not in known)
-        with noted() as taken:
+        problems.extend(_unknown_setting(kind, name) for name in given if name not in known)
+        with collect_notes() as taken:
             try:
                 return kind(_secrets_dir=secrets, **known)
             except ValidationError as exc:
-                problems.extend(_lines(kind, exc))
+                problems.extend(_problem_lines(kind, exc))
             finally:
                 prefix = kind.model_config["env_prefix"]
                 notes.extend(
@@ -734,7 +746,7 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     )
 
 
-def _toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, Any]]:
+def _read_toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, Any]]:
     if path is None:
         return {}
     try:
@@ -750,8 +762,8 @@ def _toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def _unreadable(secrets: Path | None) -> list[str]:
-    """What stands in the way of reading the secret files that are settings of ours."""
+def _unreadable_secrets(secrets: Path | None) -> list[str]:
+    """Why secret files that are settings of ours cannot be read."""
     if secrets is None:
         return []
     if not secrets.is_dir():
@@ -771,33 +783,33 @@ def _unreadable(secrets: Path | None) -> list[str]:
     return problems
 
 
-def _lines(kind: type[Group], exc: ValidationError) -> list[str]:
+def _problem_lines(kind: type[SettingsGroup], exc: ValidationError) -> list[str]:
     lines = []
     for error in exc.errors():
         loc = [str(step) for step in error["loc"]]
         prefix = kind.model_config["env_prefix"]
         where = ".".join([f"{prefix}{loc[0].upper()}", *loc[1:]]) + ":" if loc else ""
-        shown = "" if _secret(kind, loc) else f" is {error['input']!r},"
-        lines += f"{where}{shown} {_must(error['msg'])}".strip().splitlines()
+        shown = "" if _is_secret(kind, loc) else f" is {error['input']!r},"
+        lines += f"{where}{shown} {_requirement(error['msg'])}".strip().splitlines()
     return lines
 
 
-def _unknown(kind: type[Group], name: str) -> str:
-    meant = get_close_matches(name, kind.model_fields, 1)
-    advice = f"; did you mean {meant[0]}?" if meant else ""
+def _unknown_setting(kind: type[SettingsGroup], name: str) -> str:
+    similar = get_close_matches(name, kind.model_fields, n=1)
+    advice = f"; did you mean {similar[0]}?" if similar else ""
     return f"[{_TABLES[kind]}] {name}: there is no such setting{advice}"
 
 
-def _must(message: str) -> str:
-    """What is allowed, in words that fit after a setting's name."""
+def _requirement(message: str) -> str:
+    """A message of pydantic's, in words that fit after a setting's name."""
     words = message.removeprefix("Value error, ").partition(", unable to")[0]
     for noun in ("Input", "String", "List", "Value"):
         words = words.replace(f"{noun} should", "must")
     return words.replace("Extra inputs are not permitted", "there is no such setting")
 
 
-def _secret(kind: type[Group], loc: list[str]) -> bool:
-    """Whether a value must not be shown. In doubt it must not."""
+def _is_secret(kind: type[SettingsGroup], loc: list[str]) -> bool:
+    """Whether a value may be a secret, and so must not be shown."""
     field = kind.model_fields.get(loc[0]) if len(loc) == 1 else None
     return (
         field is None
@@ -807,5 +819,5 @@ def _secret(kind: type[Group], loc: list[str]) -> bool:
     )
 
 
-def _these(names: set[str]) -> str:
+def _table_list(names: set[str]) -> str:
     return ", ".join(f"[{name}]" for name in sorted(names))

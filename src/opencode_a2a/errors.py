@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-# JSON-RPC answers 200 and says the rest in its body, but for what gateways must see.
+# JSON-RPC answers 200, with the error in the body; except for errors that gateways must see.
 RPC_HTTP_STATUSES = (401, 403, 408, 413, 429, 431)
 
 
@@ -122,7 +122,9 @@ class InterruptRequestNotFound(ServiceError):
     type, rpc_code, http_status = "INTERRUPT_REQUEST_NOT_FOUND", -32052, 404
 
     def __init__(self, request_id: str) -> None:
-        super().__init__("Nothing waits under this id (any more).", request_id=request_id)
+        super().__init__(
+            "No request with this id waits for a decision (any more).", request_id=request_id
+        )
 
 
 class InterruptRequestExpired(ServiceError):
@@ -149,7 +151,7 @@ class Unauthenticated(ServiceError):
 
 
 class OtherWorkspace(ServiceError):
-    """What the caller names is its own, but belongs to another workspace root."""
+    """The caller owns what it names, but it belongs to another workspace root."""
 
     type, rpc_code, http_status = "OTHER_WORKSPACE", -32058, 409
 
@@ -188,7 +190,7 @@ class DirectoryGone(ServiceError):
 
 
 class UpstreamError(ServiceError):
-    """OpenCode did not do what it was asked."""
+    """OpenCode did not carry out a request."""
 
 
 class UpstreamUnreachable(UpstreamError):
@@ -212,6 +214,17 @@ class UpstreamBusy(ServiceError):
     type, rpc_code, http_status = "UPSTREAM_BUSY", -32064, 429
 
 
+class TaskHandover(UpstreamBusy):
+    """The task passes from one process of this service to another."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The task is passing from one process of this service to another. Try again in a "
+            "moment.",
+            retry_after=2,
+        )
+
+
 class IdempotencyConflict(ServiceError):
     type, rpc_code, http_status = "IDEMPOTENCY_CONFLICT", -32070, 409
 
@@ -224,12 +237,19 @@ class StoreUnavailable(ServiceError):
     type, rpc_code, http_status = "STORE_UNAVAILABLE", -32072, 503
 
 
+class ShuttingDown(StoreUnavailable):
+    """The service is shutting down."""
+
+    def __init__(self) -> None:
+        super().__init__("The service is shutting down. Try again in a moment.", retry_after=2)
+
+
 class PayloadTooLarge(ServiceError):
     type, rpc_code, http_status = "PAYLOAD_TOO_LARGE", -32073, 413
 
 
 class OutcomeUnknown(StoreUnavailable):
-    """The store was lost while it committed: what was asked may have been done, or not."""
+    """The store was lost during a commit: the request may have been carried out, or not."""
 
     type, rpc_code, http_status = "OUTCOME_UNKNOWN", -32074, 503
 

@@ -16,8 +16,8 @@ from structlog.types import Processor
 from .redaction import Redactor
 
 EventDict = MutableMapping[str, Any]
-FIRST = ("timestamp", "level", "event")  # in every line, in this order
-OURS = ("timestamp", "level")  # nobody else has a say in these
+LEADING_FIELDS = ("timestamp", "level", "event")  # of every line, in this order
+UNREDACTED_FIELDS = ("timestamp", "level")  # the service writes these itself
 
 redactor = Redactor()  # of this process: every value of every line goes through it
 
@@ -36,43 +36,45 @@ def configure(
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            _without_secrets,
-            *_written(form, colours),
+            _redact,
+            *_renderers(form, colours),
         ],
     )
-    if not any(isinstance(handler, _FromLibraries) for handler in logging.root.handlers):
-        logging.root.addHandler(_FromLibraries())
+    if not any(isinstance(handler, _LibraryHandler) for handler in logging.root.handlers):
+        logging.root.addHandler(_LibraryHandler())
 
 
-def _written(form: str, colours: bool) -> list[Processor]:
+def _renderers(form: str, colours: bool) -> list[Processor]:
     if form == "json":
-        # Which writes ASCII only, so there is nothing left to escape.
-        return [_in_order, structlog.processors.JSONRenderer()]
+        # The JSON renderer writes ASCII only, so there is nothing left to escape.
+        return [_order_fields, structlog.processors.JSONRenderer()]
     if colours:
         plain = structlog.dev.plain_traceback
         terminal = structlog.dev.ConsoleRenderer(colors=True, exception_formatter=plain)
-        return [_on_a_terminal, terminal]
-    logfmt = structlog.processors.LogfmtRenderer(key_order=list(FIRST), bool_as_flag=False)
-    return [logfmt, _printable]
+        return [_escape_values, terminal]
+    logfmt = structlog.processors.LogfmtRenderer(key_order=list(LEADING_FIELDS), bool_as_flag=False)
+    return [logfmt, _escape_line]
 
 
-def _without_secrets(_: Any, __: str, event: EventDict) -> EventDict:
-    """Value by value, before any is escaped or quoted.
+def _redact(_: Any, __: str, event: EventDict) -> EventDict:
+    """Redact each value before it is escaped or quoted.
 
-    In a whole line a secret may be written in another way, and what looks like one may go beyond
-    the end of its value.
+    In a whole line, escapes may hide a secret, and a pattern may match beyond the end of a value.
     """
-    return {name: value if name in OURS else redactor.value(value) for name, value in event.items()}
+    return {
+        name: value if name in UNREDACTED_FIELDS else redactor.value(value)
+        for name, value in event.items()
+    }
 
 
-def _in_order(_: Any, __: str, event: EventDict) -> EventDict:
-    return {name: event[name] for name in FIRST if name in event} | dict(event)
+def _order_fields(_: Any, __: str, event: EventDict) -> EventDict:
+    return {name: event[name] for name in LEADING_FIELDS if name in event} | dict(event)
 
 
-def _on_a_terminal(_: Any, __: str, event: EventDict) -> EventDict:
-    """Everything is printable before it is coloured.
+def _escape_values(_: Any, __: str, event: EventDict) -> EventDict:
+    """Escape each value before it is coloured.
 
-    A traceback keeps its lines, indented: none of them can pass for a line of the log.
+    A traceback keeps its lines, indented: none of them looks like a line of the log.
     """
     shown = {
         name: value if value is None or isinstance(value, int | float) else escaped(str(value))
@@ -83,8 +85,8 @@ def _on_a_terminal(_: Any, __: str, event: EventDict) -> EventDict:
     return shown
 
 
-def _printable(_: Any, __: str, line: Any) -> str:
-    """The whole line, which is less work than each of its values."""
+def _escape_line(_: Any, __: str, line: Any) -> str:
+    """Escape the whole line, which is faster than each of its values."""
     return escaped(line)
 
 
@@ -98,8 +100,8 @@ def escaped(text: str) -> str:
     )
 
 
-class _FromLibraries(logging.Handler):
-    """What a library has to say goes the same way."""
+class _LibraryHandler(logging.Handler):
+    """Writes the records of libraries to the same log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -109,7 +111,7 @@ class _FromLibraries(logging.Handler):
             level = min(record.levelno // 10 * 10, logging.CRITICAL)  # a library may have its own
             facts = {"message": _message(record), "exc_info": record.exc_info}
             structlog.get_logger().log(level, record.name, **facts)
-        except Exception:  # as any handler does: what the library was doing goes on
+        except Exception:  # like any handler: the library must go on
             self.handleError(record)
 
 

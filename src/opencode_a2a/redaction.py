@@ -1,8 +1,8 @@
-"""Takes out of a text what must not be in the log: by its value, by its name, by its looks.
+"""Removes secrets from what is logged: known values, values with a secret's name, and patterns.
 
-What is read here is written by others and may be large. So no pattern takes longer than the text is
-long, nothing is looked at beyond what will be shown, and what is shown is cut last: a secret that
-a cut goes through is not recognised. A secret is looked for in a value before anything escapes it.
+Others write what is read here, and it may be large. So every pattern takes linear time, and no more
+is read than will be shown. A text is cut after it is redacted, because half a secret would not be
+recognised; and it is redacted before it is escaped.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from urllib.parse import quote
 
 import orjson
 
-HIDDEN = "[redacted]"
-CUT = " …"
+PLACEHOLDER = "[redacted]"
+ELLIPSIS = " …"
 EVENT_FIELDS = (b"id:", b"data:", b"event:", b"retry:")
-LONGEST = 4096  # characters of a secret that is known by its looks only
-SHORTEST = 6  # characters of a secret; a shorter one is part of many words, and soon guessed
+MAX_SECRET_LENGTH = 4096  # characters of a secret that is known by its looks only
+MIN_SECRET_LENGTH = (
+    6  # characters of a secret; a shorter one is part of many words, and soon guessed
+)
 
-SHORTEST_KEY = 15  # characters of one that is known by its looks, unless it is part of a URL
-DEEPEST = 64  # levels of a value; what lies deeper is not shown
+MIN_KEY_LENGTH = 15  # characters of one that is known by its looks, unless it is part of a URL
+MAX_DEPTH = 64  # levels of a value; what lies deeper is not shown
 
-_NAME_ENDS = tuple(
+_SECRET_ENDS = tuple(
     f"{name}{plural}"
     for name in (
         *("token", "tokenvalue", "secret", "secretvalue", "password", "passwd", "pwd"),
@@ -35,8 +37,8 @@ _NAME_ENDS = tuple(
     )
     for plural in ("", "s")
 )
-_NAMES = frozenset({"auth", "bearer", "key", "pass"})
-_NO_SECRETS = ("pagetoken",)  # A2A's name for the place where a list goes on
+_SECRET_NAMES = frozenset({"auth", "bearer", "key", "pass"})
+_HARMLESS_ENDS = ("pagetoken",)  # A2A's name for the cursor of a list
 _DIRECTORIES = ("PWD", "OLDPWD")  # of a shell
 
 # A name and its value, as JSON, headers, forms, shells and configuration files write them. JSON in
@@ -46,24 +48,25 @@ _NAME = (
     r"|passphrases?|(?:api|access|secret|private)[_-]?keys?|credentials?"
     r"|(?-i:[pP]wd|_PWD|[A-Z0-9]_KEY))"
 )
-_IS = r"\\*[\"']?\s*[:=]\s*"
+_SEPARATOR = r"\\*[\"']?\s*[:=]\s*"
 _QUOTED = (
     r"(?>\"(?:[^\"\\]|\\[\s\S])*+\"?|'[^']*+'?"
     r"|(?P<slashes>\\+)(?P<quote>[\"']).*?(?:(?<!\\)(?P=slashes)(?P=quote)|$))"
 )
 _COUNT = r"(?:-?\d[\d_,.]*+(?![\w-])|\{)"
 _FLAGS = re.IGNORECASE | re.MULTILINE
-_NAMED = re.compile(
-    rf"(?!tokens{_IS}{_COUNT})({_NAME}{_IS})"
+_NAMED_VALUE = re.compile(
+    rf"(?!tokens{_SEPARATOR}{_COUNT})({_NAME}{_SEPARATOR})"
     rf"(?:\[redacted\]|{_QUOTED}|\[\s*\\*[\"'][^\]]*\]?"
     r"|[^\s,;&}\])]+(?:(?<=bearer)\s+\S+|(?<=basic)\s+\S+)?)",
     _FLAGS,
 )
 # These have several words, in many forms: unless there are quotes, the rest of the line.
-_HEADER = re.compile(
-    rf"((?:authorization|cookies?){_IS})(?:{_QUOTED}(?=\s*(?:[,;)}}\]\\]|$))|[^\r\n]+)", _FLAGS
+_HEADER_VALUE = re.compile(
+    rf"((?:authorization|cookies?){_SEPARATOR})(?:{_QUOTED}(?=\s*(?:[,;)}}\]\\]|$))|[^\r\n]+)",
+    _FLAGS,
 )
-_OPTION = re.compile(
+_OPTION_VALUE = re.compile(
     rf"(?<![\w-])(--[\w-]{{0,40}}?(?:{_NAME}|authorization|cookies?)[ \t]+)(?!-)(?:{_QUOTED}|\S+)",
     _FLAGS,
 )
@@ -76,7 +79,7 @@ _NAME_HINTS = (
     *("token", "secret", "passw", "passph", "pwd", "authoriz", "cookie", "key", "credential"),
 )
 # Each with what to write in its place, and something that every match of it holds.
-_LOOKS = (
+_KEY_PATTERNS = (
     (
         re.compile(
             r"(?<![\w-])(?:"
@@ -88,21 +91,21 @@ _LOOKS = (
             r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
             r")"
         ),
-        HIDDEN,
+        PLACEHOLDER,
         ("k-", "gh", "_pat_", "glpat-", "xox", "AIza", "AKIA", "ASIA", "eyJ"),
     ),
     (
         re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END|\Z)", re.DOTALL),
-        HIDDEN,
+        PLACEHOLDER,
         ("PRIVATE KEY",),
     ),
-    (re.compile(r"(://[^/\s:@\"]*:)[^/\s@\"]+@"), rf"\1{HIDDEN}@", ("://",)),
+    (re.compile(r"(://[^/\s:@\"]*:)[^/\s@\"]+@"), rf"\1{PLACEHOLDER}@", ("://",)),
 )
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what goes by this name is a secret, as far as a name can tell."""
-    return _is_secret_name(name[-64:])  # its end tells; anybody can make up long ones
+    """Whether a value with this name is a secret, as far as the name shows."""
+    return _is_secret_name(name[-64:])  # only the end counts; callers can send names of any length
 
 
 @lru_cache(4096)
@@ -110,7 +113,9 @@ def _is_secret_name(name: str) -> bool:
     if name in _DIRECTORIES:
         return False
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    return plain in _NAMES or (plain.endswith(_NAME_ENDS) and not plain.endswith(_NO_SECRETS))
+    return plain in _SECRET_NAMES or (
+        plain.endswith(_SECRET_ENDS) and not plain.endswith(_HARMLESS_ENDS)
+    )
 
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:
@@ -127,38 +132,38 @@ class Redactor:
     def __init__(self, *secrets: str) -> None:
         self._forms: set[str] = set()
         self._known: re.Pattern[str] | None = None
-        self._longest, self._shortest = LONGEST, SHORTEST
+        self._longest, self._shortest = MAX_SECRET_LENGTH, MIN_SECRET_LENGTH
         self.add(*secrets)
 
     def add(self, *secrets: str) -> None:
         """Let these values be hidden from now on, in each form in which they are written."""
-        long_enough = [secret for secret in secrets if len(secret) >= SHORTEST]
+        long_enough = [secret for secret in secrets if len(secret) >= MIN_SECRET_LENGTH]
         self._forms |= {form for secret in long_enough for form in _forms(secret)}
         if self._forms:
             longest_first = sorted(self._forms, key=len, reverse=True)
             self._known = re.compile("|".join(map(re.escape, longest_first)))
-            self._longest = max(LONGEST, len(longest_first[0]))
+            self._longest = max(MAX_SECRET_LENGTH, len(longest_first[0]))
             self._shortest = len(longest_first[-1])
 
     def known(self, text: str) -> str:
-        """A text of our own without secrets; what it says about them by name is left in it."""
+        """A text of our own without known secrets and keys. Names of secrets stay."""
         if self._known is not None and len(text) >= self._shortest:
-            text = self._known.sub(HIDDEN, text)
-        if len(text) < SHORTEST_KEY and "://" not in text:  # as most values in the log
+            text = self._known.sub(PLACEHOLDER, text)
+        if len(text) < MIN_KEY_LENGTH and "://" not in text:  # as most values in the log
             return text
-        for pattern, hidden, hints in _LOOKS:
-            if any(hint in text for hint in hints):  # which is much faster than to search
+        for pattern, hidden, hints in _KEY_PATTERNS:
+            if any(hint in text for hint in hints):  # much faster than the pattern
                 text = pattern.sub(hidden, text)
         return text
 
     def value(self, value: Any, depth: int = 0) -> Any:
-        """A value of our own, such as a text or a list of them, in the same way."""
+        """A value of our own, such as a list of texts, redacted like `known`."""
         if isinstance(value, str):
             return self.known(value)
         if value is None or isinstance(value, int | float):
             return value
-        if depth == DEEPEST:
-            return CUT
+        if depth == MAX_DEPTH:
+            return ELLIPSIS
         if isinstance(value, Mapping):
             return {self.known(str(k)): self.value(v, depth + 1) for k, v in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
@@ -168,32 +173,32 @@ class Redactor:
         return self.known(str(value))
 
     def text(self, text: str) -> str:
-        """A text of anybody's."""
-        if len(text) < SHORTEST:
+        """A text that others have written."""
+        if len(text) < MIN_SECRET_LENGTH:
             return text
         text, lower = self.known(text), text.lower()
         if "bearer" in lower or "basic" in lower:
-            text = _LOGIN.sub(rf"\1\2{HIDDEN}", text)
+            text = _LOGIN.sub(rf"\1\2{PLACEHOLDER}", text)
         if any(hint in lower for hint in _NAME_HINTS):
-            for pattern in (_HEADER, _NAMED, _OPTION):
-                text = pattern.sub(rf"\1{HIDDEN}", text)
+            for pattern in (_HEADER_VALUE, _NAMED_VALUE, _OPTION_VALUE):
+                text = pattern.sub(rf"\1{PLACEHOLDER}", text)
         if "curl" in lower:
-            text = _CURL_LOGIN.sub(rf"\1{HIDDEN}", text)
+            text = _CURL_LOGIN.sub(rf"\1{PLACEHOLDER}", text)
         return text
 
     def body(self, raw: bytes, limit: int = 0) -> str:
         """A body for the log: JSON, events that hold JSON, or text. A `limit` of 0 cuts nothing."""
         window = limit + self._longest if limit else sys.maxsize
-        shown = _Shown(limit or sys.maxsize)
-        self._write(raw, window, shown)
+        shown = _Output(limit or sys.maxsize)
+        self._write(raw, window, shown=shown)
         whole = "".join(shown.pieces)
         if not limit or len(whole.encode()) <= limit:
             return whole
-        return whole.encode()[:limit].decode(errors="ignore") + CUT
+        return whole.encode()[:limit].decode(errors="ignore") + ELLIPSIS
 
-    def _write(self, raw: bytes, window: int, shown: _Shown) -> None:
+    def _write(self, raw: bytes, window: int, shown: _Output) -> None:
         try:
-            self._write_json(orjson.loads(raw), window, shown)
+            self._write_json(orjson.loads(raw), window, shown=shown)
             return
         except orjson.JSONDecodeError:
             pass
@@ -212,28 +217,28 @@ class Redactor:
                 shown.add(self._beginning(line.decode(errors="backslashreplace"), window))
             else:
                 shown.add("data: ")
-                self._write_json(line, window, shown)
+                self._write_json(line, window, shown=shown)
             shown.add("\n")
         if not events:
             shown.add(self._beginning(raw.decode(errors="backslashreplace"), window))
 
-    def _write_json(self, value: Any, window: int, shown: _Shown, depth: int = 0) -> None:
-        """JSON in pieces, so that nobody looks at more of it than is shown."""
+    def _write_json(self, value: Any, window: int, shown: _Output, depth: int = 0) -> None:
+        """Write JSON in pieces, and stop when enough of it is shown."""
         match value:
             case str():
-                shown.add(_dumped(self._beginning(value, window)))
-            case dict() | list() if value and depth == DEEPEST:
-                shown.add(_dumped(CUT))
+                shown.add(_dump(self._beginning(value, window)))
+            case dict() | list() if value and depth == MAX_DEPTH:
+                shown.add(_dump(ELLIPSIS))
             case dict():
                 shown.add("{")
                 for number, (name, inner) in enumerate(value.items()):
                     if shown.is_full:
                         break
-                    shown.add(f"{',' if number else ''}{_dumped(self.known(name))}:")
-                    if is_secret_name(name) and _says_something(name, inner):
-                        shown.add(_dumped(HIDDEN))
+                    shown.add(f"{',' if number else ''}{_dump(self.known(name))}:")
+                    if is_secret_name(name) and _is_worth_hiding(name, inner):
+                        shown.add(_dump(PLACEHOLDER))
                     else:
-                        self._write_json(inner, window, shown, depth + 1)
+                        self._write_json(inner, window=window, shown=shown, depth=depth + 1)
                 shown.add("}")
             case list():
                 shown.add("[")
@@ -242,21 +247,21 @@ class Redactor:
                         break
                     if number:
                         shown.add(",")
-                    self._write_json(inner, window, shown, depth + 1)
+                    self._write_json(inner, window=window, shown=shown, depth=depth + 1)
                 shown.add("]")
             case _:
-                shown.add(_dumped(value))
+                shown.add(_dump(value))
 
     def _beginning(self, text: str, window: int) -> str:
-        """As much of a text as may be shown, without the end of it, which may be half a secret."""
+        """As much of a text as may be shown, without its end, which may be half a secret."""
         if len(text) <= window:
             return self.text(text)
         shown = self.text(text[:window])
-        return shown[: max(0, len(shown) - self._longest)] + CUT
+        return shown[: max(0, len(shown) - self._longest)] + ELLIPSIS
 
 
-class _Shown:
-    """What has been written of a body. It is cut in the end, so what goes beyond does no harm."""
+class _Output:
+    """The output for one body. It may exceed the limit a little: it is cut in the end."""
 
     def __init__(self, limit: int) -> None:
         self.pieces: list[str] = []
@@ -271,12 +276,12 @@ class _Shown:
         self._left -= len(piece)
 
 
-def _dumped(value: Any) -> str:
+def _dump(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _says_something(name: str, value: Any) -> bool:
-    """Whether there is anything to hide: yes or no is no secret, and a number of tokens neither."""
+def _is_worth_hiding(name: str, value: Any) -> bool:
+    """Whether a value can be a secret: a boolean or a number of tokens cannot."""
     if value is None or isinstance(value, bool) or value in ("", [], {}):
         return False
     return not (name.lower().endswith(("token", "tokens")) and _is_count(value))

@@ -1,8 +1,7 @@
-"""Other spellings of our settings: people bring their configuration along from elsewhere.
+"""Other spellings of our settings, which people know from similar programs.
 
-A word is understood in any case and with `-` or `_`, a list also with commas, a database URL also
-with the driver of another program. What was taken for something else is noted, so that the log of
-the start can say so.
+A word may be in any case, with `-` or `_`; a list may have commas; a database URL may name the
+driver of another program. Each adapted value leaves a note, which is logged at the start.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from sqlalchemy.exc import ArgumentError
 
 _notes: ContextVar[list[tuple[str, str]] | None] = ContextVar("notes", default=None)
 
-# Settings that the documentation of similar programs names and that have no meaning here. They
-# are reported as unknown; they are no misspelt names of ours.
-ELSEWHERE = frozenset(
+# Settings of similar programs that have no meaning here. They are reported as unknown, but not as
+# misspelt names of our own.
+FOREIGN_SETTINGS = frozenset(
     f"A2A_{name}"
     for name in (
         "ALLOWED_HOSTS",
@@ -68,8 +67,8 @@ _DRIVERS = {
 
 
 @contextmanager
-def noted() -> Iterator[list[tuple[str, str]]]:
-    """What the settings that are read inside were taken for: their fields, each with a note."""
+def collect_notes() -> Iterator[list[tuple[str, str]]]:
+    """Collects, for the settings that are read inside, which field was adapted and how."""
     notes: list[tuple[str, str]] = []
     token = _notes.set(notes)
     try:
@@ -84,22 +83,22 @@ def _note(field: str | None, note: str) -> None:
         notes.append((field, note))
 
 
-class Spelled:
-    """Marks a word that may be spelled differently, or be one of `others`, which mean the same."""
+class Spellings:
+    """For an annotation: the word may be spelled differently, or be one of these synonyms."""
 
-    def __init__(self, **others: str) -> None:
-        self._others = others
+    def __init__(self, **synonyms: str) -> None:
+        self._synonyms = synonyms
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        ours = {_folded(word): word for word in _words(source)}
-        meant = self._others | ours
+        words = {_normalized(word): word for word in _literal_words(source)}
+        meanings = self._synonyms | words
 
         def read(value: Any, info: ValidationInfo) -> Any:
-            if not isinstance(value, str) or value in ours.values():
+            if not isinstance(value, str) or value in words.values():
                 return value
-            word = meant.get(_folded(value))
+            word = meanings.get(_normalized(value))
             if word is None:
                 return value
             _note(info.field_name, f"{value!r} is taken as {word!r}")
@@ -108,29 +107,29 @@ class Spelled:
         return core_schema.with_info_before_validator_function(read, handler(source))
 
 
-def _folded(word: str) -> str:
+def _normalized(word: str) -> str:
     return word.strip().lower().replace("-", "_")
 
 
-def _words(source: Any) -> Iterator[str]:
+def _literal_words(source: Any) -> Iterator[str]:
     """The words of a Literal, or of a union of them."""
     for inner in get_args(source):
         if isinstance(inner, str):
             yield inner
         else:
-            yield from _words(inner)
+            yield from _literal_words(inner)
 
 
-def listed(value: Any) -> Any:
+def parse_list(value: Any) -> Any:
     """A list as text is JSON, or words with commas between them."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith(("[", "{", '"')):
-        return from_json(value)
+        return parse_json(value)
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
-def from_json(value: Any) -> Any:
+def parse_json(value: Any) -> Any:
     """A list of objects as text is JSON; a TOML file has lists of its own."""
     if not isinstance(value, str):
         return value
@@ -140,8 +139,8 @@ def from_json(value: Any) -> Any:
         raise ValueError(f"must be JSON; at character {exc.pos}: {exc.msg}") from None
 
 
-def parsed_url(value: str) -> URL:
-    """A database URL in its parts. What SQLAlchemy says about a wrong one may quote a password."""
+def parse_url(value: str) -> URL:
+    """A database URL in its parts. SQLAlchemy's own errors may quote a password."""
     try:
         return make_url(value)
     except ArgumentError:
@@ -154,14 +153,14 @@ def parsed_url(value: str) -> URL:
 def database_url(value: str, info: ValidationInfo) -> str:
     """A URL for the driver that we use, whichever it names."""
     scheme, separator, rest = value.partition("://")
-    ours = _DRIVERS.get(scheme.lower(), scheme.lower())
-    if not separator or ours == scheme:
+    driver = _DRIVERS.get(scheme.lower(), scheme.lower())
+    if not separator or driver == scheme:
         return value
-    _note(info.field_name, f"{scheme} is taken as {ours}")
-    url = parsed_url(f"{ours}://{rest}")
-    if ours == _POSTGRESQL and "ssl" in url.query:  # as asyncpg calls it
+    _note(info.field_name, f"{scheme} is taken as {driver}")
+    url = parse_url(f"{driver}://{rest}")
+    if driver == _POSTGRESQL and "ssl" in url.query:  # as asyncpg calls it
         given = url.query["ssl"]
-        said = given if isinstance(given, str) else given[-1]
-        mode = "require" if said.lower() in ("true", "1") else said
+        value = given if isinstance(given, str) else given[-1]
+        mode = "require" if value.lower() in ("true", "1") else value
         url = url.difference_update_query(["ssl"]).update_query_dict({"sslmode": mode})
     return url.render_as_string(hide_password=False)

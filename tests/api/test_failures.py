@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from opencode_a2a.errors import UpstreamPayloadError
+from opencode_a2a.inbound.dialect import V03_REST, V1
 from opencode_a2a.inbound.failures import rest_error
-from opencode_a2a.inbound.render import V03_REST, V1
 
 
 def test_fields_of_an_answer_of_opencode_are_no_fields_of_the_request() -> None:

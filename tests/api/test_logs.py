@@ -139,14 +139,14 @@ def test_debug_tells_what_happens_and_not_what_is_said(quiet: Service) -> None:
             slot = quiet.program.wait_for(rf".*event=task.waits task={two['id']}.*")[0]
             older = quiet.program.wait_for(rf".*event=task.waits task={three['id']}.*")[0]
         for task in (one, two, three):
-            RPC_1.call(client, "cancel", {"id": task["id"]})
+            REST_1.call(client, "cancel", {"id": task["id"]})
     assert "OPENCODE_MAX_CONCURRENT_STREAMS" in slot
     assert f"older={one['id']}" in older
     for line in (
         r"event=opencode.call method=POST path=/session/ses_\w+/prompt_async status=204 ms=[\d.]+",
         r"event=store.commit tasks=1 entries=\d+ ms=[\d.]+",
-        r"event=request.understood operation=send line=1.0 version=1.0",
-        r"event=request.understood operation=SendMessage line=1.0",
+        r"event=request.understood operation=CancelTask line=1.0 version=1.0",  # over REST
+        r"event=request.understood operation=SubscribeToTask line=1.0",  # over JSON-RPC
         r'event=opencode.feed.events total=\d+ types=".*session.idle=\d+',
         r'event=settings.adapted name=A2A_LOG_LEVEL note="\'DEBUG\' is taken as \'debug\'"',
     ):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import Ended, LogEntry
 from opencode_a2a.domain.values import TaskState, Usage
-from opencode_a2a.inbound.render import V1, Renderer
+from opencode_a2a.inbound.dialect import V1
+from opencode_a2a.inbound.render import Renderer
 
 
 def test_noise_that_an_earlier_version_stored_is_not_shown() -> None:

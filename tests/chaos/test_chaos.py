@@ -19,7 +19,7 @@ def verdict(plan: Plan, ledger: Ledger) -> str:
 
 
 async def test_nothing_is_lost_changed_or_repeated_when_the_service_is_killed() -> None:
-    plan = Plan("fake", kills=20, cuts=200, seed=1, seconds=300)
+    plan = Plan("fake", kills=8, cuts=80, seed=1, seconds=300)
     ledger = await run(plan, print)
     assert not ledger.violations, verdict(plan, ledger)
     assert plan.fulfilled(ledger), ledger.counts

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from opencode_a2a.demo import model
 from opencode_a2a.opencode.http import Endpoint
 from opencode_a2a.opencode.process import child_environment, free_port
+from tests.fakes import model
 from tests.fakes.opencode import MARK, expected_text
 from tests.running import ROOT, isolated, opencode_command, running
 

@@ -159,7 +159,7 @@ def test_a_state_directory_that_cannot_be_had_is_a_problem_in_a_line(
     ran = called(main, ["serve"], settings, capsys)
     assert ran.code == 2
     assert ran.problems == [
-        "A2A_TASK_STORE_DATABASE_URL: is not set, and the usual place cannot be had: "
+        "A2A_TASK_STORE_DATABASE_URL: is not set, and the default directory cannot be used: "
         f"{tmp_path}/file/opencode-a2a: Not a directory"
     ]
 
@@ -260,9 +260,9 @@ def test_a_secret_that_can_be_guessed_is_refused_beyond_loopback(
     for problem in ran.problems:
         assert "shorter than 16 characters" in problem
         assert f"A2A_HOST is {host}" in problem
-        _, _, command = problem.partition("Make a better one: ")
-        made = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-        assert len(made.stdout.strip()) >= 32
+    (command,) = {problem.partition("Make a better one: ")[2] for problem in ran.problems}
+    made = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert len(made.stdout.strip()) >= 32
     assert not {"short-token", "hush", "x" * 15} & set(ran.err.split())
 
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel
 from opencode_a2a.app import credentials_of
 from opencode_a2a.cli import main
 from opencode_a2a.config import ConfigError, Settings, load
-from opencode_a2a.domain.scopes import USUAL, Scope
+from opencode_a2a.domain.scopes import DEFAULT_SCOPES, Scope
 from opencode_a2a.spellings import database_url
 from tests.cli.commands import called
 
@@ -171,8 +171,8 @@ def test_the_credentials_of_other_configurations_are_understood(
     ]
     settings = loaded(monkeypatch, A2A_STATIC_AUTH_CREDENTIALS=json.dumps(entries))
     callers = {c.caller.principal: c.caller.scopes for c in credentials_of(settings.server).known}
-    everything = {*USUAL, Scope.SESSIONS_SHELL, Scope.WORKSPACES_WRITE}
-    assert callers == {"ci": {*USUAL}, "ada": {*USUAL}, "ops": everything}
+    everything = {*DEFAULT_SCOPES, Scope.SESSIONS_SHELL, Scope.WORKSPACES_WRITE}
+    assert callers == {"ci": {*DEFAULT_SCOPES}, "ada": {*DEFAULT_SCOPES}, "ops": everything}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ LATER = {
     *("opencode_a2a.demo.model", "a2a", "httpx", "jsonschema"),  # for the demo; for tests
 }
 DEFAULTS = {  # of other parameters, so they have to be built
-    "opencode_a2a.extensions.sessions.Forking",
+    "opencode_a2a.extensions.sessions.ForkRequest",
     "opencode_a2a.extensions.shapes.Routing",
     "opencode_a2a.extensions.workspaces.NewWorktree",
 }

@@ -46,17 +46,18 @@ def alive(pid: int) -> bool:
         return False
 
 
-def typed(said: str) -> dict[str, object]:
-    """What the printed command answers, typed as it stands."""
+def typed(said: str, text: str = "Hello!") -> dict[str, object]:
+    """What the printed command answers, typed as it stands or with another text."""
     found = re.search(r"Try it:\n\n(  curl .*?)\n\n", said, re.DOTALL)
     assert found, said
-    body: dict[str, dict[str, object]] = curl(found[1]).raise_for_status().json()
+    line = found[1].replace("Hello!", text)
+    body: dict[str, dict[str, object]] = curl(line).raise_for_status().json()
     return body["task"]
 
 
 def answered(task: dict[str, object]) -> bool:
     said = json.dumps(task)
-    return "TASK_STATE_COMPLETED" in said and "ECHO: Hello!" in said
+    return "TASK_STATE_COMPLETED" in said and "I am the demo model of opencode-a2a" in said
 
 
 def said_with(monkeypatch: pytest.MonkeyPatch, toml: Path, text: str, **env: str) -> str:
@@ -121,6 +122,13 @@ def test_the_printed_command_works_opencode_may_die_and_ctrl_c_leaves_nothing(
         assert len(token) >= 32
         assert f"It works in {(tmp_path / 'workspace').resolve()}" in said
         assert answered(typed(said))
+        (tmp_path / "workspace" / "notes.txt").touch()
+        listed = json.dumps(typed(said, "List the files."))
+        assert "TASK_STATE_COMPLETED" in listed
+        assert "The tool call gave this result:\\n\\nnotes.txt" in listed
+        asking = json.dumps(typed(said, "Ask me a question."))
+        assert "TASK_STATE_INPUT_REQUIRED" in asking
+        assert "Which color do you like best?" in asking
 
         running_one = opencodes(program)[-1]
         os.kill(running_one, signal.SIGKILL)

@@ -49,7 +49,9 @@ async def serve(settings: Settings, long: float, hold: bool) -> None:
         url = public_url(settings.server, listener.getsockname()[1])
         async with Database.open(settings.state.url(settings.upstream.workspace_root)) as database:
             agent = Player(Heard(database), long, hold)
-            async with build(settings, NOWHERE, url, stopping, agent) as app:
+            async with build(
+                settings, endpoint=NOWHERE, url=url, stopping=stopping, agent=agent
+            ) as app:
                 server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
                 sys.stdout.write(f"playing at {url}\n")
                 sys.stdout.flush()

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, select
 
-from opencode_a2a.domain.catalog import Place
+from opencode_a2a.domain.catalog import Location
 from opencode_a2a.domain.events import (
     AgentEvent,
     BlockKind,
@@ -117,7 +117,9 @@ class Player:
     def new_message_id(self) -> str:
         return f"msg_{next(self._numbers):06}"
 
-    async def create(self, title: str, context_id: str, place: Place | None = None) -> SessionRef:
+    async def create(
+        self, title: str, context_id: str, location: Location | None = None
+    ) -> SessionRef:
         ref = SessionRef(f"ses_{next(self._numbers):06}", title, "/")
         self._sessions[ref.id] = Stage(ref, self._heard, self._long, self._hold)
         return ref

@@ -45,7 +45,7 @@ def served(admission: Admission[Job], running: list[Job], count: int) -> str:
     callers = []
     for _ in range(count):
         admission.leave(running.pop(0))
-        granted = admission.grant()
+        granted = admission.assign_slots()
         running += granted
         callers += [task.caller for task in granted]
     return "".join(callers)
@@ -57,7 +57,7 @@ def served(admission: Admission[Job], running: list[Job], count: int) -> str:
 def test_two_callers_take_turns_however_many_tasks_one_of_them_has() -> None:
     admission = Admission[Job](bounds())
     queue(admission, jobs("a", 200))
-    running = admission.grant()
+    running = admission.assign_slots()
     assert running[0].caller == "a"
     queue(admission, jobs("b", 3))
     assert served(admission, running, 8) == "bababaaa"
@@ -68,7 +68,7 @@ def test_a_caller_who_comes_to_a_full_house_gets_the_next_slots_until_both_have_
 ):
     admission = Admission[Job](bounds(running=4))
     queue(admission, jobs("a", 200))
-    running = admission.grant()
+    running = admission.assign_slots()
     assert [task.caller for task in running] == ["a"] * 4
     queue(admission, jobs("b", 50))
     assert served(admission, running, 2) == "bb"
@@ -80,32 +80,32 @@ def test_a_newcomer_starts_at_once_while_one_caller_has_every_slot() -> None:
     admission = Admission[Job](bounds(running=4))
     of_a = jobs("a", 20)
     queue(admission, of_a)
-    assert admission.grant() == of_a[:4], "who is alone uses every slot"
+    assert admission.assign_slots() == of_a[:4], "who is alone uses every slot"
     newcomers = list[Job]()
     for caller in "bcde":
         first, second = jobs(caller, 2)
         queue(admission, [first, second])
-        assert admission.grant() == [first], "one, and no more while all slots are taken"
+        assert admission.assign_slots() == [first], "one, and no more while all slots are taken"
         newcomers.append(first)
     queue(admission, jobs("f", 1))
-    assert admission.grant() == [], "twice as many as there are slots is the end"
+    assert admission.assign_slots() == [], "twice as many as there are slots is the end"
     for task in of_a[:4]:
         admission.leave(task)
-        assert admission.grant() == [], "what runs beyond the slots comes off first"
+        assert admission.assign_slots() == [], "what runs beyond the slots comes off first"
     admission.leave(newcomers[0])
-    assert [task.caller for task in admission.grant()] == ["f"]
+    assert [task.caller for task in admission.assign_slots()] == ["f"]
 
 
 def test_with_one_slot_a_newcomer_waits_for_it() -> None:
     admission = Admission[Job](bounds())
     queue(admission, [*jobs("a", 1), *jobs("b", 1)])
-    assert len(admission.grant()) == 1
+    assert len(admission.assign_slots()) == 1
 
 
 def test_nobody_starts_beyond_the_slots_where_everybody_has_one() -> None:
     admission = Admission[Job](bounds(running=2))
     queue(admission, [*jobs("a", 1), *jobs("b", 1), *jobs("c", 1)])
-    assert [task.caller for task in admission.grant()] == ["a", "b"]
+    assert [task.caller for task in admission.assign_slots()] == ["a", "b"]
 
 
 def test_who_has_many_tasks_answered_at_once_keeps_nobody_out() -> None:
@@ -114,39 +114,39 @@ def test_who_has_many_tasks_answered_at_once_keeps_nobody_out() -> None:
         tasks = jobs("a", 50)
         for task in tasks:
             queue(admission, [task])
-            assert admission.grant() == [task]
+            assert admission.assign_slots() == [task]
             admission.rest(task)
         for task in tasks:
             admission.go_on(task)
         first, second = jobs("b", 2)
         queue(admission, [first, second])
-        assert admission.grant() == [first]
+        assert admission.assign_slots() == [first]
         admission.leave(first)
-        assert admission.grant() == [second]
+        assert admission.assign_slots() == [second]
 
 
 def test_between_two_prompts_a_task_gives_way_to_callers_with_fewer_running() -> None:
     admission = Admission[Job](bounds())
     (first, younger), (other,) = jobs("a", 2), jobs("b", 1)
     queue(admission, [first])
-    assert admission.grant() == [first]
+    assert admission.assign_slots() == [first]
     queue(admission, [younger])
     assert not admission.give_way(first), "its caller's own tasks wait for its end"
     queue(admission, [other])
     assert admission.give_way(first)
-    assert admission.grant() == [other]
+    assert admission.assign_slots() == [other]
     assert admission.give_way(other)
-    assert admission.grant() == [first], "before what was sent later"
+    assert admission.assign_slots() == [first], "before what was sent later"
 
 
 def test_a_task_does_not_give_way_to_who_has_as_much_or_could_not_run() -> None:
     admission = Admission[Job](bounds(running=2))
     of_a, of_b = jobs("a", 2), jobs("b", 2, context="talk")
     queue(admission, [*of_a, of_b[0]])
-    assert admission.grant() == [of_a[0], of_b[0]]
+    assert admission.assign_slots() == [of_a[0], of_b[0]]
     assert not admission.give_way(of_b[0]), "each has one"
     admission.rest(of_b[0])
-    assert admission.grant() == [of_a[1]]
+    assert admission.assign_slots() == [of_a[1]]
     queue(admission, [of_b[1]])  # its turn comes when the resting task of its context is over
     assert not admission.give_way(of_a[0])
 
@@ -155,10 +155,10 @@ def test_who_has_stopped_waiting_gets_no_slot() -> None:
     admission = Admission[Job](bounds())
     first, second, third = jobs("a", 3)
     queue(admission, [first, second, third])
-    assert admission.grant() == [first]
+    assert admission.assign_slots() == [first]
     admission.stop_waiting(second)
     admission.leave(first)
-    assert admission.grant() == [third]
+    assert admission.assign_slots() == [third]
     admission.leave(second)
     admission.leave(third)
     assert admission.waiting_of("a") == 0
@@ -167,7 +167,7 @@ def test_who_has_stopped_waiting_gets_no_slot() -> None:
 def test_callers_who_come_and_go_do_not_keep_one_waiting_who_stays() -> None:
     admission = Admission[Job](bounds())
     queue(admission, jobs("a", 200))
-    running = admission.grant()
+    running = admission.assign_slots()
     turns = ""
     for number in range(30):  # each of them has one task, and comes back when it is done
         queue(admission, [Job("bcdef"[number % 5], f"x/{number}", number)])
@@ -182,11 +182,11 @@ def test_of_one_callers_tasks_the_oldest_runs_first_also_when_it_was_ready_later
     for task in (first, second, third):
         admission.enter(task)
     admission.wait(third)
-    assert admission.grant() == [third]
+    assert admission.assign_slots() == [third]
     admission.wait(second)
     admission.wait(first)
     admission.leave(third)
-    assert admission.grant() == [first]
+    assert admission.assign_slots() == [first]
 
 
 def test_tasks_of_one_context_run_one_at_a_time_and_others_pass_them() -> None:
@@ -194,26 +194,28 @@ def test_tasks_of_one_context_run_one_at_a_time_and_others_pass_them() -> None:
     talk = jobs("a", 3, context="talk")
     other = Job("a", "other", 7)
     queue(admission, [*reversed(talk), other])
-    assert admission.grant() == [talk[0], other]
+    assert admission.assign_slots() == [talk[0], other]
     assert admission.before(talk[2]) is talk[1]
     admission.rest(talk[0])  # a person thinks about it; the next must still wait for its end
-    assert admission.grant() == []
+    assert admission.assign_slots() == []
     admission.leave(talk[0])
-    assert admission.grant() == [talk[1]]
+    assert admission.assign_slots() == [talk[1]]
 
 
 def test_a_task_that_waits_for_a_person_has_no_slot_and_gets_one_back_at_once() -> None:
     admission = Admission[Job](bounds())
     first, second, third = jobs("a", 3)
     queue(admission, [first, second, third])
-    assert admission.grant() == [first]
+    assert admission.assign_slots() == [first]
     admission.rest(first)
-    assert admission.grant() == [second]
+    assert admission.assign_slots() == [second]
     admission.go_on(first)  # two run now
     admission.leave(second)
-    assert admission.grant() == [], "the slot that became free is that of the task that came back"
+    assert admission.assign_slots() == [], (
+        "the slot that became free is that of the task that came back"
+    )
     admission.leave(first)
-    assert admission.grant() == [third]
+    assert admission.assign_slots() == [third]
 
 
 def test_a_task_that_was_running_elsewhere_runs_at_once() -> None:
@@ -221,19 +223,19 @@ def test_a_task_that_was_running_elsewhere_runs_at_once() -> None:
     begun, other, third = jobs("a", 3)
     admission.enter(begun, running=True)
     queue(admission, [other])
-    assert admission.grant() == []
+    assert admission.assign_slots() == []
     admission.enter(third, running=True)
     admission.leave(begun)
-    assert admission.grant() == []
+    assert admission.assign_slots() == []
     admission.leave(third)
-    assert admission.grant() == [other]
+    assert admission.assign_slots() == [other]
 
 
 def test_without_a_limit_everything_runs_and_nothing_is_refused() -> None:
     admission = Admission[Job](bounds(running=0, queued=0, per_caller=0))
     tasks = jobs("a", 50)
     queue(admission, tasks)
-    assert admission.grant() == tasks
+    assert admission.assign_slots() == tasks
     assert admission.bound_for("a") is None
 
 
@@ -243,7 +245,7 @@ def test_without_a_limit_everything_runs_and_nothing_is_refused() -> None:
 def test_a_caller_who_is_alone_may_fill_the_queue_and_others_are_let_in_all_the_same() -> None:
     admission = Admission[Job](bounds(running=2, queued=10, per_caller=3))
     queue(admission, jobs("a", 12))
-    admission.grant()
+    admission.assign_slots()
     assert admission.bound_for("a") is Bound.QUEUE
     for task in jobs("b", 3):
         assert admission.bound_for("b") is None
@@ -266,7 +268,7 @@ def test_without_a_queue_nobody_waits() -> None:
     admission = Admission[Job](bounds(running=1, queued=0, per_caller=5))
     assert admission.bound_for("a") is None
     queue(admission, jobs("a", 1))
-    admission.grant()
+    admission.assign_slots()
     assert admission.bound_for("a") is not None
     assert admission.bound_for("b") is not None
 
@@ -274,11 +276,11 @@ def test_without_a_queue_nobody_waits() -> None:
 def test_without_a_queue_who_can_start_at_once_is_let_in() -> None:
     admission = Admission[Job](bounds(running=2, queued=0, per_caller=5))
     queue(admission, jobs("a", 2))
-    admission.grant()
+    admission.assign_slots()
     assert admission.bound_for("a") is Bound.QUEUE
     assert admission.bound_for("b") is None
     queue(admission, jobs("b", 1))
-    assert [task.caller for task in admission.grant()] == ["b"]
+    assert [task.caller for task in admission.assign_slots()] == ["b"]
     assert admission.bound_for("b") is not None
 
 
@@ -286,7 +288,7 @@ def test_tasks_that_wait_for_people_are_bounded_and_nobody_takes_all_the_room() 
     admission = Admission[Job](Bounds(running=9, queued=9, per_caller=2, resting=3))
     tasks = jobs("a", 3)
     queue(admission, tasks)
-    admission.grant()
+    admission.assign_slots()
     for task in tasks:
         assert admission.bound_for("a") is None
         admission.rest(task)
@@ -406,7 +408,7 @@ class House(RuleBasedStateMachine):
         return max(counts.values(), default=0) >= 2 and len(counts) <= self.bounds.running
 
     def hand_out(self) -> list[Job]:
-        before, granted = list(self.running), self.admission.grant()
+        before, granted = list(self.running), self.admission.assign_slots()
         for task in granted:
             counts = Counter(t.caller for t in self.running)
             newcomer = not counts[task.caller] and self.newcomer_may_start()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from opencode_a2a.domain.permissions import Grant, covers
+from opencode_a2a.domain.permissions import AllowRule, covers
 from opencode_a2a.domain.values import PermissionAsk
 from tests.domain.logs import STEADY
 
@@ -46,24 +46,24 @@ def ask(*patterns: str, permission: str = "bash") -> PermissionAsk:
     ],
 )
 def test_a_pattern_allows_what_it_plainly_says(pattern: str, asked: str, allowed: bool) -> None:
-    assert covers([Grant("bash", pattern)], ask(asked)) is allowed
+    assert covers([AllowRule("bash", pattern)], ask(asked)) is allowed
 
 
 def test_every_part_must_be_allowed() -> None:
-    grants = [Grant("bash", "echo *"), Grant("bash", "ls")]
+    grants = [AllowRule("bash", "echo *"), AllowRule("bash", "ls")]
     assert covers(grants, ask("echo hi", "ls"))
     assert not covers(grants, ask("echo hi", "rm x"))
 
 
 def test_nothing_named_is_nothing_allowed() -> None:
-    assert not covers([Grant("bash", "*")], ask())
+    assert not covers([AllowRule("bash", "*")], ask())
     assert not covers([], ask("ls"))
     assert not covers([], ask())
 
 
 def test_a_grant_is_for_its_own_permission() -> None:
-    assert not covers([Grant("bash", "*")], ask("a.py", permission="edit"))
-    assert not covers([Grant("*", "*")], ask("ls"))
+    assert not covers([AllowRule("bash", "*")], ask("a.py", permission="edit"))
+    assert not covers([AllowRule("*", "*")], ask("ls"))
 
 
 @STEADY
@@ -71,11 +71,11 @@ def test_a_grant_is_for_its_own_permission() -> None:
 def test_patterns_are_wildcards_and_nothing_else(pattern: str, asked: str) -> None:
     assume(not pattern.endswith(" *"))
     expected = fnmatch.fnmatchcase(asked, pattern)
-    assert covers([Grant("bash", pattern)], ask(asked)) is expected
+    assert covers([AllowRule("bash", pattern)], ask(asked)) is expected
 
 
 @STEADY
 @given(st.text(max_size=8), st.text(max_size=8))
 def test_a_pattern_without_wildcards_allows_itself_only(pattern: str, asked: str) -> None:
     assume(not set(pattern) & set("*?"))
-    assert covers([Grant("bash", pattern)], ask(asked)) is (pattern == asked)
+    assert covers([AllowRule("bash", pattern)], ask(asked)) is (pattern == asked)

@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opencode_a2a.domain.replies import (
-    ALWAYS,
+    ALWAYS_WORDS,
+    FILLER_WORDS,
     HITL,
-    NO,
-    POLITE,
-    YES,
+    NO_WORDS,
+    YES_WORDS,
     NotUnderstood,
     check_answers,
     understand,
@@ -229,7 +229,12 @@ def test_what_is_not_plainly_yes_never_allows(said: str) -> None:
 
 
 @STEADY
-@given(st.lists(st.sampled_from(sorted(YES | ALWAYS | NO | POLITE)) | st.text(max_size=12)))
+@given(
+    st.lists(
+        st.sampled_from(sorted(YES_WORDS | ALWAYS_WORDS | NO_WORDS | FILLER_WORDS))
+        | st.text(max_size=12)
+    )
+)
 @example(["yes", "but", "no"])
 def test_nothing_allows_that_holds_another_word_than_those_that_do(words: list[str]) -> None:
     said = " ".join(words)
@@ -241,8 +246,8 @@ def test_nothing_allows_that_holds_another_word_than_those_that_do(words: list[s
     if decision.reply != "reject":
         plain = said.lower().replace("thank you", "thanks")
         heard = set(plain.translate(dict.fromkeys(map(ord, ".,!;:'\"“”‘’*`–—-"), " ")).split())
-        assert heard <= YES | ALWAYS | POLITE
-        assert heard & (YES if decision.reply == "once" else ALWAYS)
+        assert heard <= YES_WORDS | ALWAYS_WORDS | FILLER_WORDS
+        assert heard & (YES_WORDS if decision.reply == "once" else ALWAYS_WORDS)
 
 
 @STEADY

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from opencode_a2a.domain.blocks import CUT_SHORT
 from opencode_a2a.domain.events import (
     AgentEvent,
     BlockKind,
@@ -31,13 +32,12 @@ from opencode_a2a.domain.events import (
     TextDelta,
     TextSnapshot,
     TitleChanged,
-    Todo,
     TodosChanged,
     ToolCall,
     ToolSnapshot,
 )
 from opencode_a2a.domain.task import Task, TaskHead
-from opencode_a2a.domain.turn import ABORTED, CUT, CUT_SHORT, FILTERED, LOST, STOPPED, Outcome, Turn
+from opencode_a2a.domain.turn import ABORTED, CUT, FILTERED, LOST, STOPPED, Outcome, Turn
 from opencode_a2a.domain.updates import (
     BlockFile,
     BlockText,
@@ -55,6 +55,7 @@ from opencode_a2a.domain.values import (
     Problem,
     QuestionAsk,
     TaskState,
+    TodoItem,
     Usage,
 )
 
@@ -603,7 +604,7 @@ def test_usage_is_counted_once_per_step_and_summed_over_steps() -> None:
 
 
 def test_todos_and_the_end_of_a_compaction_are_told() -> None:
-    todos = (Todo("x", "pending", "high"),)
+    todos = (TodoItem("x", "pending", "high"),)
     updates = told(*WORKING, TodosChanged(ROOT, todos), Compacting(ROOT, done=True))
     assert updates == [
         Progress("todo", "updated", todos=todos),
@@ -673,7 +674,7 @@ def test_an_idle_session_with_a_completed_answer_is_the_end() -> None:
 
 def test_a_late_idle_of_the_previous_run_is_not_the_end() -> None:
     turn = turn_after(asked(), Idle(ROOT), begun())
-    assert not turn.doubtful
+    assert not turn.in_doubt
     feed(turn, done())
     assert turn.outcome is None
 
@@ -692,17 +693,17 @@ def test_a_completed_step_is_not_the_end_while_the_session_is_busy() -> None:
 
 def test_a_finished_answer_without_an_idle_is_looked_at_soon() -> None:
     story = [*WORKING, done(finish="tool-calls")]
-    assert not turn_after(*story).doubtful
+    assert not turn_after(*story).in_doubt
     story += [begun("msg_30", 30), done("msg_30", 30)]
-    assert turn_after(*story).doubtful
+    assert turn_after(*story).in_doubt
     story += [Busy(ROOT), CaughtUp(ROOT, frozenset())]
-    assert not turn_after(*story).doubtful, "a look has shown that it goes on"
+    assert not turn_after(*story).in_doubt, "a look has shown that it goes on"
 
 
 def test_an_error_and_an_early_idle_wait_for_the_message_to_be_completed() -> None:
     turn = turn_after(*WORKING, SessionErred(ROOT, PROBLEM), Idle(ROOT), Idle(ROOT))
     assert turn.outcome is None
-    assert turn.doubtful
+    assert turn.in_doubt
     feed(turn, done(finish=None, problem=PROBLEM))
     assert turn.outcome == Outcome(TaskState.FAILED, PROBLEM.message, PROBLEM)
 
@@ -827,9 +828,9 @@ def test_nothing_is_said_after_the_outcome() -> None:
 
 def test_after_a_gap_nothing_ends_until_what_is_stored_was_read() -> None:
     turn = turn_after(*WORKING, Gap(ROOT), done(), Idle(ROOT))
-    assert (turn.outcome, turn.stale, turn.doubtful) == (None, True, True)
+    assert (turn.outcome, turn.needs_reconcile, turn.in_doubt) == (None, True, True)
     feed(turn, begun("msg_30", 30), CaughtUp(ROOT))
-    assert (turn.outcome, turn.stale) == (None, False)  # there was a newer message
+    assert (turn.outcome, turn.needs_reconcile) == (None, False)  # there was a newer message
     feed(turn, done("msg_30", 30), Idle(ROOT))
     assert turn.outcome == Outcome(TaskState.COMPLETED)
 
@@ -882,7 +883,7 @@ def test_a_lost_run_fails_with_the_error_it_was_lost_with() -> None:
 
 def test_an_error_that_a_run_survived_is_not_why_it_was_lost() -> None:
     turn = turn_after(*WORKING, SessionErred(ROOT, PROBLEM), begun("msg_30", 30))
-    assert not turn.doubtful
+    assert not turn.in_doubt
     feed(turn, Idle(ROOT), CaughtUp(ROOT), CaughtUp(ROOT))
     assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
 

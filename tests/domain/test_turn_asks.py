@@ -89,9 +89,9 @@ def asked(ask: Interrupt, session: str = ROOT) -> InterruptAsked:
 def test_a_request_waits_for_its_call_and_is_explained_by_it() -> None:
     known = turn(call("pending", input=None, subtitle=None))
     assert tell(known, asked(BASH)) == []
-    assert (known.doubtful, known.owing) == (True, True), "so it is looked at soon"
+    assert (known.in_doubt, known.awaits_settlement) == (True, True), "so it is looked at soon"
     assert tell(known, call()) == [replace(BASH, title="Lists")]
-    assert (known.doubtful, known.owing) == (False, False)
+    assert (known.in_doubt, known.awaits_settlement) == (False, False)
     assert tell(known, call(), asked(BASH)) == []
 
 
@@ -169,7 +169,7 @@ def test_a_look_does_not_open_what_is_settled_meanwhile() -> None:
     known = turn()
     feed(known, asked(BASH))
     assert feed(known, CaughtUp(ROOT)) == []
-    assert not known.doubtful
+    assert not known.in_doubt
 
 
 def test_a_stranger_asks_in_vain() -> None:

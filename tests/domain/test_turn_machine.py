@@ -4,7 +4,7 @@ The machine plays both sides. A small OpenCode works on prompts and keeps what t
 keeps; it is the truth. A small service hears it badly: events wait, come twice or are lost,
 what is stored is read early or late, the service dies with half of what it said unwritten,
 OpenCode dies with a run in the middle. The two parts under test are `Turn` and `Task`, driven
-as `service/turns.py` drives them.
+as `domain/exchange.py` drives them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from opencode_a2a.domain.updates import (
     coalesce,
 )
 from opencode_a2a.domain.values import (
-    TERMINAL,
+    TERMINAL_STATES,
     Failure,
     Message,
     PermissionAsk,
@@ -574,10 +574,12 @@ class Turns(RuleBasedStateMachine):
     @invariant()
     def the_state_tells_whether_it_waits_for_a_person(self) -> None:
         task = self.log.task
-        if task.state not in TERMINAL:
+        if task.state not in TERMINAL_STATES:
             waits = task.state is TaskState.INPUT_REQUIRED
             assert waits == bool(task.open_interrupts)
-        heard_all = not self.opencode.feed and not self.opencode.late and not self.turn.stale
+        heard_all = (
+            not self.opencode.feed and not self.opencode.late and not self.turn.needs_reconcile
+        )
         if heard_all and not self.over and not self.unwritten:
             assert {ask.request_id for ask in task.open_interrupts} == set(self.opencode.requests)
 
@@ -615,7 +617,7 @@ class Turns(RuleBasedStateMachine):
             if self.over:
                 return
             if opencode.running is None:
-                assert self.turn.doubtful, "it would wait for long"
+                assert self.turn.in_doubt, "it would wait for long"
                 self.it_looks(([], 0, True), [])
         raise AssertionError("it never ends")
 
@@ -657,4 +659,4 @@ def _ends(entry: LogEntry) -> bool:
 
 
 TestTurns = Turns.TestCase
-TestTurns.settings = settings(STEADY, max_examples=150, stateful_step_count=30)
+TestTurns.settings = settings(STEADY, max_examples=100, stateful_step_count=30)

@@ -357,7 +357,7 @@ def troubles(draw: st.DrawFn, run: Run) -> tuple[list[Loss], set[int], int | Non
 # -- what must hold
 
 
-@settings(STEADY, max_examples=200)
+@settings(STEADY, max_examples=100)
 @given(st.data())
 def test_a_client_ends_with_what_is_stored_whatever_happens_on_the_way(data: st.DataObject) -> None:
     run = data.draw(runs())

@@ -20,7 +20,7 @@ from opencode_a2a.config import load
 from opencode_a2a.contract.declare import SPECIFICATIONS
 from opencode_a2a.extensions import ALL
 from opencode_a2a.inbound.health import Health
-from opencode_a2a.inbound.operations import RPC_METHODS, Operations
+from opencode_a2a.inbound.operations import A2A, Operations
 from opencode_a2a.inbound.routes import add_routes
 from tests.api.forms import FORMS, Form
 from tests.cli.commands import run
@@ -128,7 +128,7 @@ def test_every_method_that_is_declared_is_there_and_no_other(
     ]
     conditional = contract["extensions"]["conditionally_available_methods"]
     assert set(conditional) == TOGGLED
-    for name in {*RPC_METHODS, *METHODS}:
+    for name in {*A2A.methods, *METHODS}:
         error = line.ask(name, {"nonsense": 1}).get("error", {"code": 0, "data": {}})
         assert error["code"] != -32601
         disabled = error["code"] == -32055

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 
-from opencode_a2a.domain.catalog import Place
+from opencode_a2a.domain.catalog import Location
 from opencode_a2a.domain.events import (
     AgentEvent,
     BlockKind,
@@ -256,7 +256,9 @@ class ScriptedAgent(Watched):
         self._ids += 1
         return f"msg_{self._ids:04}"
 
-    async def create(self, title: str, context_id: str, place: Place | None = None) -> SessionRef:
+    async def create(
+        self, title: str, context_id: str, location: Location | None = None
+    ) -> SessionRef:
         self.creating += 1
         self.changed()
         await self.gate.wait()

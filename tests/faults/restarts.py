@@ -30,9 +30,9 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from opencode_a2a.demo import model
 from opencode_a2a.opencode.http import Endpoint
 from opencode_a2a.opencode.process import child_environment, free_port
+from tests.fakes import model
 from tests.processes import PROC
 from tests.running import (
     TOKEN,
@@ -51,7 +51,7 @@ ENDED = ("TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED")
 # Five restarts within twenty seconds each would be too many for a real service.
 UP = """
 from opencode_a2a.opencode import process
-process.WELL = 0
+process.STABLE_SECONDS = 0
 from opencode_a2a.__main__ import main
 main()
 """

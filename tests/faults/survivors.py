@@ -21,9 +21,9 @@ from pathlib import Path
 
 import httpx
 
-from opencode_a2a.demo import model
+from tests.fakes import model
 from tests.processes import EMPTY_ENVIRONMENT, NEW_PIDS, WAYS, Started, children
-from tests.running import Program, isolated, opencode_command, running
+from tests.running import ROOT, Program, isolated, opencode_command, running
 
 FOREGROUND, SHELL = "command in the foreground", "terminal (pty)"
 MCP, LSP = "MCP server", "language server"
@@ -108,9 +108,9 @@ def agent_at_work(folder: Path) -> Iterator[AtWork]:
     workspace.mkdir()
     (workspace / "start.sh").write_text(started.command)
     (workspace / "file.toy").write_text("toy\n")
-    words = [sys.executable, "-m", "opencode_a2a.demo.model"]
-    with running(words, isolated(folder / "model"), folder) as scripted:
-        url = scripted.wait_for(r"demo model on (\S+)")[1]
+    words = [sys.executable, "-m", "tests.fakes.model"]
+    with running(words, isolated(folder / "model"), ROOT) as scripted:
+        url = scripted.wait_for(r"scripted model on (\S+)")[1]
         config = model.opencode_config(url)
         config["permission"] = "allow"
         config["mcp"] = {

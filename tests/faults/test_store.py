@@ -70,7 +70,7 @@ async def test_no_task_is_lost_or_done_twice_when_commits_are_cut_off(
     upstream: Upstream, on_postgres: Service, wire: Wire
 ) -> None:
     await ready(on_postgres)
-    found = await campaign(upstream, on_postgres, wire, cuts=25, seed=4, clients=4)
+    found = await campaign(upstream, on_postgres, wire, cuts=12, seed=4, clients=4)
     assert not found.wrong, f"{found}\n{on_postgres.program.output}"
     assert found.counts["sent"] > 0
 

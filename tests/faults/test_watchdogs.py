@@ -14,15 +14,15 @@ from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.http import Endpoint
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts
+from opencode_a2a.service.scheduler import Scheduler, SchedulerLimits
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
-from opencode_a2a.service.turns import TurnLimits, Turns
-from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.interrupts import SqlInterrupts
 from opencode_a2a.store.log import SqlTaskLog, now_ms
 from tests.fakes.opencode import LATE, FakeOpenCode, expected_text, serve
-from tests.fakes.wishes import NoWishes
+from tests.fakes.options import NoOptions
 from tests.service.house import ALICE, NoFiles
 
 TOKENS = 800
@@ -42,7 +42,7 @@ class Desk:
 
     async def spoken(self, task: Task) -> None:
         """Wait for the first words of an answer."""
-        cursor = self._tasks.now(task).after
+        cursor = self._tasks.replay(task).cursor
         async with asyncio.timeout(PATIENCE):
             while not (await self._tasks.get(ALICE, task.head.id)).visible_blocks():
                 await cursor.read()
@@ -62,7 +62,7 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(limits: TurnLimits, silence: float = 25.0) -> AsyncIterator[Desk]:
+async def desk(limits: SchedulerLimits, silence: float = 25.0) -> AsyncIterator[Desk]:
     async with (
         serve() as fake,
         Database.open("sqlite://") as database,
@@ -70,15 +70,22 @@ async def desk(limits: TurnLimits, silence: float = 25.0) -> AsyncIterator[Desk]
         OpenCode.connect(
             Endpoint(fake.base_url), Defaults("/project"), silence=silence
         ) as opencode,
-        Turns.open(
-            log, Sessions(opencode, SqlBindings(database)), SqlAsked(database), limits, now_ms
-        ) as turns,
+        Scheduler.open(
+            log, Sessions(opencode, SqlBindings(database)), SqlInterrupts(database), limits, now_ms
+        ) as scheduler,
     ):
-        interrupts = Interrupts(log, turns, SqlAsked(database))
+        interrupts = Interrupts(log=log, scheduler=scheduler, store=SqlInterrupts(database))
         inputs = Inputs(NoFiles(), 1 << 20, 1 << 20)
-        yield Desk(
-            fake, opencode, Tasks(opencode, log, turns, interrupts, NoWishes(), inputs, now_ms)
+        tasks = Tasks(
+            agent=opencode,
+            log=log,
+            scheduler=scheduler,
+            interrupts=interrupts,
+            options=NoOptions(),
+            inputs=inputs,
+            clock=now_ms,
         )
+        yield Desk(fake, opencode, tasks)
 
 
 def whole(task: Task) -> bool:
@@ -89,7 +96,7 @@ def whole(task: Task) -> bool:
 
 
 async def test_a_connection_without_a_heartbeat_is_made_again_and_no_text_is_lost() -> None:
-    async with desk(TurnLimits(), silence=0.3) as at:
+    async with desk(SchedulerLimits(), silence=0.3) as at:
         task = await at.send(A_SECOND)
         await at.spoken(task)
         at.fake.control("stall")
@@ -102,7 +109,7 @@ async def test_a_connection_without_a_heartbeat_is_made_again_and_no_text_is_los
 
 async def test_an_answer_given_while_nothing_was_heard_is_found_in_the_store() -> None:
     """Although the connection looks alive: nobody has noticed yet."""
-    async with desk(TurnLimits(quiet=0.2, soon=0.05)) as at:
+    async with desk(SchedulerLimits(quiet=0.2, retry=0.05)) as at:
         task = await at.send(A_SECOND)
         await at.spoken(task)
         at.fake.control("stall")
@@ -112,13 +119,13 @@ async def test_an_answer_given_while_nothing_was_heard_is_found_in_the_store() -
 @pytest.mark.parametrize("mark", ["[[noidle]]", "[[latemessage]]"])
 async def test_an_end_nobody_announced_properly_is_found(mark: str) -> None:
     # Whatever is idle at two looks has lost its run: the late message must be there by then.
-    async with desk(TurnLimits(quiet=0.2, soon=3 * LATE)) as at:
+    async with desk(SchedulerLimits(quiet=0.2, retry=3 * LATE)) as at:
         assert whole(await at.settled(await at.send(f"{A_SECOND} {mark}")))
         assert whole(await at.settled(await at.send(A_SECOND)))
 
 
 async def test_an_opencode_that_stays_away_is_given_up_and_its_context_goes_on() -> None:
-    async with desk(TurnLimits(soon=0.05, unreachable=0.3)) as at:
+    async with desk(SchedulerLimits(retry=0.05, unreachable=0.3)) as at:
         task = await at.send("[[tokens:10]] [[hang]]")
         await at.spoken(task)
         at.fake.control("fault", mode="down")

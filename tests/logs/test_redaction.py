@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.redaction import (
-    DEEPEST,
-    HIDDEN,
-    SHORTEST,
+    MAX_DEPTH,
+    MIN_SECRET_LENGTH,
+    PLACEHOLDER,
     Redactor,
     is_secret_name,
     secrets_in,
@@ -63,7 +63,7 @@ def test_what_goes_by_such_a_name_is_hidden(name: str) -> None:
         body = json.dumps({"outer": [{name: value, "other": "visible"}]}).encode()
         shown = Redactor().body(body)
         assert "abc" not in shown
-        assert orjson.loads(shown) == {"outer": [{name: HIDDEN, "other": "visible"}]}
+        assert orjson.loads(shown) == {"outer": [{name: PLACEHOLDER, "other": "visible"}]}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_numbers_are_hidden_unless_they_count_tokens() -> None:
     body: dict[str, Any] = {"tokens": counts, "max_tokens": 9, "max_token": 9, "secret": True}
     hidden = {"password": 12345678, "api_key": 1.5, "pwd": -1}
     shown = orjson.loads(Redactor().body(orjson.dumps(body | hidden)))
-    assert shown == body | dict.fromkeys(hidden, HIDDEN)
+    assert shown == body | dict.fromkeys(hidden, PLACEHOLDER)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_secret_in_a_text_is_recognised(text: str) -> None:
     for written in (text.encode(), orjson.dumps({"text": f"so: {text}"}), f"data: {text}".encode()):
         shown = Redactor().body(written)
         assert "abc" not in shown
-        assert HIDDEN in shown
+        assert PLACEHOLDER in shown
 
 
 def test_the_text_around_a_secret_stays() -> None:
@@ -196,7 +196,7 @@ FORMS = {
 def test_a_known_secret_is_hidden_in_every_form(form: str) -> None:
     redactor = Redactor(SECRET, base64.b64encode(f"u:{SECRET}".encode()).decode())
     shown = redactor.body(FORMS[form].encode())
-    assert HIDDEN in shown
+    assert PLACEHOLDER in shown
     for kind in FORMS.values():
         assert kind not in shown
     assert "p4ss" not in shown
@@ -206,7 +206,7 @@ def test_a_known_secret_is_hidden_in_every_form(form: str) -> None:
     "text", ["://:x@", "xoxb-0123456789", "AKIA0123456789ABCDEF", "sk-0123456789abcdef"]
 )
 def test_a_secret_is_recognised_however_short_the_text(text: str) -> None:
-    assert HIDDEN in Redactor().known(text)
+    assert PLACEHOLDER in Redactor().known(text)
 
 
 def test_the_longer_of_two_secrets_is_hidden_whole() -> None:
@@ -215,12 +215,12 @@ def test_the_longer_of_two_secrets_is_hidden_whole() -> None:
 
 
 def test_what_is_too_short_to_be_one_is_not_looked_for() -> None:
-    assert Redactor("t", "x" * (SHORTEST - 1), "").known("text xxxxx") == "text xxxxx"
+    assert Redactor("t", "x" * (MIN_SECRET_LENGTH - 1), "").known("text xxxxx") == "text xxxxx"
 
 
 @given(
     before=st.text(max_size=50),
-    secret=st.text(min_size=SHORTEST, max_size=20),
+    secret=st.text(min_size=MIN_SECRET_LENGTH, max_size=20),
     after=st.text(max_size=50),
     limit=st.integers(1, 120),
 )
@@ -305,9 +305,9 @@ def test_the_work_does_not_grow_with_the_depth(depth: int, opening: str) -> None
 
 
 def test_what_lies_too_deep_is_not_shown() -> None:
-    raw = f'{"[" * DEEPEST}"shown",["hidden"],{{"hidden":1}},[],{{}},1{"]" * DEEPEST}'.encode()
+    raw = f'{"[" * MAX_DEPTH}"shown",["hidden"],{{"hidden":1}},[],{{}},1{"]" * MAX_DEPTH}'.encode()
     shown = orjson.loads(Redactor().body(raw))
-    for _ in range(DEEPEST - 1):
+    for _ in range(MAX_DEPTH - 1):
         (shown,) = shown
     assert shown == ["shown", " …", " …", [], {}, 1]
 

@@ -20,9 +20,9 @@ from opencode_a2a.opencode.http import Endpoint, Http
 async def test_what_follows_a_gap_is_looked_at_after_it() -> None:
     with Subscription("s", {}) as events:
         events.put([Busy("s")])
-        events.lost()
+        events.add_gap()
         events.put([Idle("s")])
-        events.lost()
+        events.add_gap()
         assert await anext(events) == [Busy("s"), Gap("s")]
         assert await anext(events) == [Idle("s"), Gap("s")]
 
@@ -166,7 +166,7 @@ async def test_events_are_asked_for_right_after_the_first_healthy_answer(server:
 async def test_a_busy_opencode_may_answer_after_it_was_asked_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "PROBE_PATIENCE", 600.0)
+    monkeypatch.setattr(feeds, "PROBE_TIMEOUT", 600.0)
     answers = [LATE]
     server.answer = lambda path: STREAM if path == EVENTS else answers.pop() if answers else NEVER
     await server.start()
@@ -178,10 +178,10 @@ async def test_a_busy_opencode_may_answer_after_it_was_asked_again(
 
 
 async def test_any_answer_ends_the_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "PROBE_EVERY", 600.0)
+    monkeypatch.setattr(feeds, "PROBE_SECONDS", 600.0)
     async with reading(server) as (http, feed):
         async with asyncio.timeout(60):  # until the first question has failed; no other follows
-            while feed._trouble is None:  # noqa: ASYNC110
+            while feed._problem is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await server.start()
         await http.call("GET", "session")
@@ -192,7 +192,7 @@ async def test_any_answer_ends_the_wait(server: Server, monkeypatch: pytest.Monk
 async def test_a_question_that_got_lost_is_asked_again_when_events_arrive(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(https, "FIRST_TRY", 600.0)
+    monkeypatch.setattr(https, "FIRST_TRY_SECONDS", 600.0)
     server.answer = lambda path: NEVER
     await server.start()
     async with reading(server) as (http, feed):
@@ -214,7 +214,7 @@ async def test_a_question_that_got_lost_is_asked_again_when_events_arrive(
 async def test_trouble_that_waiting_does_not_end_is_told_at_once_and_looked_at_ever_more_rarely(
     server: Server, answer: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "PROBE_EVERY", 600.0)
+    monkeypatch.setattr(feeds, "PROBE_SECONDS", 600.0)
     monkeypatch.setattr(feeds, "BACKOFF", (0.0, 0.0, 600.0))
     server.answer = lambda path: answer
     await server.start()

@@ -1,4 +1,4 @@
-"""How names of strangers travel in a path."""
+"""How names from outside travel in a path."""
 
 from __future__ import annotations
 

@@ -441,7 +441,7 @@ async def test_it_is_given_up_after_too_many_deaths(
 async def test_it_is_given_up_when_restarts_take_long_and_never_get_ready(
     launch: Launch, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in {"FIRST_DELAY": 0.01, "WELL": 0.2}.items():
+    for name, seconds in {"FIRST_DELAY": 0.01, "STABLE_SECONDS": 0.2}.items():
         monkeypatch.setattr(process, name, seconds)
     once = launch.directory / "once"
     until_once = f"until [ -e {once} ]; do sleep 0.02; done"
@@ -458,7 +458,7 @@ async def test_it_is_given_up_when_restarts_take_long_and_never_get_ready(
 async def test_restarts_are_forgotten_once_it_was_well_for_a_while(
     launch: Launch, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in {"FIRST_DELAY": 0.01, "WELL": 0.05}.items():
+    for name, seconds in {"FIRST_DELAY": 0.01, "STABLE_SECONDS": 0.05}.items():
         monkeypatch.setattr(process, name, seconds)
     command = program(f"{READY}sleep 0.1; exit 3")
     async with ManagedOpenCode.start(replace(launch, command=command)) as managed:

@@ -18,6 +18,7 @@ from opencode_a2a.domain.values import (
     Question,
     QuestionAsk,
     Text,
+    TodoItem,
     Usage,
 )
 from opencode_a2a.opencode import wire
@@ -261,7 +262,7 @@ def test_titles_and_todos() -> None:
     ]
     todo = {"content": "x", "status": "pending", "priority": "high"}
     assert told("todo.updated", todos=[todo]) == [
-        ev.TodosChanged(SESSION, (ev.Todo("x", "pending", "high"),))
+        ev.TodosChanged(SESSION, (TodoItem("x", "pending", "high"),))
     ]
 
 

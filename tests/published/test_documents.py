@@ -42,14 +42,15 @@ DEPLOYMENTS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.fixture(params=DEPLOYMENTS)
-def published(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Published:
-    for name, value in DEPLOYMENTS[request.param].items():
-        monkeypatch.setenv(name, value)
-    return publication(load(), "http://127.0.0.1:8000")
+@pytest.fixture(scope="module", params=DEPLOYMENTS)
+def published(request: pytest.FixtureRequest) -> Published:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, value in DEPLOYMENTS[request.param].items():
+            monkeypatch.setenv(name, value)
+        return publication(load(), "http://127.0.0.1:8000")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def document(published: Published) -> Json:
     found: Json = json.loads(json.dumps(openapi.document(published)))
     return found

@@ -25,15 +25,15 @@ from opencode_a2a.domain.values import (
 )
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts
+from opencode_a2a.service.scheduler import Scheduler, SchedulerLimits
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
-from opencode_a2a.service.turns import TurnLimits, Turns
-from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.interrupts import SqlInterrupts
 from opencode_a2a.store.log import SqlTaskLog, now_ms
+from tests.fakes.options import NoOptions
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
-from tests.fakes.wishes import NoWishes
 
 ALICE, BOB = Caller("alice"), Caller("bob")
 
@@ -48,7 +48,7 @@ class House:
     agent: ScriptedAgent
     database: Database
     log: SqlTaskLog
-    turns: Turns
+    scheduler: Scheduler
     interrupts: Interrupts
     tasks: Tasks
 
@@ -140,7 +140,7 @@ class House:
 
 @asynccontextmanager
 async def house(
-    limits: TurnLimits = TurnLimits(),  # noqa: B008 (it is frozen)
+    limits: SchedulerLimits = SchedulerLimits(),  # noqa: B008 (it is frozen)
     url: str = "sqlite://",
     agent: ScriptedAgent | None = None,
     always: Literal["context", "workspace"] = "context",
@@ -150,19 +150,27 @@ async def house(
     async with (
         Database.open(url) as database,
         SqlTaskLog.open(database) as log,
-        Turns.open(
+        Scheduler.open(
             log,
             Sessions(agent, SqlBindings(database)),
-            SqlAsked(database),
+            SqlInterrupts(database),
             replace(limits, grace=0),
             clock,
-        ) as turns,
+        ) as scheduler,
     ):
-        interrupts = Interrupts(log, turns, SqlAsked(database), always)
-        tasks = Tasks(
-            agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20, 1 << 20), now_ms
+        interrupts = Interrupts(
+            log=log, scheduler=scheduler, store=SqlInterrupts(database), always=always
         )
-        yield House(agent, database, log, turns, interrupts, tasks)
+        tasks = Tasks(
+            agent=agent,
+            log=log,
+            scheduler=scheduler,
+            interrupts=interrupts,
+            options=NoOptions(),
+            inputs=Inputs(NoFiles(), 1 << 20, 1 << 20),
+            clock=now_ms,
+        )
+        yield House(agent, database, log, scheduler, interrupts, tasks)
 
 
 def rename(db: Connection, before: str, after: str) -> None:

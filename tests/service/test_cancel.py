@@ -10,7 +10,7 @@ from opencode_a2a.domain.events import InterruptAsked
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import PermissionAsk, TaskState
 from opencode_a2a.errors import StoreUnavailable, TaskNotCancelable, UpstreamUnreachable
-from opencode_a2a.service.turns import TurnLimits
+from opencode_a2a.service.scheduler import SchedulerLimits
 from tests.fakes.session import PATIENCE
 from tests.service.house import ALICE, House, answers, house, rename
 
@@ -81,7 +81,7 @@ async def test_an_abort_does_not_overtake_the_prompt_it_is_for() -> None:
 
 
 async def test_a_prompt_that_never_arrives_does_not_keep_a_cancel_waiting() -> None:
-    async with house(TurnLimits(abort=0.05)) as at:
+    async with house(SchedulerLimits(abort=0.05)) as at:
         first, session = await at.working("c")
         session.answer("done")
         await at.ended(first)
@@ -95,7 +95,7 @@ async def test_a_prompt_that_never_arrives_does_not_keep_a_cancel_waiting() -> N
 async def test_whatever_the_agent_does_about_it_the_task_is_canceled(
     trouble: UpstreamUnreachable | None,
 ) -> None:
-    async with house(TurnLimits(abort=0.05)) as at:
+    async with house(SchedulerLimits(abort=0.05)) as at:
         task, session = await at.working("c")
         session.trouble = trouble
         session.deaf = True
@@ -148,7 +148,7 @@ async def test_a_canceled_task_asks_nothing_more() -> None:
 
 
 async def test_an_end_that_cannot_be_recorded_is_not_reported() -> None:
-    async with house(TurnLimits(abort=0.05, record=0.05)) as at:
+    async with house(SchedulerLimits(abort=0.05, record=0.05)) as at:
         task, _ = await at.working("c")
         await at.database.write(rename, "entries", "away")
         with pytest.raises(StoreUnavailable):

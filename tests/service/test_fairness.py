@@ -12,7 +12,7 @@ from opencode_a2a.domain.values import Caller, PermissionAsk, Prompt, TaskState,
 from opencode_a2a.errors import StoreUnavailable, UpstreamBusy
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
-from opencode_a2a.service.turns import TurnLimits
+from opencode_a2a.service.scheduler import SchedulerLimits
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 from tests.service.house import ALICE, BOB, House, NoFiles, house, rename
 
@@ -53,12 +53,12 @@ async def queued(at: House, caller: Caller, count: int) -> None:
 async def until_all_wait(at: House, count: int) -> None:
     """Nothing else tells that so many tasks are ready but for a slot."""
     async with asyncio.timeout(PATIENCE):
-        while sum(map(len, at.turns._admission._waiting.values())) < count:  # noqa: ASYNC110
+        while sum(map(len, at.scheduler._admission._waiting.values())) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 async def test_who_has_one_task_waits_for_one_slot_behind_two_hundred_of_another() -> None:
-    async with house(TurnLimits(running=1, queued=256)) as at:
+    async with house(SchedulerLimits(running=1, queued=256)) as at:
         order = Order(at.agent)
         await queued(at, ALICE, 1)
         session = await order.next()
@@ -75,7 +75,7 @@ async def test_who_has_one_task_waits_for_one_slot_behind_two_hundred_of_another
 
 
 async def test_more_messages_to_a_task_do_not_keep_its_slot_from_other_callers() -> None:
-    async with house(TurnLimits(running=1)) as at:
+    async with house(SchedulerLimits(running=1)) as at:
         task, session = await at.working("alice")
         await queued(at, BOB, 1)
         await until_all_wait(at, 1)
@@ -93,7 +93,7 @@ async def test_more_messages_to_a_task_do_not_keep_its_slot_from_other_callers()
 
 
 async def test_two_callers_who_go_on_sending_to_their_tasks_take_turns() -> None:
-    async with house(TurnLimits(running=1)) as at:
+    async with house(SchedulerLimits(running=1)) as at:
         alices, session = await at.working("alice")
         bobs = await at.send("hello", "bob", caller=BOB)
         await until_all_wait(at, 1)
@@ -109,7 +109,7 @@ async def test_two_callers_who_go_on_sending_to_their_tasks_take_turns() -> None
 
 
 async def test_a_task_that_gave_way_can_be_canceled() -> None:
-    async with house(TurnLimits(running=1)) as at:
+    async with house(SchedulerLimits(running=1)) as at:
         task, session = await at.working("alice")
         await queued(at, BOB, 1)
         await until_all_wait(at, 1)
@@ -122,7 +122,7 @@ async def test_a_task_that_gave_way_can_be_canceled() -> None:
 
 
 async def test_a_newcomer_does_not_wait_for_who_has_every_slot() -> None:
-    async with house(TurnLimits(running=3)) as at:
+    async with house(SchedulerLimits(running=3)) as at:
         await queued(at, ALICE, 8)
         sessions = at.agent.sessions.values()
         await at.agent.until(lambda: sum(bool(s.prompts) for s in sessions) == 3)
@@ -133,7 +133,7 @@ async def test_a_newcomer_does_not_wait_for_who_has_every_slot() -> None:
 
 
 async def test_tasks_whose_questions_are_all_answered_at_once_keep_nobody_out() -> None:
-    async with house(TurnLimits(running=1)) as at:
+    async with house(SchedulerLimits(running=1)) as at:
         waiting = []
         for number in range(4):
             task, session = await at.working(f"alice/{number}")
@@ -154,7 +154,7 @@ async def test_tasks_whose_questions_are_all_answered_at_once_keep_nobody_out() 
 
 
 async def test_a_canceled_task_takes_no_slot_while_its_end_cannot_be_recorded() -> None:
-    async with house(TurnLimits(running=1, abort=0.05, record=0.05)) as at:
+    async with house(SchedulerLimits(running=1, abort=0.05, record=0.05)) as at:
         task, session = await at.working("a")
         second, third = await at.send("hello", "b"), await at.send("hello", "c")
         await until_all_wait(at, 2)
@@ -173,20 +173,20 @@ async def test_a_task_that_comes_back_twice_at_once_leaves_its_context_free() ->
     async def prepare(message_id: str) -> Prompt:
         raise AssertionError("OpenCode has this prompt already")
 
-    async with house(TurnLimits(quiet=0.05)) as at:
+    async with house(SchedulerLimits(quiet=0.05)) as at:
         task, session = await at.working("c")
         found = await at.tasks.get(ALICE, task)
         prompted = [prompt.message_id for prompt in session.prompts]
         session.remember("done")
         for _ in range(2):  # the second comes before the first has begun
-            at.turns.resume(found, "hello", prompted, prepare)
+            at.scheduler.resume(found, "hello", prompted, prepare)
         assert (await at.ended(task)).state is TaskState.COMPLETED
         await at.send("next", "c")
         await session.until_asked("next")
 
 
 async def test_a_full_queue_is_full_only_for_who_has_filled_it() -> None:
-    async with house(TurnLimits(running=1, queued=4, queued_per_caller=2)) as at:
+    async with house(SchedulerLimits(running=1, queued=4, queued_per_caller=2)) as at:
         await queued(at, ALICE, 5)
         with pytest.raises(UpstreamBusy) as refused:
             await at.send("too much", "alice/9")
@@ -207,7 +207,7 @@ async def test_a_full_queue_is_full_only_for_who_has_filled_it() -> None:
 async def test_whoever_lets_many_tasks_wait_for_answers_is_alone_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opencode_a2a.service.turns.MOST_RESTING", 1)
+    monkeypatch.setattr("opencode_a2a.service.scheduler.MAX_RESTING", 1)
     async with house() as at:
         task, session = await at.working("a")
         ask = PermissionAsk("per_1", session.ref.id, "bash")
@@ -220,7 +220,7 @@ async def test_whoever_lets_many_tasks_wait_for_answers_is_alone_refused(
 
 async def test_after_a_restart_the_callers_take_turns_too(tmp_path: Path) -> None:
     url, agent = f"sqlite:///{tmp_path / 'tasks.db'}", ScriptedAgent()
-    limits = TurnLimits(running=1, quiet=0.05)
+    limits = SchedulerLimits(running=1, quiet=0.05)
     async with house(limits, url, agent) as at:
         order = Order(agent)
         await queued(at, ALICE, 1)
@@ -229,7 +229,7 @@ async def test_after_a_restart_the_callers_take_turns_too(tmp_path: Path) -> Non
         await queued(at, BOB, 2)
     async with (
         house(limits, url, agent) as at,
-        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)),
+        Recovery.open(at.log, at.scheduler, inputs=Inputs(NoFiles(), 1 << 20, 1 << 20)),
     ):
         await agent.until(lambda: session.subscribed)  # what had begun goes on first
         await until_all_wait(at, 22)

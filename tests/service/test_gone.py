@@ -13,11 +13,11 @@ from opencode_a2a.domain.updates import Started
 from opencode_a2a.domain.values import Failure, TaskState
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
-from opencode_a2a.service.turns import TurnLimits
+from opencode_a2a.service.scheduler import SchedulerLimits
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 from tests.service.house import House, NoFiles, answers, house
 
-QUICK = TurnLimits(quiet=0.02, soon=0.02, abort=60)  # no goodbye takes so long
+QUICK = SchedulerLimits(quiet=0.02, retry=0.02, abort=60)  # no goodbye takes so long
 
 
 def interrupted(task: Task) -> bool:
@@ -69,7 +69,7 @@ async def test_a_steered_task_goes_on_in_a_new_session_too() -> None:
 @pytest.mark.parametrize("told", [True, False])
 async def test_a_running_task_of_it_ends_and_says_why(told: bool) -> None:
     """At once when OpenCode tells, at the next look otherwise."""
-    async with house(TurnLimits(abort=60) if told else QUICK) as at:
+    async with house(SchedulerLimits(abort=60) if told else QUICK) as at:
         task, session = await at.working("c")
         session.begin()
         session.deleted = True
@@ -89,7 +89,7 @@ async def test_what_may_have_been_done_there_is_not_done_again(tmp_path: Path) -
     session.deleted = True
     async with (
         house(QUICK, agent=agent, url=url) as at,
-        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)),
+        Recovery.open(at.log, at.scheduler, inputs=Inputs(NoFiles(), 1 << 20, 1 << 20)),
     ):
         assert interrupted(await at.ended(task))
         assert len(agent.sessions) == 1

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from opencode_a2a.domain.events import (
     ToolCall,
     ToolSnapshot,
 )
+from opencode_a2a.domain.exchange import NOT_DECIDED
 from opencode_a2a.domain.ports import Key
 from opencode_a2a.domain.turn import STOPPED
 from opencode_a2a.domain.updates import (
@@ -62,15 +62,16 @@ from opencode_a2a.errors import (
 from opencode_a2a.extensions.interrupts import INTERACTIVE
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
-from opencode_a2a.service.turns import UNDECIDED, TurnLimits
+from opencode_a2a.service.scheduler import SchedulerLimits
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
+from tests.service.conftest import Hours
 from tests.service.house import ALICE, BOB, House, NoFiles, answers, house, rename
 
 WORKING, ASKING, CANCELED = TaskState.WORKING, TaskState.INPUT_REQUIRED, TaskState.CANCELED
 COMPLETED, FAILED = TaskState.COMPLETED, TaskState.FAILED
 AWAY = UpstreamUnreachable("OpenCode cannot be reached.")
-SOON = TurnLimits(soon=0.02, quiet=60)
-NEVER = TurnLimits(soon=60, quiet=60)  # does the turn look for itself: it is told everything
+SOON = SchedulerLimits(retry=0.02, quiet=60)
+NEVER = SchedulerLimits(retry=60, quiet=60)  # does the turn look for itself: it is told everything
 ONCE, ALWAYS, NO = (PermissionDecision(r) for r in ("once", "always", "reject"))
 RED = QuestionDecision((("Red",),))
 YES = Text("yes")
@@ -331,7 +332,7 @@ async def test_always_does_not_reach_another_context_or_caller() -> None:
 
 
 async def test_what_is_heard_with_it_is_not_lost_while_a_permission_is_granted() -> None:
-    async with house(TurnLimits(quiet=0.05, unreachable=60)) as at:
+    async with house(SchedulerLimits(quiet=0.05, unreachable=60)) as at:
         task, session = await at.asking(ask(1))
         await at.say(task, Text("always"))
         session.ear.clear()
@@ -439,7 +440,7 @@ async def test_an_agent_that_is_away_is_told_when_it_is_back(heard: bool) -> Non
 
 
 async def test_a_delayed_answer_is_delivered_although_the_agent_never_falls_silent() -> None:
-    async with house(TurnLimits(soon=0.1, quiet=60)) as at:
+    async with house(SchedulerLimits(retry=0.1, quiet=60)) as at:
         task, session = await at.asking(ask())
         session.no_reply = AWAY
         await at.say(task, YES)
@@ -460,7 +461,7 @@ async def test_a_delayed_answer_is_delivered_although_the_agent_never_falls_sile
 
 
 async def test_a_look_that_began_before_the_answer_does_not_ask_again() -> None:
-    async with house(TurnLimits(quiet=0.02)) as at:
+    async with house(SchedulerLimits(quiet=0.02)) as at:
         task, session = await at.asking(ask())
         session.stored = [InterruptAsked("ses_0", ask())]
         session.eye.clear()
@@ -548,14 +549,13 @@ async def test_if_nobody_says_how_it_was_settled_the_next_look_finds_it_gone() -
 # -- nobody decides
 
 
-async def test_a_permission_that_nobody_decides_is_refused_with_a_reason() -> None:
-    now = 0
-    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
+async def test_a_permission_that_nobody_decides_is_refused_with_a_reason(hours: Hours) -> None:
+    async with house(SchedulerLimits(answer=60)) as at:
         task, session = await at.asking(ask())
-        now = 60_000
+        hours.passed += 60
         await looked(session)
         await session.until(lambda: session.settled)
-        assert session.settled == [("per_1", PermissionDecision("reject", UNDECIDED))]
+        assert session.settled == [("per_1", PermissionDecision("reject", NOT_DECIDED))]
         await at.until(task, WORKING)
         with pytest.raises(InterruptRequestExpired):
             await at.interrupts.decide(ALICE, "per_1", ONCE)
@@ -564,11 +564,10 @@ async def test_a_permission_that_nobody_decides_is_refused_with_a_reason() -> No
             await at.interrupts.decide(ALICE, "per_1", ONCE)
 
 
-async def test_a_question_that_nobody_answers_fails_the_task() -> None:
-    now = 0
-    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
+async def test_a_question_that_nobody_answers_fails_the_task(hours: Hours) -> None:
+    async with house(SchedulerLimits(answer=60)) as at:
         task, session = await at.asking(question())
-        now = 60_000
+        hours.passed += 60
         await looked(session)
         await session.until(lambda: session.settled)
         assert session.settled == [("que_1", QuestionDecision(None))]
@@ -587,25 +586,25 @@ async def test_a_question_that_nobody_answers_fails_the_task() -> None:
         assert await resolutions(at, task) == [("que_1", "expired")]
 
 
-async def test_what_expires_while_the_agent_is_away_is_refused_when_it_is_back() -> None:
-    now = 0
-    async with house(TurnLimits(answer=60, soon=0.02), clock=lambda: now) as at:
+async def test_what_expires_while_the_agent_is_away_is_refused_when_it_is_back(
+    hours: Hours,
+) -> None:
+    async with house(SchedulerLimits(answer=60, retry=0.02)) as at:
         task, session = await at.asking(ask())
         session.no_reply = AWAY
-        now = 60_000
+        hours.passed += 60
         await looked(session)
         await at.until(task, WORKING)
         session.no_reply = None
         await session.until(lambda: session.settled)
-        assert session.settled == [("per_1", PermissionDecision("reject", UNDECIDED))]
+        assert session.settled == [("per_1", PermissionDecision("reject", NOT_DECIDED))]
         assert await finished(at, task, session) == [("per_1", "expired")]
 
 
 async def test_an_answer_that_is_being_committed_when_the_time_is_up_counts(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, hours: Hours
 ) -> None:
-    now = 0
-    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
+    async with house(SchedulerLimits(answer=60)) as at:
         task, session = await at.asking(ask())
         write, writing, gate = at.log.write, asyncio.Event(), asyncio.Event()
 
@@ -617,7 +616,7 @@ async def test_an_answer_that_is_being_committed_when_the_time_is_up_counts(
         monkeypatch.setattr(at.log, "write", slowly)
         deciding = asyncio.create_task(at.interrupts.decide(ALICE, "per_1", ONCE))
         await writing.wait()
-        now = 60_000
+        hours.passed += 60
         await looked(session)
         gate.set()
         await deciding
@@ -627,18 +626,17 @@ async def test_an_answer_that_is_being_committed_when_the_time_is_up_counts(
         assert [u.resolution for u in said if isinstance(u, InterruptAnswered)] == ["once"]
 
 
-async def test_who_is_overtaken_by_the_deadline_is_told_so() -> None:
-    now = 0
-    async with house(TurnLimits(answer=60), clock=lambda: now) as at:
+async def test_who_is_overtaken_by_the_deadline_is_told_so(hours: Hours) -> None:
+    async with house(SchedulerLimits(answer=60)) as at:
         task, session = await at.asking(ask())
-        async with at.turns.deciding(task):  # somebody else decides something
-            now = 60_000
+        async with at.scheduler.deciding(task):  # somebody else decides something
+            hours.passed += 60
             await looked(session)
             late = asyncio.create_task(at.interrupts.decide(ALICE, "per_1", ONCE))
             assert [p.resolution for p in await at.interrupts.pending(ALICE)] == [None]
         with pytest.raises(InterruptRequestExpired):
             await late
-        assert session.settled == [("per_1", PermissionDecision("reject", UNDECIDED))]
+        assert session.settled == [("per_1", PermissionDecision("reject", NOT_DECIDED))]
         assert await finished(at, task, session) == [("per_1", "expired")]
 
 
@@ -678,9 +676,11 @@ async def test_who_decides_while_the_task_ends_is_told_that_as_is_published(
         _, session = await at.asking(ask())
         write = at.log.write
 
-        async def after_the_end(task_id: str, *said: Sequence[Any]) -> None:
+        async def after_the_end(
+            task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
+        ) -> None:
             at.log.append(task_id, [Ended(FAILED)])
-            await write(task_id, *said)
+            await write(task_id, updates, keys)
 
         monkeypatch.setattr(at.log, "write", after_the_end)
         with pytest.raises(UnsupportedOperation, match="has ended"):
@@ -693,10 +693,12 @@ async def test_who_decides_while_the_task_ends_is_told_that_as_is_published(
 
 
 @asynccontextmanager
-async def recovered(url: str, agent: ScriptedAgent, limits: TurnLimits) -> AsyncIterator[House]:
+async def recovered(
+    url: str, agent: ScriptedAgent, limits: SchedulerLimits
+) -> AsyncIterator[House]:
     async with (
         house(limits, url, agent) as at,
-        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)),
+        Recovery.open(at.log, at.scheduler, inputs=Inputs(NoFiles(), 1 << 20, 1 << 20)),
     ):
         yield at
 

@@ -14,8 +14,8 @@ from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.tasks import Request, Tasks
 from opencode_a2a.store.log import now_ms
+from tests.fakes.options import NoOptions
 from tests.fakes.session import PATIENCE, ScriptedAgent
-from tests.fakes.wishes import NoWishes
 from tests.service.house import ALICE, House, NoFiles, house
 
 
@@ -32,13 +32,13 @@ class Meanwhile:
 
 def tasks_of(at: House, files: Files) -> Tasks:
     return Tasks(
-        at.agent,
-        at.log,
-        at.turns,
-        at.interrupts,
-        NoWishes(),
-        Inputs(files, 1 << 20, 1 << 20),
-        now_ms,
+        agent=at.agent,
+        log=at.log,
+        scheduler=at.scheduler,
+        interrupts=at.interrupts,
+        options=NoOptions(),
+        inputs=Inputs(files, 1 << 20, 1 << 20),
+        clock=now_ms,
     )
 
 
@@ -56,9 +56,9 @@ async def test_a_message_that_another_process_has_taken_is_not_added_again(tmp_p
                 await tasks_of(first, Meanwhile(lambda: asyncio.sleep(0))).send(ALICE, request)
                 await stack.aclose()
                 await Recovery(
-                    second.log, second.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)
-                ).take_up()
-                assert second.log.holds(task)
+                    second.log, second.scheduler, Inputs(NoFiles(), 1 << 20, 1 << 20)
+                ).resume_expired()
+                assert second.log.is_mine(task)
 
             sent = await tasks_of(second, Meanwhile(handed_over)).send(ALICE, request)
             assert sent.head.id == task

@@ -1,13 +1,13 @@
-"""Turns at work: who goes when, what is one task, and when it is over."""
+"""Scheduler at work: who goes when, what is one task, and when it is over."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,65 +19,54 @@ from opencode_a2a.domain.events import (
     Idle,
     InterruptAsked,
     InterruptClosed,
+    MessageSeen,
     TextDelta,
     TextSnapshot,
+    ToolCall,
+    ToolSnapshot,
 )
 from opencode_a2a.domain.ports import Fetched
 from opencode_a2a.domain.turn import LOST
-from opencode_a2a.domain.updates import BlockText, Progress
+from opencode_a2a.domain.updates import BlockText, InterruptAnswered, Progress
 from opencode_a2a.domain.values import (
     Failure,
     FileUrl,
     Message,
     PermissionAsk,
+    PermissionDecision,
     Role,
     TaskState,
     Text,
 )
 from opencode_a2a.errors import (
+    InterruptRequestNotFound,
     StoreUnavailable,
     UnsupportedOperation,
     UpstreamBusy,
     UpstreamUnreachable,
 )
-from opencode_a2a.service import turns
+from opencode_a2a.service import scheduler
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts
 from opencode_a2a.service.recovery import Recovery
+from opencode_a2a.service.scheduler import MAX_WAITING_PROMPTS, Scheduler, SchedulerLimits
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
-from opencode_a2a.service.turns import MOST_STEERING, TurnLimits, Turns
-from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import LEASE
+from opencode_a2a.store.interrupts import SqlInterrupts
 from opencode_a2a.store.log import SqlTaskLog, now_ms
+from tests.fakes.options import NoOptions
 from tests.fakes.session import PATIENCE, ScriptedAgent
-from tests.fakes.wishes import NoWishes
+from tests.service.conftest import Hours
 from tests.service.house import ALICE, BOB, House, NoFiles, answers, house, rename
-from tests.store.saying import Clock
+from tests.store.support import Clock
 
 SUBMITTED, WORKING, COMPLETED = TaskState.SUBMITTED, TaskState.WORKING, TaskState.COMPLETED
 FAILED, ASKING = TaskState.FAILED, TaskState.INPUT_REQUIRED
-QUICK = TurnLimits(quiet=0.05, soon=0.02, unreachable=0.1, abort=0.5)
+QUICK = SchedulerLimits(quiet=0.05, retry=0.02, unreachable=0.1, abort=0.5)
 AWAY = UpstreamUnreachable("OpenCode cannot be reached.")
-
-
-class Hours:
-    """The time turns look at, if it stands where they look: it passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.passed = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.passed
-
-
-@pytest.fixture
-def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
-    passing = Hours()
-    monkeypatch.setattr(turns, "time", passing)
-    return passing
 
 
 # -- who goes when
@@ -113,7 +102,7 @@ async def test_contexts_do_not_wait_for_each_other() -> None:
 
 
 async def test_with_one_slot_contexts_take_turns_in_the_order_of_arrival() -> None:
-    async with house(TurnLimits(running=1)) as at:
+    async with house(SchedulerLimits(running=1)) as at:
         _, session = await at.working("a")
         waiting = []
         for context in "bcd":
@@ -128,7 +117,7 @@ async def test_with_one_slot_contexts_take_turns_in_the_order_of_arrival() -> No
 
 
 async def test_one_more_than_may_run_and_wait_is_refused_whoever_is_still_arriving() -> None:
-    async with house(TurnLimits(running=1, queued=1)) as at:
+    async with house(SchedulerLimits(running=1, queued=1)) as at:
         sent = await asyncio.gather(
             *(at.send("hello", f"c{i}") for i in range(8)), return_exceptions=True
         )
@@ -138,7 +127,7 @@ async def test_one_more_than_may_run_and_wait_is_refused_whoever_is_still_arrivi
 
 
 async def test_without_a_queue_a_free_slot_is_enough() -> None:
-    async with house(TurnLimits(running=1, queued=0)) as at:
+    async with house(SchedulerLimits(running=1, queued=0)) as at:
         first, session = await at.working("c")
         with pytest.raises(UpstreamBusy):
             await at.send("too much", "d")
@@ -148,7 +137,7 @@ async def test_without_a_queue_a_free_slot_is_enough() -> None:
 
 
 async def test_a_task_that_waits_for_a_person_is_in_nobodys_way_until_it_goes_on() -> None:
-    async with house(TurnLimits(running=1, queued=0)) as at:
+    async with house(SchedulerLimits(running=1, queued=0)) as at:
         asking, asked = await at.working("a")
         ask = PermissionAsk("per_1", asked.ref.id, "bash")
         asked.ask(ask)
@@ -170,7 +159,7 @@ async def test_a_task_that_waits_for_a_person_is_in_nobodys_way_until_it_goes_on
 async def test_there_is_an_end_to_tasks_that_wait_for_people(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "MOST_RESTING", 1)
+    monkeypatch.setattr(scheduler, "MAX_RESTING", 1)
     async with house() as at:
         task, session = await at.working("a")
         ask = PermissionAsk("per_1", session.ref.id, "bash")
@@ -184,7 +173,7 @@ async def test_there_is_an_end_to_tasks_that_wait_for_people(
 async def test_a_task_takes_so_many_more_messages_and_then_no_more() -> None:
     async with house() as at:
         task, _ = await at.working("a")
-        for _ in range(MOST_STEERING):
+        for _ in range(MAX_WAITING_PROMPTS):
             await at.send("and this", "a", task=task)
         with pytest.raises(UpstreamBusy) as refused:
             await at.send("and this", "a", task=task)
@@ -192,7 +181,7 @@ async def test_a_task_takes_so_many_more_messages_and_then_no_more() -> None:
 
 
 async def test_a_refused_send_gives_its_place_back() -> None:
-    async with house(TurnLimits(running=1, queued=0)) as at:
+    async with house(SchedulerLimits(running=1, queued=0)) as at:
         at.agent.trouble = AWAY
         for _ in range(3):
             with pytest.raises(UpstreamUnreachable):
@@ -221,7 +210,7 @@ async def test_two_sends_in_a_new_context_create_one_session() -> None:
 
 
 async def test_a_session_that_could_not_be_made_is_tried_again_by_the_next() -> None:
-    async with house(TurnLimits(unreachable=0, soon=0.01)) as at:
+    async with house(SchedulerLimits(unreachable=0, retry=0.01)) as at:
         at.agent.gate.clear()
         first = await at.send("hello", "c")
         await at.agent.until(lambda: at.agent.creating)
@@ -236,7 +225,7 @@ async def test_a_session_that_could_not_be_made_is_tried_again_by_the_next() -> 
 
 
 async def test_a_session_that_cannot_be_made_yet_is_waited_for() -> None:
-    async with house(TurnLimits(soon=0.01)) as at:
+    async with house(SchedulerLimits(retry=0.01)) as at:
         at.agent.gate.clear()
         task = await at.send("hello", "c")
         await at.agent.until(lambda: at.agent.creating)
@@ -274,7 +263,7 @@ async def test_a_message_to_a_working_task_is_its_next_prompt() -> None:
 
 
 async def test_a_task_that_goes_on_after_a_lost_run_says_so() -> None:
-    async with house(TurnLimits(quiet=0.02, soon=0.02)) as at:
+    async with house(SchedulerLimits(quiet=0.02, retry=0.02)) as at:
         task, session = await at.working("c", "one")
         await at.send("two", task=task)
         answer = session.begin()
@@ -383,7 +372,7 @@ async def test_a_quiet_agent_is_looked_at_and_its_stored_answer_counts() -> None
 
 
 async def test_an_idle_that_never_comes_is_not_waited_for_long() -> None:
-    async with house(TurnLimits(soon=0.02)) as at:
+    async with house(SchedulerLimits(retry=0.02)) as at:
         task, session = await at.working("c")
         session.begin()
         session.remember("said")
@@ -412,7 +401,7 @@ async def test_a_gap_is_closed_at_once() -> None:
 
 
 async def test_an_agent_that_is_away_for_a_moment_is_waited_for() -> None:
-    async with house(TurnLimits(quiet=0.02, soon=0.02, unreachable=60)) as at:
+    async with house(SchedulerLimits(quiet=0.02, retry=0.02, unreachable=60)) as at:
         task, session = await at.working("c")
         session.trouble = AWAY
         await session.until(lambda: session.looks > 3)
@@ -438,7 +427,7 @@ async def test_an_agent_that_stays_away_fails_the_task_and_frees_the_session() -
 
 
 async def test_work_has_a_deadline(hours: Hours) -> None:
-    async with house(TurnLimits(deadline=60, quiet=0.02)) as at:
+    async with house(SchedulerLimits(deadline=60, quiet=0.02)) as at:
         task, session = await at.working("c")
         later = await at.send("later", "c")
         session.last_words = "so far"
@@ -455,7 +444,7 @@ async def test_work_has_a_deadline(hours: Hours) -> None:
 
 
 async def test_the_time_a_person_takes_is_not_the_agents(hours: Hours) -> None:
-    async with house(TurnLimits(deadline=60, quiet=0.02)) as at:
+    async with house(SchedulerLimits(deadline=60, quiet=0.02)) as at:
         task, session = await at.working("c")
         session.begin()
         for number in range(3):
@@ -490,14 +479,14 @@ async def test_a_fault_of_ours_fails_the_task_and_nothing_else() -> None:
 
 async def test_a_stop_of_the_service_is_no_end_and_the_next_start_goes_on(tmp_path: Path) -> None:
     url, agent = f"sqlite:///{tmp_path / 'tasks.db'}", ScriptedAgent()
-    async with house(TurnLimits(grace=0), url, agent) as at:
+    async with house(SchedulerLimits(grace=0), url, agent) as at:
         working, session = await at.working("c", "one")
         waiting = await at.send("two", "c")
     assert session.aborts == 0
     async with house(url=url, agent=agent) as at:
         assert await at.state(working) is WORKING
         session.remember("ONE")
-        async with Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)):
+        async with Recovery.open(at.log, at.scheduler, inputs=Inputs(NoFiles(), 1 << 20, 1 << 20)):
             assert answers(await at.ended(working)) == ["ONE"]
             await session.until_asked("two")
             assert [prompt.parts for prompt in session.prompts] == [("one",), ("two",)]
@@ -518,19 +507,19 @@ async def test_a_file_that_is_gone_when_its_message_is_sent_at_last_fails_the_ta
     async with house(url=url, agent=agent) as at:
         working, session = await at.working("c", "one")
         tasks = Tasks(
-            agent,
-            at.log,
-            at.turns,
-            at.interrupts,
-            NoWishes(),
-            Inputs(OneFile(), 1 << 20, 1 << 20),
-            now_ms,
+            agent=agent,
+            log=at.log,
+            scheduler=at.scheduler,
+            interrupts=at.interrupts,
+            options=NoOptions(),
+            inputs=Inputs(OneFile(), 1 << 20, 1 << 20),
+            clock=now_ms,
         )
         message = Message("m-2", Role.USER, (FileUrl("https://example.com/a.txt"),))
         waiting = (await tasks.send(ALICE, Request(message, "c"))).head.id
     async with (
         house(url=url, agent=agent) as at,
-        Recovery.open(at.log, at.turns, Inputs(NoFiles(), 1 << 20, 1 << 20)),
+        Recovery.open(at.log, at.scheduler, inputs=Inputs(NoFiles(), 1 << 20, 1 << 20)),
     ):
         session.remember("ONE")
         await at.ended(working)
@@ -549,8 +538,8 @@ class Beating(SqlTaskLog):
         super().__init__(*args)
         self.beats: asyncio.Queue[None] = asyncio.Queue()
 
-    async def beat(self) -> Sequence[str]:
-        asked = await super().beat()
+    async def renew_leases(self) -> Sequence[str]:
+        asked = await super().renew_leases()
         self.beats.put_nowait(None)
         return asked
 
@@ -565,13 +554,19 @@ async def test_what_may_finish_while_the_service_stops_is_held_until_then() -> N
         AsyncExitStack() as stack,
     ):
         assert isinstance(log, Beating)
-        sessions, asked = Sessions(agent, SqlBindings(database)), SqlAsked(database)
-        limits = TurnLimits(grace=PATIENCE, beat=0.01)
-        opening = Turns.open(log, sessions, asked, limits, clock)
-        turns = await stack.enter_async_context(opening)
-        interrupts = Interrupts(log, turns, asked)
+        sessions, asked = Sessions(agent, SqlBindings(database)), SqlInterrupts(database)
+        limits = SchedulerLimits(grace=PATIENCE, renewal=0.01)
+        opening = Scheduler.open(log, sessions, asked, limits, clock)
+        working = await stack.enter_async_context(opening)
+        interrupts = Interrupts(log=log, scheduler=working, store=asked)
         tasks = Tasks(
-            agent, log, turns, interrupts, NoWishes(), Inputs(NoFiles(), 1 << 20, 1 << 20), clock
+            agent=agent,
+            log=log,
+            scheduler=working,
+            interrupts=interrupts,
+            options=NoOptions(),
+            inputs=Inputs(NoFiles(), 1 << 20, 1 << 20),
+            clock=clock,
         )
         request = Request(Message("m-1", Role.USER, (Text("hello"),)), "c")
         task = await tasks.send(ALICE, request)
@@ -584,14 +579,14 @@ async def test_what_may_finish_while_the_service_stops_is_held_until_then() -> N
                 log.beats.get_nowait()
             for _ in range(2):  # the first may have begun before
                 await log.beats.get()
-            assert await another.take_orphans() == []
+            assert await another.claim_expired() == []
         agent.of("c").answer("HELLO")
         await stopping
         assert answers(await log.get(ALICE.principal, task.head.id)) == ["HELLO"]
 
 
 async def test_a_prompt_whose_answer_got_lost_is_not_sent_again() -> None:
-    async with house(TurnLimits(soon=0.01)) as at:
+    async with house(SchedulerLimits(retry=0.01)) as at:
         first, session = await at.working("c", "one")
         session.answer("ONE")
         await at.ended(first)
@@ -601,3 +596,71 @@ async def test_a_prompt_whose_answer_got_lost_is_not_sent_again() -> None:
         session.answer("TWO")
         assert answers(await at.ended(second)) == ["TWO"]
         assert [prompt.parts for prompt in session.prompts] == [("one",), ("two",)]
+
+
+async def test_an_answer_that_the_end_overtakes_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with house() as at:
+        task, session = await at.working("c")
+        session.begin()
+        await at.send("second", task=task)
+        first = PermissionAsk("per_1", session.ref.id, "bash")
+        session.ask(first)
+        await at.until_open(task, first)
+        deliver = at.scheduler.deliver
+
+        async def overtaken(task_id: str, answers: Sequence[InterruptAnswered]) -> bool:
+            session.say(*session.told("done"))  # it has arrived, and nobody has heard it yet
+            return await deliver(task_id, answers)
+
+        monkeypatch.setattr(at.scheduler, "deliver", overtaken)
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(InterruptRequestNotFound):
+                await at.interrupts.decide(ALICE, "per_1", PermissionDecision("once"))
+        monkeypatch.undo()
+        await session.until_asked("second")
+        session.begin()
+        second = PermissionAsk("per_2", session.ref.id, "bash")
+        session.ask(second)
+        await at.until_open(task, second)
+        async with asyncio.timeout(PATIENCE):
+            await at.interrupts.decide(ALICE, "per_2", PermissionDecision("once"))
+
+
+async def test_a_prompt_that_ends_while_its_task_rests_leaves_no_trace_in_the_queue() -> None:
+    async with house(SchedulerLimits(running=1, queued=0)) as at:
+        task, session = await at.working("a")
+        session.begin()
+        await at.send("second", task=task)
+        ask = PermissionAsk("per_1", session.ref.id, "bash")
+        session.ask(ask)
+        await at.until_open(task, ask)
+        other, working = await at.working("b")
+        session.open_requests = frozenset()
+        aborted = session.told("")[1]
+        assert isinstance(aborted, MessageSeen)
+        session.say(replace(aborted, finish=None, aborted=True), Idle(session.ref.id))
+        await session.until_asked("second")
+        session.answer("done")
+        await at.ended(task)
+        working.answer("done")
+        await at.ended(other)
+        last, session = await at.working("c")  # there is room for one, and only one
+        with pytest.raises(UpstreamBusy):
+            await at.send("too much", "d")
+        session.answer("done")
+        await at.ended(last)
+
+
+async def test_what_cannot_be_stored_does_not_keep_the_task_working() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(400):
+        deep = {"x": deep}
+    async with house(SchedulerLimits(abort=0.1)) as at:
+        task, session = await at.working("c")
+        answer = session.begin()
+        session.deaf = True
+        call = ToolCall("call_1", "mcp", "running", input=deep)
+        session.say(ToolSnapshot(session.ref.id, answer, "prt_1", call))
+        assert (await at.ended(task)).state is FAILED

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, event
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
 from tests.postgres import Postgres
-from tests.store.saying import Clock
+from tests.store.support import Clock
 
 DATABASES = ["file", "memory", "postgres"]
 
@@ -33,7 +33,7 @@ def file_url(path: Path) -> str:
 def url(request: pytest.FixtureRequest, file_url: str) -> str:
     if request.param == "postgres":
         server: Postgres = request.getfixturevalue("postgres")
-        return server.emptied()
+        return server.without_tasks()
     return file_url if request.param == "file" else "sqlite://"
 
 

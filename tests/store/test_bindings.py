@@ -12,9 +12,9 @@ from opencode_a2a.domain.values import ModelRef, SessionRef
 from opencode_a2a.errors import StoreUnavailable
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.log import KEPT, SqlTaskLog, now_ms
+from opencode_a2a.store.log import DEFAULT_RETENTION, SqlTaskLog, now_ms
 from opencode_a2a.store.tables import sessions
-from tests.store.saying import OWNER, Clock, soon
+from tests.store.support import OWNER, Clock, soon
 
 SESSION = SessionRef("ses_1", "Title 🦄", "/home/alice/project")
 
@@ -125,7 +125,7 @@ async def test_a_claim_that_is_over_is_swept_away_and_no_other(
             await bindings.claim(OWNER, SessionRef(name), until)
         await bindings.bind(OWNER, "c", SessionRef("serving"))
         for left in (names, names[1:], names[2:], names[2:]):
-            await log.sweep(KEPT)
+            await log.sweep(DEFAULT_RETENTION)
             assert await database.read(_kept) == {*left}
             clock.now += 1
 

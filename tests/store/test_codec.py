@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opencode_a2a.domain.events import BlockKind, SubAgent, Todo, ToolCall
+from opencode_a2a.domain.events import BlockKind, SubAgent, ToolCall
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import (
     BlockFile,
@@ -44,11 +44,12 @@ from opencode_a2a.domain.values import (
     Role,
     TaskState,
     Text,
+    TodoItem,
     Usage,
 )
 from opencode_a2a.errors import Internal
 from opencode_a2a.store import codec
-from tests.store.saying import shown
+from tests.store.support import visible_state
 
 # JSON as both edges read it: whole numbers of 64 bits, finite floats, no lone surrogates.
 texts = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
@@ -122,7 +123,7 @@ block_texts = st.builds(
     st.booleans(),
     st.booleans(),
 )
-todos = st.lists(st.builds(Todo, texts, texts, texts), max_size=3).map(tuple)
+todos = st.lists(st.builds(TodoItem, texts, texts, texts), max_size=3).map(tuple)
 progress = st.builds(
     Progress,
     st.sampled_from(["step-start", "step-finish", "tool-call", "retry", "todo", "compaction"]),
@@ -167,7 +168,7 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     Ended: ends,
 }
 updates = st.one_of(*UPDATES.values())
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # not a benchmark
+patient = settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50)
 
 
 def kinds(value: object) -> object:
@@ -199,11 +200,11 @@ def test_an_update_comes_back_as_it_was(kind: type[Update], data: st.DataObject)
 @patient
 @given(story=st.lists(updates, max_size=12), end=ends)
 def test_a_finished_task_comes_back_as_it_was(story: list[Update], end: Ended) -> None:
-    told = [update for update in story if not isinstance(update, Ended)] + [end]
+    updates = [update for update in story if not isinstance(update, Ended)] + [end]
     head = TaskHead("t", "c", "alice", 1_000)
-    task = Task.of(head, [LogEntry(n, 1_000 + n, update) for n, update in enumerate(told, 1)])
+    task = Task.of(head, [LogEntry(n, 1_000 + n, update) for n, update in enumerate(updates, 1)])
     again = codec.unfold(head, codec.fold(task))
-    assert shown(again) == shown(task)
+    assert visible_state(again) == visible_state(task)
     assert kinds(again.history) == kinds(task.history)
 
 

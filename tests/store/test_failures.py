@@ -1,4 +1,4 @@
-"""A store that cannot be written or read: who is told, what is kept, and what happens later."""
+"""A store that cannot be written or read: the errors, what is kept, and what happens later."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from opencode_a2a.store import statements
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
-from tests.store.saying import (
+from tests.store.support import (
     DONE,
     HELLO,
     OWNER,
     Clock,
+    claimed_ids,
     delta,
     head,
     numbers,
@@ -38,7 +39,6 @@ from tests.store.saying import (
     settle,
     soon,
     step,
-    taken,
 )
 
 BIG = "x" * 400_000
@@ -141,10 +141,10 @@ async def test_on_a_full_disk_nothing_is_begun_and_everything_can_be_read(disk: 
         await log.create(head("before"), [HELLO])
         disk.fill()
         for attempt in range(3):
-            with pytest.raises(StoreUnavailable) as told:
+            with pytest.raises(StoreUnavailable) as refusal:
                 await log.create(head(f"during-{attempt}"), [LONG_MESSAGE])
-            assert "sqlite" not in told.value.message.lower()
-            assert "full" not in told.value.message.lower()
+            assert "sqlite" not in refusal.value.message.lower()
+            assert "full" not in refusal.value.message.lower()
             with pytest.raises(TaskNotFound):
                 await log.get(OWNER, f"during-{attempt}")
         with pytest.raises(StoreUnavailable):
@@ -160,7 +160,7 @@ async def test_on_a_full_disk_nothing_is_begun_and_everything_can_be_read(disk: 
         assert await rest(log.follow("during-0", 0)) == []
 
 
-async def test_what_a_running_task_says_on_a_full_disk_is_told_once_there_is_room(
+async def test_updates_appended_on_a_full_disk_are_written_once_there_is_room(
     disk: Disk,
 ) -> None:
     url = f"sqlite:///{disk.folder / 'tasks.db'}"
@@ -184,11 +184,11 @@ async def test_what_a_running_task_says_on_a_full_disk_is_told_once_there_is_roo
             disk.free()
             await log.flushed("t")
             expected = [delta(BIG), *(step(n) for n in range(5)), DONE]
-            told = await reading
-            assert [entry.update for entry in told] == expected
-            assert numbers(told) == list(range(2, 9))
+            received = await reading
+            assert [entry.update for entry in received] == expected
+            assert numbers(received) == list(range(2, 9))
         async with opened(url) as again:
-            assert await rest(again.follow("t", 1)) == told
+            assert await rest(again.follow("t", 1)) == received
 
 
 @pytest.mark.parametrize("way", ["stopped", "killed"])
@@ -197,7 +197,7 @@ async def test_a_full_disk_can_be_opened_and_read(disk: Disk, way: str) -> None:
     async with soon():
         async with opened(url) as log:
             await log.create(head("t"), [HELLO])
-            if way == "killed":  # its files are as they are in the middle of its work
+            if way == "killed":  # its files stay as they are in the middle of a write
                 for file in disk.folder.glob("tasks.db*"):
                     shutil.copy(file, disk.folder / file.name.replace("tasks", "killed"))
         if way == "killed":
@@ -211,8 +211,8 @@ async def test_a_full_disk_can_be_opened_and_read(disk: Disk, way: str) -> None:
                     await log.create(head("during"), [LONG_MESSAGE])
             disk.free()
             clock.outlast_leases()
-            (orphan,) = await log.take_orphans()
-            assert orphan.head.id == "t"
+            (claimed_task,) = await log.claim_expired()
+            assert claimed_task.head.id == "t"
             await log.write("t", [DONE])
             assert (await log.list(TaskQuery(OWNER, state=TaskState.COMPLETED))).total == 1
 
@@ -223,8 +223,8 @@ async def test_a_full_disk_can_be_opened_and_read(disk: Disk, way: str) -> None:
 async def test_a_folder_that_is_taken_away_is_noticed_and_waited_for(
     path: Path, file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "TAIL", 2)
-    monkeypatch.setattr(statements, "PAGE", 4)
+    monkeypatch.setattr(log_module, "TAIL_ENTRIES", 2)
+    monkeypatch.setattr(statements, "PAGE_ENTRIES", 4)
     away = path.parent.with_name("away")
     async with soon(), opened(file_url) as log:
         await log.create(head("t"), [HELLO, *(step(n) for n in range(10))])
@@ -238,15 +238,15 @@ async def test_a_folder_that_is_taken_away_is_noticed_and_waited_for(
         with pytest.raises(StoreUnavailable):
             await log.list(TaskQuery(OWNER))
         with pytest.raises(StoreUnavailable):
-            await log.take_orphans()
+            await log.claim_expired()
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await cursor.read()
         log.append("t", [step(11), DONE])
         away.rename(path.parent)
-        told = [*before, *await rest(cursor)]
-        assert numbers(told) == list(range(1, 14))
-        assert [entry.update for entry in told[-2:]] == [step(11), DONE]
+        received = [*before, *await rest(cursor)]
+        assert numbers(received) == list(range(1, 14))
+        assert [entry.update for entry in received[-2:]] == [step(11), DONE]
         with pytest.raises(TaskNotFound):
             await log.get(OWNER, "u")
 
@@ -291,8 +291,8 @@ async def test_a_database_that_may_only_be_read_can_be_read(path: Path, file_url
             with pytest.raises(StoreUnavailable):
                 await log.create(head("u"), [HELLO])
             with pytest.raises(StoreUnavailable):
-                await log.take_orphans()
-            assert not log.holds("t")
+                await log.claim_expired()
+            assert not log.is_mine("t")
             with pytest.raises(UnsupportedOperation):
                 await log.write("t", [DONE])
             with pytest.raises(StoreUnavailable):
@@ -303,7 +303,7 @@ async def test_a_database_that_may_only_be_read_can_be_read(path: Path, file_url
 # -- words that get lost, and words that do not
 
 
-async def test_an_end_that_was_refused_can_be_told_again(path: Path, file_url: str) -> None:
+async def test_an_end_that_was_refused_can_be_written_again(path: Path, file_url: str) -> None:
     away = path.parent.with_name("away")
     async with soon(), opened(file_url) as log:
         await log.create(head("t"), [HELLO])
@@ -358,15 +358,15 @@ async def test_stopping_while_the_disk_refuses_takes_a_bounded_time(
             await waiting
         away.rename(path.parent)
         async with opened(file_url) as again:
-            assert await taken(again) == []  # it could not be released, so its lease has to run out
+            assert await claimed_ids(again) == []  # not released: its lease has to run out
             assert numbers(list(await again.follow("t", 0).read())) == [1]
         clock.outlast_leases()
         async with opened(file_url, clock) as again:
-            assert await taken(again) == ["t"]
+            assert await claimed_ids(again) == ["t"]
             assert (await again.get(OWNER, "t")).last_seq == 1
 
 
-async def test_being_cancelled_while_stopping_leaves_nobody_behind(
+async def test_being_cancelled_while_stopping_leaves_no_task_running(
     path: Path, file_url: str
 ) -> None:
     away = path.parent.with_name("away")

@@ -1,4 +1,4 @@
-"""Who may write a task: one process at a time, and never none for long."""
+"""Leases: one process at a time writes a task, and another claims it if that one dies."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import LEASE, Holder
 from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.tables import entries
-from tests.store.saying import (
+from tests.store.support import (
     DONE,
     FAILED,
     HELLO,
     OWNER,
     Clock,
+    claimed_ids,
     delta,
     head,
     numbers,
     rest,
     settle,
-    shown,
     soon,
     step,
-    taken,
+    visible_state,
     writer_busy,
 )
 
@@ -63,29 +63,31 @@ async def test_a_task_is_left_to_its_holder_until_the_lease_has_run_out(
         await log.create(head("t"), [HELLO])
         for passed in (0, LEASE - 1, 1):
             clock.now += passed
-            assert await taken(another) == []
-            assert not another.holds("t")
+            assert await claimed_ids(another) == []
+            assert not another.is_mine("t")
         clock.now += 1
-        (task,) = await another.take_orphans()
-        assert shown(task) == shown(await log.get(OWNER, "t"))
-        assert another.holds("t")
-        assert await taken(another) == []
+        (task,) = await another.claim_expired()
+        assert visible_state(task) == visible_state(await log.get(OWNER, "t"))
+        assert another.is_mine("t")
+        assert await claimed_ids(another) == []
 
 
-async def test_a_beat_renews_the_lease(database: Database, log: SqlTaskLog, clock: Clock) -> None:
+async def test_renew_leases_extends_the_lease(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
     async with soon(), SqlTaskLog.open(database, clock=clock) as another:
-        assert await log.beat() == ()
+        assert await log.renew_leases() == ()
         await log.create(head("t"), [HELLO])
         for _ in range(5):
             clock.now += LEASE
-            assert list(await log.beat()) == []
-            assert await taken(another) == []
-        assert log.holds("t")
+            assert list(await log.renew_leases()) == []
+            assert await claimed_ids(another) == []
+        assert log.is_mine("t")
         clock.outlast_leases()
-        assert list(await log.beat()) == []  # late, but nobody was faster
-        assert await taken(another) == []
+        assert list(await log.renew_leases()) == []  # late, but no other process has claimed it
+        assert await claimed_ids(another) == []
         clock.outlast_leases()
-        assert await taken(another) == ["t"]
+        assert await claimed_ids(another) == ["t"]
 
 
 async def test_a_lease_that_has_run_out_is_taken_by_one_of_those_who_try(
@@ -103,19 +105,19 @@ async def test_a_lease_that_has_run_out_is_taken_by_one_of_those_who_try(
             if n % 3 == 0:
                 clock.outlast_leases()
                 for log in (second, third):
-                    await log.beat()
-                races = [taken(log) for log in (second, third) for _ in range(2)]
+                    await log.renew_leases()
+                races = [claimed_ids(log) for log in (second, third) for _ in range(2)]
                 won = await asyncio.gather(*races)
                 names = [name for names in won for name in names]
                 assert sorted(names) == [f"t-{m:02}" for m in range(max(0, n - 2), n + 1)]
         for n in range(28):
-            assert [log.holds(f"t-{n:02}") for log in (second, third)].count(True) == 1
+            assert [log.is_mine(f"t-{n:02}") for log in (second, third)].count(True) == 1
 
 
 @pytest.mark.parametrize(
     ("column", "value"), [("body", b'{"text": '), ("body", b"{}"), ("kind", "OfTheFuture")]
 )
-async def test_an_orphan_that_cannot_be_read_fails_and_is_in_nobodys_way(
+async def test_an_expired_task_that_cannot_be_read_fails_and_stops_no_other(
     database: Database, clock: Clock, column: str, value: object
 ) -> None:
     def damage(db: Connection) -> None:
@@ -129,8 +131,8 @@ async def test_an_orphan_that_cannot_be_read_fails_and_is_in_nobodys_way(
             await database.write(damage)
             await log.create(head("sound", created_at=2), [HELLO])
         async with SqlTaskLog.open(database, clock=clock) as log:
-            assert await taken(log) == ["sound"]
-            assert await taken(log) == []
+            assert await claimed_ids(log) == ["sound"]
+            assert await claimed_ids(log) == []
             task = await log.get(OWNER, "damaged")
             assert task.state is TaskState.FAILED
             assert task.ended is not None
@@ -148,8 +150,8 @@ async def test_what_is_released_is_taken_at_once(database: Database, clock: Cloc
             for n, name in enumerate(["b", "c", "a"]):
                 await log.create(head(name, created_at=n), [HELLO])
             log.append("c", [step(1)])
-            assert await taken(another) == []
-        assert await taken(another) == ["b", "c", "a"]
+            assert await claimed_ids(another) == []
+        assert await claimed_ids(another) == ["b", "c", "a"]
         assert (await another.get(OWNER, "c")).last_seq == 2
 
 
@@ -157,7 +159,7 @@ CREATOR = """
 import asyncio, sys
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
-from tests.store.saying import HELLO, head, step
+from tests.store.support import HELLO, head, step
 
 async def main():
     async with Database.open(sys.argv[1]) as database, SqlTaskLog.open(database) as log:
@@ -183,13 +185,13 @@ async def test_what_a_killed_process_held_is_taken_at_once(file_url: str) -> Non
             Database.open(file_url) as database,
             SqlTaskLog.open(database) as log,
         ):
-            assert await taken(log) == []
+            assert await claimed_ids(log) == []
             os.kill(creator.pid, signal.SIGSTOP)  # a process that hangs is not dead
-            assert await taken(log) == []
+            assert await claimed_ids(log) == []
             os.kill(creator.pid, signal.SIGKILL)
             found: list[str] = []
-            while not found:  # a zombie is dead enough: nobody has waited for it yet
-                found = await taken(log)
+            while not found:  # a zombie counts as dead before its parent waits for it
+                found = await claimed_ids(log)
                 await asyncio.sleep(0.01)
             assert found == ["t"]
             cursor = log.follow("t", 0)
@@ -213,7 +215,7 @@ def test_only_a_process_that_is_certainly_gone_is_called_dead() -> None:
         assert not Holder.is_dead(odd)
 
 
-def test_a_number_says_nothing_about_a_process_in_another_container() -> None:
+def test_a_process_number_of_another_container_proves_nothing() -> None:
     """Containers of one machine share its boot id, and each has a process 1."""
     boot, _, namespace = holder_module._machine().rpartition("-")
     assert namespace.isdecimal()
@@ -223,7 +225,7 @@ def test_a_number_says_nothing_about_a_process_in_another_container() -> None:
 # -- the former holder
 
 
-@pytest.mark.parametrize("noticed", ["by a word", "by a beat"])
+@pytest.mark.parametrize("noticed", ["by a write", "by a renewal"])
 async def test_the_former_holder_is_refused_and_its_readers_go_on(
     database: Database, log: SqlTaskLog, clock: Clock, noticed: str
 ) -> None:
@@ -235,16 +237,16 @@ async def test_the_former_holder_is_refused_and_its_readers_go_on(
         before = list(await early.read())
         waiting = asyncio.create_task(rest(late))
         clock.outlast_leases()
-        assert await taken(another) == ["t"]
+        assert await claimed_ids(another) == ["t"]
         await another.write("t", [delta("two ")])
 
-        if noticed == "by a beat":
-            assert list(await log.beat()) == []
+        if noticed == "by a renewal":
+            assert list(await log.renew_leases()) == []
         else:
             log.append("t", [delta("lost")])
             with pytest.raises(UnsupportedOperation):
                 await log.write("t", [FAILED])
-        assert not log.holds("t")
+        assert not log.is_mine("t")
         with pytest.raises(UnsupportedOperation):
             await log.write("t", [step(1)])
         log.append("t", [FAILED])
@@ -253,10 +255,10 @@ async def test_the_former_holder_is_refused_and_its_readers_go_on(
 
         await another.write("t", [delta("three")])
         another.append("t", [DONE])
-        told = [*before, *await rest(early)]
-        assert numbers(told) == [1, 2, 3, 4, 5]
-        assert await waiting == told[2:]
-        assert await rest(another.follow("t", 0)) == told
+        received = [*before, *await rest(early)]
+        assert numbers(received) == [1, 2, 3, 4, 5]
+        assert await waiting == received[2:]
+        assert await rest(another.follow("t", 0)) == received
         assert (await log.get(OWNER, "t")).blocks["b"].text == "one two three"
 
 
@@ -267,18 +269,18 @@ async def test_what_was_lost_is_not_taken_back_before_that_is_known(
         await log.create(head("t"), [HELLO])
         clock.outlast_leases()
         async with SqlTaskLog.open(database, clock=clock) as another:
-            assert await taken(another) == ["t"]
+            assert await claimed_ids(another) == ["t"]
             await another.write("t", [step(1)])
-        assert await taken(log) == []  # our own idea of it is old
-        assert list(await log.beat()) == []
-        assert not log.holds("t")
-        assert await taken(log) == ["t"]
+        assert await claimed_ids(log) == []  # the log has not noticed that it lost the task
+        assert list(await log.renew_leases()) == []
+        assert not log.is_mine("t")
+        assert await claimed_ids(log) == ["t"]
         cursor = log.follow("t", 0)
         await log.write("t", [step(2), DONE])
         assert numbers(await rest(cursor)) == [1, 2, 3, 4]
 
 
-async def test_a_beat_in_the_middle_of_things_loses_nothing(
+async def test_renewing_leases_during_writes_loses_nothing(
     database: Database, log: SqlTaskLog
 ) -> None:
     async with soon():
@@ -287,11 +289,11 @@ async def test_a_beat_in_the_middle_of_things_loses_nothing(
             creating = asyncio.create_task(log.create(head("new"), [HELLO]))
             log.append("old", [DONE])
             await settle()
-            beating = asyncio.create_task(log.beat())
+            beating = asyncio.create_task(log.renew_leases())
             await settle()
         assert list(await beating) == []
         await creating
-        assert log.holds("new")
+        assert log.is_mine("new")
         assert (await log.get(OWNER, "old")).ended == DONE
         await log.write("new", [DONE])
 
@@ -299,7 +301,7 @@ async def test_a_beat_in_the_middle_of_things_loses_nothing(
 # -- asking
 
 
-async def test_the_holder_hears_at_its_next_beat_that_it_should_stop(
+async def test_the_holder_learns_at_its_next_renewal_that_it_should_stop(
     database: Database, log: SqlTaskLog, clock: Clock
 ) -> None:
     async with soon(), SqlTaskLog.open(database, clock=clock) as another:
@@ -309,22 +311,22 @@ async def test_the_holder_hears_at_its_next_beat_that_it_should_stop(
         await another.create(head("theirs"), [HELLO])
         for task in ("t", "done", "unknown"):
             await another.ask_to_stop(task)
-        assert list(await another.beat()) == []
-        assert list(await log.beat()) == ["t"]
-        assert log.holds("t")
+        assert list(await another.renew_leases()) == []
+        assert list(await log.renew_leases()) == ["t"]
+        assert log.is_mine("t")
         await log.write("t", [FAILED])
-        assert list(await log.beat()) == []
+        assert list(await log.renew_leases()) == []
 
 
-async def test_who_takes_up_a_task_hears_what_its_former_holder_was_asked(
+async def test_a_new_holder_learns_that_the_former_one_was_asked_to_stop(
     database: Database, log: SqlTaskLog, clock: Clock
 ) -> None:
     async with soon(), SqlTaskLog.open(database, clock=clock) as another:
         await log.create(head("t"), [HELLO])
         await another.ask_to_stop("t")
         clock.outlast_leases()
-        assert await taken(another) == ["t"]
-        assert list(await another.beat()) == ["t"]
+        assert await claimed_ids(another) == ["t"]
+        assert list(await another.renew_leases()) == ["t"]
 
 
 async def test_elsewhere_means_an_older_task_of_the_context_in_another_process(
@@ -337,13 +339,13 @@ async def test_elsewhere_means_an_older_task_of_the_context_in_another_process(
         await another.create(head("younger", created_at=501), [HELLO])
         await another.create(head("other context", "c", created_at=1), [HELLO])
         await another.create(head("other owner", owner="bob", created_at=1), [HELLO])
-        assert not await log.elsewhere(mine)
+        assert not await log.older_held_by_other(mine)
         await another.create(head("older", created_at=499), [HELLO])
-        assert await log.elsewhere(mine)
+        assert await log.older_held_by_other(mine)
         await another.write("older", [Started("ses_1")])
-        assert await log.elsewhere(mine)
+        assert await log.older_held_by_other(mine)
         await another.write("older", [DONE])
-        assert not await log.elsewhere(mine)
+        assert not await log.older_held_by_other(mine)
 
 
 async def test_an_older_task_is_waited_for_until_it_is_ours_too(
@@ -354,12 +356,12 @@ async def test_an_older_task_is_waited_for_until_it_is_ours_too(
         async with SqlTaskLog.open(database, clock=clock) as another:
             await another.create(head("older", created_at=499), [HELLO])
             await log.create(mine, [HELLO])
-            assert await log.elsewhere(mine)
+            assert await log.older_held_by_other(mine)
             clock.outlast_leases()
-            assert await log.elsewhere(mine)  # its run may still be going on
-        assert await log.elsewhere(mine)
-        assert await taken(log) == ["older"]
-        assert not await log.elsewhere(mine)
+            assert await log.older_held_by_other(mine)  # its run may still be going on
+        assert await log.older_held_by_other(mine)
+        assert await claimed_ids(log) == ["older"]
+        assert not await log.older_held_by_other(mine)
 
 
 async def test_of_two_tasks_of_one_moment_one_goes_first(
@@ -368,8 +370,8 @@ async def test_of_two_tasks_of_one_moment_one_goes_first(
     async with soon(), SqlTaskLog.open(database, clock=clock) as another:
         await log.create(head("b"), [HELLO])
         await another.create(head("a"), [HELLO])
-        assert await log.elsewhere(head("b"))
-        assert not await another.elsewhere(head("a"))
+        assert await log.older_held_by_other(head("b"))
+        assert not await another.older_held_by_other(head("a"))
 
 
 # -- reading what another process writes
@@ -387,19 +389,19 @@ async def test_a_reader_in_another_process_gets_everything_to_the_end(
                 await log.flushed("t")
                 readers.append(asyncio.create_task(rest(another.follow("t", 0))))
                 await asyncio.sleep(0.01)
-        log.append("t", [step(999), DONE])  # the last words come with the end
-        told = await asyncio.gather(*readers)
+        log.append("t", [step(999), DONE])  # the last update and the end in one commit
+        received = await asyncio.gather(*readers)
         whole = await rest(log.follow("t", 0))
         assert task.state is TaskState.COMPLETED
         assert numbers(whole) == list(range(1, 204))
-        for entries in told:
+        for entries in received:
             assert entries in (whole, whole[1:])
 
 
 async def test_the_end_in_the_middle_of_a_page_is_not_lost(
     file_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opencode_a2a.store.statements.PAGE", 3)
+    monkeypatch.setattr("opencode_a2a.store.statements.PAGE_ENTRIES", 3)
     async with soon(), process(file_url, clock) as log, process(file_url, clock) as another:
         for size in range(1, 12):
             name = f"t-{size}"
@@ -416,11 +418,11 @@ async def test_a_reader_follows_a_task_from_process_to_process(file_url: str, cl
     async with soon(), process(file_url, clock) as reading:
         async with process(file_url, clock) as log:
             await log.create(head("t"), [HELLO])
-            told = asyncio.create_task(rest(reading.follow("t", 0)))
+            received = asyncio.create_task(rest(reading.follow("t", 0)))
         for n in range(3):
             async with process(file_url, clock) as log:
-                assert await taken(log) == ["t"]
+                assert await claimed_ids(log) == ["t"]
                 await log.write("t", [step(n)])
-        assert await taken(reading) == ["t"]
+        assert await claimed_ids(reading) == ["t"]
         await reading.write("t", [step(3), DONE])
-        assert numbers(await told) == [1, 2, 3, 4, 5, 6]
+        assert numbers(await received) == [1, 2, 3, 4, 5, 6]

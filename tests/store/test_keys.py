@@ -1,4 +1,4 @@
-"""What a repeated request is known by: one key, one task, whoever is asked."""
+"""Keys of repeated requests: one key stands for one task, in every process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opencode_a2a.errors import ServiceError, TaskNotFound, UnsupportedOperation
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.tables import keys
-from tests.store.saying import DONE, HELLO, OWNER, Clock, head, rest, soon, step, taken
+from tests.store.support import DONE, HELLO, OWNER, Clock, claimed_ids, head, rest, soon, step
 
 KEY = Key("key:1", "digest", 1_000)
 OTHER = Key("key:2", "digest", 1_000)
@@ -42,7 +42,7 @@ async def test_the_same_key_again_makes_no_task(log: SqlTaskLog) -> None:
         await log.create(head("t"), [HELLO], [KEY])
         with pytest.raises(KeyTaken):
             await log.create(head("u"), [HELLO], [Key(KEY.name, "another digest", 2_000)])
-        assert not log.holds("u")
+        assert not log.is_mine("u")
         with pytest.raises(TaskNotFound):
             await log.get(OWNER, "u")
         assert await rest(log.follow("u", 0)) == []
@@ -105,7 +105,7 @@ async def test_of_two_processes_one_is_first(file_url: str) -> None:
 async def test_another_refusal_is_not_taken_for_a_taken_key(
     database: Database, log: SqlTaskLog
 ) -> None:
-    """Who is told that a key is taken looks for its task, and would do so for ever."""
+    """A caller that gets `KeyTaken` looks for the task of the key, so there must be one."""
     async with soon(), SqlTaskLog.open(database) as another:
         await log.create(head("t"), [HELLO])
         with pytest.raises(ServiceError):
@@ -113,10 +113,10 @@ async def test_another_refusal_is_not_taken_for_a_taken_key(
         assert await log.known(OWNER, KEY.name) is None
 
 
-# -- saying more
+# -- writing more
 
 
-async def test_what_is_said_later_has_keys_too(log: SqlTaskLog) -> None:
+async def test_later_writes_have_keys_too(log: SqlTaskLog) -> None:
     async with soon():
         task = await log.create(head("t"), [HELLO], [KEY])
         await log.write("t", [step(1)], [OTHER])
@@ -131,7 +131,7 @@ async def test_what_is_said_later_has_keys_too(log: SqlTaskLog) -> None:
         assert await log.known(OWNER, "key:3") is None
 
 
-async def test_what_a_task_says_beside_a_repeated_request_is_not_lost(log: SqlTaskLog) -> None:
+async def test_updates_beside_a_repeated_request_are_not_lost(log: SqlTaskLog) -> None:
     async with soon():
         await log.create(head("t"), [HELLO])
         await log.create(head("u"), [HELLO], [KEY])
@@ -145,13 +145,13 @@ async def test_what_a_task_says_beside_a_repeated_request_is_not_lost(log: SqlTa
         )
         assert [type(answer) for answer in answers] == [KeyTaken, type(None), type(None)]
         await log.write("t", [DONE])
-        told = await rest(cursor)
-        assert [entry.update for entry in told] == [step(1), step(3), step(4), DONE]
-        assert [entry.seq for entry in told] == [2, 3, 4, 5]
+        received = await rest(cursor)
+        assert [entry.update for entry in received] == [step(1), step(3), step(4), DONE]
+        assert [entry.seq for entry in received] == [2, 3, 4, 5]
         assert await log.known(OWNER, OTHER.name) == ("t", "digest")
 
 
-async def test_the_same_key_twice_in_one_breath_is_heard_once(log: SqlTaskLog) -> None:
+async def test_the_same_key_twice_at_once_is_accepted_once(log: SqlTaskLog) -> None:
     async with soon():
         task = await log.create(head("t"), [HELLO])
         writing = (log.write("t", [step(n)], [KEY]) for n in range(3))
@@ -162,13 +162,13 @@ async def test_the_same_key_twice_in_one_breath_is_heard_once(log: SqlTaskLog) -
 
 
 @pytest.mark.parametrize("ended", [False, True])
-async def test_what_was_not_said_leaves_no_key(
+async def test_a_write_that_failed_leaves_no_key(
     database: Database, log: SqlTaskLog, clock: Clock, ended: bool
 ) -> None:
     async with soon(), SqlTaskLog.open(database, clock=clock) as another:
         await log.create(head("t"), [HELLO])
         clock.outlast_leases()
-        assert await taken(another) == ["t"]
+        assert await claimed_ids(another) == ["t"]
         await another.write("t", [DONE if ended else step(1)])
         with pytest.raises(UnsupportedOperation):
             await log.write("t", [step(2)], [KEY])

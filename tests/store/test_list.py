@@ -10,7 +10,7 @@ from opencode_a2a.domain.ports import TaskRow
 from opencode_a2a.domain.updates import Ended, InterruptOpened, InterruptResolved, Started
 from opencode_a2a.domain.values import PermissionAsk, SessionRef, TaskQuery, TaskState
 from opencode_a2a.store.log import Retention, SqlTaskLog
-from tests.store.saying import DONE, FAILED, HELLO, OWNER, Clock, delta, head, soon
+from tests.store.support import DONE, FAILED, HELLO, OWNER, Clock, delta, head, soon
 
 ASK = PermissionAsk("per_1", "ses_1", "bash", command="make clean")
 
@@ -48,7 +48,7 @@ async def test_the_newest_status_comes_first(log: SqlTaskLog, clock: Clock) -> N
         assert await listed(log, TaskQuery(OWNER)) == ["a", "b", "d", "c"]
 
 
-async def test_a_row_tells_what_the_task_tells(log: SqlTaskLog, clock: Clock) -> None:
+async def test_a_row_agrees_with_the_task(log: SqlTaskLog, clock: Clock) -> None:
     async def row() -> TaskRow:
         (found,) = (await log.list(TaskQuery(OWNER))).rows
         return found

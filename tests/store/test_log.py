@@ -13,28 +13,28 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from opencode_a2a.domain.updates import BlockText, Ended, LogEntry, MessageAdded, Started
+from opencode_a2a.domain.updates import BlockText, Ended, LogEntry, MessageAdded, Started, Update
 from opencode_a2a.domain.values import Message, Role, TaskQuery, TaskState
 from opencode_a2a.errors import Internal, ServiceError, TaskNotFound, UnsupportedOperation
+from opencode_a2a.store import codec, statements
 from opencode_a2a.store import log as log_module
-from opencode_a2a.store import statements
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
-from tests.store.saying import (
+from tests.store.support import (
     DONE,
     FAILED,
     HELLO,
     OWNER,
     Clock,
+    claimed_ids,
     delta,
     head,
     numbers,
     rest,
     settle,
-    shown,
     soon,
     step,
-    taken,
+    visible_state,
     writer_busy,
 )
 
@@ -50,7 +50,7 @@ async def test_a_created_task_is_returned_as_it_was_committed(
             [HELLO.message],
         )
         async with SqlTaskLog.open(database) as another:
-            assert shown(await another.get(OWNER, "t")) == shown(task)
+            assert visible_state(await another.get(OWNER, "t")) == visible_state(task)
 
 
 async def test_a_task_exists_only_for_its_owner(log: SqlTaskLog) -> None:
@@ -77,12 +77,14 @@ async def test_a_task_being_created_cannot_be_seen(file_url: str) -> None:
         assert (await log.get(OWNER, "t")).state is TaskState.SUBMITTED
 
 
-async def test_entries_are_numbered_from_one_in_the_order_they_were_said(log: SqlTaskLog) -> None:
+async def test_entries_are_numbered_from_one_in_the_order_they_were_written(
+    log: SqlTaskLog,
+) -> None:
     async with soon():
         await log.create(head("t"), [HELLO])
         cursor = log.follow("t", 0)
-        said = [step(n) for n in range(50)]
-        for n, update in enumerate(said):
+        steps = [step(n) for n in range(50)]
+        for n, update in enumerate(steps):
             if n % 7 == 0:
                 await log.write("t", [update])
             else:
@@ -91,8 +93,25 @@ async def test_entries_are_numbered_from_one_in_the_order_they_were_said(log: Sq
                 await log.flushed("t")
         log.append("t", [DONE])
         found = await rest(cursor)
-    assert [entry.update for entry in found] == [HELLO, *said, DONE]
+    assert [entry.update for entry in found] == [HELLO, *steps, DONE]
     assert numbers(found) == list(range(1, len(found) + 1))
+
+
+async def test_an_update_is_encoded_once(log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[Update] = []
+    encode = codec.encode
+
+    def counting(update: Update) -> codec.Encoded:
+        encoded.append(update)
+        return encode(update)
+
+    monkeypatch.setattr(codec, "encode", counting)
+    async with soon():
+        await log.create(head("t"), [HELLO])
+        await log.write("t", [step(1)])
+        log.append("t", [step(2), delta("text")])
+        await log.flushed("t")
+    assert encoded == [HELLO, step(1), step(2), delta("text")]
 
 
 async def test_a_cursor_starts_after_the_number_it_is_given(log: SqlTaskLog) -> None:
@@ -110,7 +129,7 @@ async def test_a_cursor_starts_after_the_number_it_is_given(log: SqlTaskLog) -> 
 async def test_what_a_cursor_returns_can_be_read_by_another_connection(
     path: Path, file_url: str
 ) -> None:
-    async def say(log: SqlTaskLog) -> None:
+    async def append_all(log: SqlTaskLog) -> None:
         for n in range(300):
             log.append("t", [step(n)])
             await asyncio.sleep(0)
@@ -119,7 +138,7 @@ async def test_what_a_cursor_returns_can_be_read_by_another_connection(
     async with soon(), Database.open(file_url) as database, SqlTaskLog.open(database) as log:
         await log.create(head("t"), [HELLO])
         cursor = log.follow("t", 0)
-        saying = asyncio.create_task(say(log))
+        appending = asyncio.create_task(append_all(log))
         with closing(sqlite3.connect(path)) as outsider:
             last = 0
             while entries := await cursor.read():
@@ -127,7 +146,7 @@ async def test_what_a_cursor_returns_can_be_read_by_another_connection(
                 visible = max(last, (await log.get(OWNER, "t")).last_seq)
                 statement = "SELECT max(seq) FROM entries WHERE task_id = 't'"
                 assert visible <= outsider.execute(statement).fetchone()[0]
-        await saying
+        await appending
     assert last == 302
 
 
@@ -162,7 +181,7 @@ async def test_many_tasks_share_few_transactions(
             assert (await log.get(OWNER, task)).last_seq == 2
 
 
-async def test_what_is_said_during_a_commit_goes_into_the_next(
+async def test_updates_during_a_commit_go_into_the_next(
     database: Database, log: SqlTaskLog, commits: list[Connection]
 ) -> None:
     async with soon():
@@ -173,7 +192,7 @@ async def test_what_is_said_during_a_commit_goes_into_the_next(
                 log.append("t", [step(n)])
                 await asyncio.sleep(0)
         await log.flushed("t")
-        assert len(commits) == 3  # the one that kept it waiting, the first word, and all the rest
+        assert len(commits) == 3  # the one of `writer_busy`, the first delta, and all the others
 
 
 async def test_deltas_of_a_block_that_wait_together_become_one_entry(
@@ -210,13 +229,13 @@ async def test_the_first_end_wins(log: SqlTaskLog) -> None:
         assert (await log.get(OWNER, "t")).ended == DONE
 
 
-async def test_nothing_follows_the_end_even_when_said_in_one_breath(log: SqlTaskLog) -> None:
+async def test_nothing_follows_the_end_even_in_the_same_append(log: SqlTaskLog) -> None:
     async with soon():
         await log.create(head("t"), [HELLO])
         cursor = log.follow("t", 0)
         log.append("t", [DONE, delta("too late"), FAILED])
         assert [entry.update for entry in await rest(cursor)] == [HELLO, DONE]
-        assert shown(await log.get(OWNER, "t")).ended == DONE
+        assert visible_state(await log.get(OWNER, "t")).ended == DONE
 
 
 async def test_a_task_can_end_where_it_begins(log: SqlTaskLog) -> None:
@@ -228,7 +247,7 @@ async def test_a_task_can_end_where_it_begins(log: SqlTaskLog) -> None:
 
 
 @pytest.mark.parametrize("later", [[FAILED], [Started("ses_2")], [delta("more")]])
-async def test_an_end_told_by_another_process_is_the_end_here_too(
+async def test_an_end_written_by_another_process_is_the_end_here_too(
     database: Database, log: SqlTaskLog, clock: Clock, later: list[Ended | Started | BlockText]
 ) -> None:
     async with soon(), SqlTaskLog.open(database, clock=clock) as another:
@@ -237,7 +256,7 @@ async def test_an_end_told_by_another_process_is_the_end_here_too(
         assert numbers(list(await cursor.read())) == [1]
         clock.outlast_leases()
         await log.create(head("bystander"), [HELLO])
-        assert await taken(another) == ["t"]
+        assert await claimed_ids(another) == ["t"]
         another.append("t", [step(1), DONE])
         await another.flushed("t")
 
@@ -263,7 +282,7 @@ async def test_two_processes_on_one_file_agree_on_the_end(file_url: str, clock: 
         for task in tasks:
             await log.create(head(task), [HELLO])
         clock.outlast_leases()
-        taking = asyncio.create_task(taken(another))  # while the former holder still talks
+        taking = asyncio.create_task(claimed_ids(another))  # while the former holder still writes
         cursors = [(log.follow(task, 0), another.follow(task, 0)) for task in tasks]
         for n, task in enumerate(tasks):
             log.append(task, [DONE])
@@ -272,10 +291,10 @@ async def test_two_processes_on_one_file_agree_on_the_end(file_url: str, clock: 
         for task in await taking:
             another.append(task, [FAILED])
         for task, (ours, theirs) in zip(tasks, cursors, strict=True):
-            told = await rest(ours)
-            assert told == await rest(theirs)
-            assert numbers(told) == [1, 2]
-            assert (await log.get(OWNER, task)).ended == told[-1].update
+            received = await rest(ours)
+            assert received == await rest(theirs)
+            assert numbers(received) == [1, 2]
+            assert (await log.get(OWNER, task)).ended == received[-1].update
 
 
 async def test_an_id_that_is_taken_is_refused_and_leaves_the_first_task_alone(
@@ -283,15 +302,15 @@ async def test_an_id_that_is_taken_is_refused_and_leaves_the_first_task_alone(
 ) -> None:
     async with soon(), SqlTaskLog.open(database) as another:
         await log.create(head("t"), [HELLO, step(1)])
-        taken, free = await asyncio.gather(
+        refused, free = await asyncio.gather(
             another.create(head("t", owner="mallory"), [HELLO, step(2)]),
             another.create(head("u"), [HELLO]),
             return_exceptions=True,
         )
-        assert isinstance(taken, ServiceError)
+        assert isinstance(refused, ServiceError)
         assert not isinstance(free, BaseException)
-        told = list(await another.follow("t", 0).read())
-        assert [entry.update for entry in told] == [HELLO, step(1)]
+        received = list(await another.follow("t", 0).read())
+        assert [entry.update for entry in received] == [HELLO, step(1)]
         with pytest.raises(TaskNotFound):
             await another.get("mallory", "t")
 
@@ -317,7 +336,7 @@ async def test_writing_to_a_task_that_another_process_has_ended_is_refused(
     async with soon(), SqlTaskLog.open(database, clock=clock) as another:
         await log.create(head("t"), [HELLO])
         clock.outlast_leases()
-        assert await taken(another) == ["t"]
+        assert await claimed_ids(another) == ["t"]
         await another.write("t", [DONE])
         writes = [log.write("t", [step(n)]) for n in range(2)]
         answers = await asyncio.gather(*writes, return_exceptions=True)
@@ -333,7 +352,7 @@ async def test_what_is_unknown_is_flushed_and_takes_no_words(log: SqlTaskLog) ->
         await log.flushed("unknown")
 
 
-async def test_flushed_returns_when_everything_said_before_is_committed(
+async def test_flushed_returns_when_all_earlier_updates_are_committed(
     database: Database, log: SqlTaskLog
 ) -> None:
     async with soon():
@@ -379,7 +398,7 @@ async def test_what_cannot_be_stored_is_refused_to_its_author_only(log: SqlTaskL
         assert numbers(await rest(log.follow("u", 0))) == [1, 2]
 
 
-async def test_a_text_that_the_database_does_not_take_stops_nobody_else(log: SqlTaskLog) -> None:
+async def test_a_text_that_the_database_refuses_stops_no_other_task(log: SqlTaskLog) -> None:
     async with soon():
         odd, plain = await asyncio.gather(
             log.create(head("odd", context_id="nul \0"), [HELLO]),  # PostgreSQL refuses it
@@ -400,8 +419,8 @@ async def test_a_text_that_the_database_does_not_take_stops_nobody_else(log: Sql
 async def test_a_slow_cursor_gets_every_entry_once(
     log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "TAIL", 8)
-    monkeypatch.setattr(statements, "PAGE", 3)
+    monkeypatch.setattr(log_module, "TAIL_ENTRIES", 8)
+    monkeypatch.setattr(statements, "PAGE_ENTRIES", 3)
     async with soon():
         await log.create(head("t"), [HELLO])
         slow = [log.follow("t", 0)]
@@ -409,7 +428,7 @@ async def test_a_slow_cursor_gets_every_entry_once(
         for n in range(100):
             log.append("t", [step(n)])
             await log.flushed("t")
-            if n % 10 == 0:  # some start later, and all of them read far too seldom
+            if n % 10 == 0:  # some start later, and all of them fall behind
                 slow.append(log.follow("t", 0))
                 found.append([])
                 for cursor, entries in zip(slow, found, strict=True):
@@ -424,7 +443,7 @@ async def test_a_slow_cursor_gets_every_entry_once(
 async def test_hundreds_of_cursors_see_the_same(
     log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "TAIL", 16)
+    monkeypatch.setattr(log_module, "TAIL_ENTRIES", 16)
     async with soon():
         await log.create(head("t"), [HELLO])
         readers = [asyncio.create_task(rest(log.follow("t", 0))) for _ in range(300)]
@@ -433,16 +452,16 @@ async def test_hundreds_of_cursors_see_the_same(
             if n % 3 == 0:
                 await asyncio.sleep(0)
         log.append("t", [DONE])
-        told = await asyncio.gather(*readers)
-    assert numbers(told[0]) == list(range(1, 203))
-    assert all(entries == told[0] for entries in told)
+        received = await asyncio.gather(*readers)
+    assert numbers(received[0]) == list(range(1, 203))
+    assert all(entries == received[0] for entries in received)
 
 
 async def test_a_reader_interrupted_anywhere_loses_nothing(
     log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "TAIL", 4)
-    monkeypatch.setattr(statements, "PAGE", 2)
+    monkeypatch.setattr(log_module, "TAIL_ENTRIES", 4)
+    monkeypatch.setattr(statements, "PAGE_ENTRIES", 2)
     found: list[LogEntry] = []
     async with soon():
         await log.create(head("t"), [HELLO])
@@ -462,7 +481,7 @@ async def test_a_reader_interrupted_anywhere_loses_nothing(
     assert numbers(found) == list(range(1, 63))
 
 
-async def test_a_waiting_reader_hears_the_end(log: SqlTaskLog) -> None:
+async def test_a_waiting_reader_gets_the_end(log: SqlTaskLog) -> None:
     async with soon():
         await log.create(head("t"), [HELLO])
         cursor = log.follow("t", 1)
@@ -530,11 +549,11 @@ async def test_a_task_whose_caller_leaves_while_it_is_created_is_canceled(
         await log.flushed("t")
         task = await log.get(OWNER, "t")
         assert (task.state, task.messages) == (TaskState.CANCELED, [HELLO.message])
-        assert not log.holds("t")
+        assert not log.is_mine("t")
         assert numbers(await rest(log.follow("t", 0))) == [1, 2]
 
 
-async def test_what_a_writer_has_said_stays_said_when_it_leaves(
+async def test_the_updates_of_a_writer_stay_when_it_is_cancelled(
     database: Database, log: SqlTaskLog
 ) -> None:
     async with soon():
@@ -550,7 +569,7 @@ async def test_what_a_writer_has_said_stays_said_when_it_leaves(
         assert task.last_seq == 3
 
 
-async def test_closing_the_log_commits_what_was_said(database: Database) -> None:
+async def test_closing_the_log_commits_pending_writes(database: Database) -> None:
     async with soon():
         async with SqlTaskLog.open(database) as log:
             await log.create(head("t"), [HELLO])
@@ -570,27 +589,27 @@ async def test_unfinished_tasks_are_found_and_carried_on(database: Database) -> 
             await first.write("a", [Started("ses_1", "Title"), delta("one ")])
             await first.write("done", [DONE])
         async with SqlTaskLog.open(database) as second:
-            found = await second.take_orphans()
-            assert [task.head.id for task in found] == ["a", "b", "c"]  # what has begun goes first
+            found = await second.claim_expired()
+            assert [task.head.id for task in found] == ["a", "b", "c"]  # started tasks come first
             task = found[0]
             assert (task.state, task.last_seq) == (TaskState.WORKING, 3)
             cursor = second.follow("a", 0)
             second.append("a", [delta("two"), DONE])
             assert numbers(await rest(cursor)) == [1, 2, 3, 4, 5]
             assert (await second.get(OWNER, "a")).blocks["b"].text == "one two"
-            assert [second.holds(task) for task in "abc"] == [False, True, True]
-            assert await taken(second) == []
+            assert [second.is_mine(task) for task in "abc"] == [False, True, True]
+            assert await claimed_ids(second) == []
         async with SqlTaskLog.open(database) as third:
-            assert await taken(third) == ["b", "c"]
+            assert await claimed_ids(third) == ["b", "c"]
 
 
-async def test_nobody_takes_what_is_its_own(log: SqlTaskLog, clock: Clock) -> None:
+async def test_a_log_does_not_claim_its_own_tasks(log: SqlTaskLog, clock: Clock) -> None:
     async with soon():
         task = await log.create(head("t"), [HELLO])
         log.append("t", [step(1)])
-        assert await taken(log) == []
-        clock.outlast_leases()  # late, but nobody was faster
-        assert await taken(log) == []
+        assert await claimed_ids(log) == []
+        clock.outlast_leases()  # late, but no other process has claimed it
+        assert await claimed_ids(log) == []
         log.append("t", [DONE])
         assert numbers(await rest(log.follow("t", 0))) == [1, 2, 3]
         assert task.ended == DONE
@@ -600,10 +619,10 @@ async def test_what_has_ended_is_not_taken(
     database: Database, log: SqlTaskLog, clock: Clock
 ) -> None:
     async with soon(), SqlTaskLog.open(database, clock=clock) as another:
-        assert await taken(another) == []
+        assert await claimed_ids(another) == []
         await log.create(head("t"), [HELLO, DONE])
         clock.outlast_leases()
-        assert await taken(another) == []
+        assert await claimed_ids(another) == []
         another.append("t", [FAILED])
         await another.flushed("t")
         log.append("t", [FAILED])
@@ -615,7 +634,7 @@ TALKER = """
 import asyncio, sys
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
-from tests.store.saying import HELLO, head, step
+from tests.store.support import HELLO, head, step
 
 async def main():
     async with Database.open(sys.argv[1]) as database, SqlTaskLog.open(database) as log:

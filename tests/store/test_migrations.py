@@ -1,4 +1,4 @@
-"""The schema: created from nothing, the same as the tables say, and never touched when newer."""
+"""The schema: created in an empty database, equal to `tables.py`, and not touched if newer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opencode_a2a.store.database import Database, check
 from opencode_a2a.store.holder import Holder
 from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.tables import metadata
-from tests.store.saying import HELLO, OWNER, head, soon
+from tests.store.support import HELLO, OWNER, head, soon
 
 
 async def test_an_empty_database_gets_the_schema_that_the_tables_describe(
@@ -109,7 +109,7 @@ async def test_opening_again_changes_nothing(path: Path, file_url: str) -> None:
 async def test_several_processes_may_open_an_empty_database_at_once(file_url: str) -> None:
     async def open_it() -> None:
         async with Database.open(file_url) as database, SqlTaskLog.open(database) as log:
-            await log.take_orphans()
+            await log.claim_expired()
 
     async with soon():
         await asyncio.gather(*(open_it() for _ in range(4)))
@@ -135,7 +135,7 @@ async def test_a_new_file_that_another_process_holds_is_waited_for(
 
 async def test_an_upgrade_that_fails_leaves_nothing_behind(path: Path, file_url: str) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TABLE sessions (mine)")  # in the way of the last step
+        connection.execute("CREATE TABLE sessions (mine)")  # makes the last migration fail
     async with soon():
         with pytest.raises(StoreUnavailable):
             async with Database.open(file_url):

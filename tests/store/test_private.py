@@ -12,7 +12,7 @@ import structlog
 
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
-from tests.store.saying import HELLO, head, soon
+from tests.store.support import HELLO, head, soon
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +62,9 @@ async def test_a_database_that_others_could_read_is_made_private_and_the_log_say
         await log.create(head("t"), [HELLO])
         for file in path.parent.iterdir():
             file.chmod(0o644)
-        with structlog.testing.capture_logs() as said:
+        with structlog.testing.capture_logs() as lines:
             async with Database.open(file_url) as again:
                 assert modes(path.parent) == ALL
                 await again.read(lambda _: None)
-    tightened = {entry["file"] for entry in said if entry["event"] == "store.tightened"}
+    tightened = {entry["file"] for entry in lines if entry["event"] == "store.tightened"}
     assert tightened == {str(path), f"{path}-wal", f"{path}-shm"}

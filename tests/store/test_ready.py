@@ -1,4 +1,4 @@
-"""Whether the store takes writes: said truly, whatever is wrong with it, and at little cost."""
+"""`takes_writes` is right whatever is wrong with the store, and costs little."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
 from tests.chaos.disk import SmallDisk
 from tests.postgres import Postgres
-from tests.store.saying import DONE, HELLO, OWNER, head, soon
+from tests.store.support import DONE, HELLO, OWNER, head, soon
 
 
 @pytest.fixture(autouse=True)
 def curious(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known is forgotten at once."""
-    monkeypatch.setattr(database_module, "FRESH_SECONDS", -1.0)
+    """Every question makes a new probe."""
+    monkeypatch.setattr(database_module, "PROBE_VALID_SECONDS", -1.0)
     monkeypatch.setattr(database_module, "PROBE_SECONDS", 30.0)
 
 
@@ -48,7 +48,7 @@ async def test_a_store_that_works_takes_writes(database: Database) -> None:
 async def test_whoever_asks_often_causes_few_writes(
     file_url: str, commits: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "FRESH_SECONDS", 60.0)
+    monkeypatch.setattr(database_module, "PROBE_VALID_SECONDS", 60.0)
     async with soon(), Database.open(file_url) as database:
         before = len(commits)
         for _ in range(20):
@@ -60,7 +60,7 @@ async def test_whoever_asks_often_causes_few_writes(
 async def test_whoever_asks_while_it_is_being_found_out_waits_for_it(
     file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "FRESH_SECONDS", 60.0)
+    monkeypatch.setattr(database_module, "PROBE_VALID_SECONDS", 60.0)
     async with soon(), Database.open(file_url) as database:
         first = asyncio.create_task(database.takes_writes())
         await asyncio.sleep(0)
@@ -145,16 +145,16 @@ async def test_a_file_that_is_not_the_one_that_was_opened(
                 pass
             move(other, path)
         now = content(path)
-        with capture_logs() as told:
+        with capture_logs() as lines:
             assert not await database.takes_writes()
             for _ in range(2):
                 with pytest.raises(StoreUnavailable, match="deleted or replaced"):
                     await log.create(head("u"), [HELLO])
-        (said,) = [line for line in told if line["event"] == "store.file_replaced"]
-        assert said["log_level"] == "error"
-        assert said["path"] == str(path)
-        assert "put the original file back" in said["advice"]
-        assert "restart" in said["advice"]
+        (replaced,) = [line for line in lines if line["event"] == "store.file_replaced"]
+        assert replaced["log_level"] == "error"
+        assert replaced["path"] == str(path)
+        assert "put the original file back" in replaced["advice"]
+        assert "restart" in replaced["advice"]
         assert content(path) == now, "it is not ours to touch"
         move(kept, path)
         assert await database.takes_writes()

@@ -1,4 +1,4 @@
-"""What is left of a task that has ended: its folded result, with and without its deltas."""
+"""What is stored of a task that has ended: its folded result, with and without its deltas."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from opencode_a2a.store import log as log_module
 from opencode_a2a.store import statements
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import Retention, SqlTaskLog
-from tests.store.saying import (
+from tests.store.support import (
     DONE,
     HELLO,
     OWNER,
@@ -44,13 +44,13 @@ from tests.store.saying import (
     head,
     numbers,
     rest,
-    shown,
     soon,
     step,
+    visible_state,
 )
 
 TASKS = ["old", "running", "recent"]
-AT_ONCE = Retention(replay=0)
+NO_REPLAY = Retention(replay=0)
 ASK = PermissionAsk("per_1", "ses_1", "bash", ("rm *",), command="rm -rf build")
 STORY: list[Update] = [
     Started("ses_1", "New session"),
@@ -89,27 +89,27 @@ async def test_the_result_equals_the_live_task_before_and_after_sweeping(
 ) -> None:
     story = [*STORY, end]
     async with soon():
-        live = await log.create(head("t", modes=("text/plain",)), [HELLO])
+        task = await log.create(head("t", modes=("text/plain",)), [HELLO])
         cursor = log.follow("t", 0)
         for n in range(0, len(story), together):
             clock.now += 10
             log.append("t", story[n : n + together])
             await log.flushed("t")
-        told = await rest(cursor)
-        assert live.ended == end
-        assert shown(Task.of(live.head, told)) == shown(live)
+        received = await rest(cursor)
+        assert task.ended == end
+        assert visible_state(Task.of(task.head, received)) == visible_state(task)
 
         clock.now += 10
         async with SqlTaskLog.open(database, clock=clock) as fresh:
-            assert shown(await fresh.get(OWNER, "t")) == shown(live)
-            assert await rest(fresh.follow("t", 0)) == told
-            await fresh.sweep(AT_ONCE)
+            assert visible_state(await fresh.get(OWNER, "t")) == visible_state(task)
+            assert await rest(fresh.follow("t", 0)) == received
+            await fresh.sweep(NO_REPLAY)
             assert await fresh.as_of("t", 1) is None
             swept = await fresh.get(OWNER, "t")
-            assert shown(swept) == shown(live)
+            assert visible_state(swept) == visible_state(task)
             (row,) = (await fresh.list(TaskQuery(OWNER))).rows
-        assert (row.head, row.state, row.status_at) == (live.head, live.state, live.status_at)
-        assert (row.session, row.message) == (live.session, end.message)
+        assert (row.head, row.state, row.status_at) == (task.head, task.state, task.status_at)
+        assert (row.session, row.message) == (task.session, end.message)
 
 
 async def test_sweeping_takes_only_the_deltas_of_tasks_that_ended_long_ago(
@@ -139,7 +139,7 @@ async def test_sweeping_takes_only_the_deltas_of_tasks_that_ended_long_ago(
 async def test_sweeping_a_crowd_goes_on_in_small_steps(
     database: Database, log: SqlTaskLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statements, "SWEEP", 4)
+    monkeypatch.setattr(statements, "SWEEP_ROWS", 4)
     async with soon():
         for n in range(10):
             await log.create(head(f"t-{n}"), [HELLO, DONE])
@@ -153,7 +153,7 @@ async def test_the_log_sweeps_by_itself(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "SWEEP_SECONDS", 0.001)
-    monkeypatch.setattr(statements, "SWEEP", 2)
+    monkeypatch.setattr(statements, "SWEEP_ROWS", 2)
     async with soon(), SqlTaskLog.open(database, Retention(replay=10), clock=clock) as log:
         for n in range(5):
             await log.create(head(f"t-{n}"), [HELLO, delta("x"), delta("y", "c"), delta("z"), DONE])
@@ -171,10 +171,10 @@ async def test_the_log_sweeps_by_itself(
 async def test_a_cursor_that_is_overtaken_by_the_sweep_ends_with_the_same_text(
     log: SqlTaskLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "TAIL", 2)
-    monkeypatch.setattr(statements, "PAGE", 4)
+    monkeypatch.setattr(log_module, "TAIL_ENTRIES", 2)
+    monkeypatch.setattr(statements, "PAGE_ENTRIES", 4)
     async with soon():
-        live = await log.create(head("t"), [HELLO])
+        task = await log.create(head("t"), [HELLO])
         slow, gone = log.follow("t", 0), log.follow("t", 0)
         for n in range(20):
             await log.write("t", [delta(f"{n} ", "even" if n % 2 == 0 else "odd"), step(n)])
@@ -182,14 +182,14 @@ async def test_a_cursor_that_is_overtaken_by_the_sweep_ends_with_the_same_text(
         assert len(seen) == 4
         await log.write("t", [DONE])
         clock.now += 1
-        await log.sweep(AT_ONCE)
+        await log.sweep(NO_REPLAY)
         assert await log.as_of("t", 1) is None
         for cursor, before in [(slow, seen), (gone, []), (log.follow("t", 0), [])]:
-            told = [*before, *await rest(cursor)]
-            assert numbers(told) == sorted(numbers(told))
-            client = Task.of(live.head, told)
+            received = [*before, *await rest(cursor)]
+            assert numbers(received) == sorted(numbers(received))
+            client = Task.of(task.head, received)
             assert {id: block.text for id, block in client.blocks.items()} == {
-                id: block.text for id, block in live.blocks.items()
+                id: block.text for id, block in task.blocks.items()
             }
-            assert (client.ended, client.last_seq) == (live.ended, live.last_seq)
-        assert await rest(log.follow("t", live.last_seq)) == []
+            assert (client.ended, client.last_seq) == (task.ended, task.last_seq)
+        assert await rest(log.follow("t", task.last_seq)) == []

@@ -1,4 +1,4 @@
-"""What is kept how long, and that the file gets smaller when it goes."""
+"""How long rows are kept, and that the file gets smaller when they are deleted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.domain.ports import Key
@@ -18,7 +18,7 @@ from opencode_a2a.store import statements
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import Retention, SqlTaskLog
 from tests.domain.logs import STEADY, in_pieces, visible
-from tests.store.saying import DONE, HELLO, OWNER, Clock, delta, head, numbers, rest, soon, step
+from tests.store.support import DONE, HELLO, OWNER, Clock, delta, head, numbers, rest, soon, step
 
 HOURS = Retention(replay=60, tasks=3_600, keys=7_200)
 
@@ -61,7 +61,9 @@ async def test_everything_goes_after_its_time_and_not_before(log: SqlTaskLog, cl
         clock.now += 1
         await log.sweep(HOURS)
         assert await log.known(OWNER, "open") is None
-        assert await log.as_of("open", 1) is not None  # what runs is kept, however long it runs
+        assert (
+            await log.as_of("open", 1) is not None
+        )  # a running task is kept, however long it runs
 
 
 async def test_a_task_without_a_time_is_kept_for_ever(log: SqlTaskLog, clock: Clock) -> None:
@@ -74,7 +76,7 @@ async def test_a_task_without_a_time_is_kept_for_ever(log: SqlTaskLog, clock: Cl
 
 
 async def test_a_key_does_not_outlive_its_task(log: SqlTaskLog, clock: Clock) -> None:
-    """A repeated request would be answered with a task that is no more."""
+    """Otherwise a repeated request would be answered with a deleted task."""
     async with soon():
         await log.create(head("t"), [HELLO, DONE], [Key("k", "d", clock.now)])
         await log.create(head("u"), [HELLO, DONE], [Key("l", "d", clock.now + 3_600_000)])
@@ -89,7 +91,7 @@ async def test_a_key_does_not_outlive_its_task(log: SqlTaskLog, clock: Clock) ->
 async def test_many_keys_go_in_small_steps(
     database: Database, log: SqlTaskLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statements, "SWEEP", 4)
+    monkeypatch.setattr(statements, "SWEEP_ROWS", 4)
     async with soon():
         await log.create(head("t"), [HELLO], [Key(f"k-{n}", "d", n) for n in range(12)])
         steps = [await database.write(statements.forget_keys, 10) for _ in range(4)]
@@ -129,9 +131,9 @@ async def test_the_file_shrinks(path: Path, file_url: str, clock: Clock) -> None
     assert closed < 2_000_000
 
 
-@STEADY
+@settings(STEADY, max_examples=30)
 @given(in_pieces(), st.data())
-def test_a_task_as_of_an_entry_is_the_fold_of_what_was_told_until_then(
+def test_a_task_as_of_an_entry_is_the_fold_of_the_entries_until_then(
     pieces: list[list[Update]], data: st.DataObject
 ) -> None:
     async def check() -> None:
@@ -146,15 +148,15 @@ def test_a_task_as_of_an_entry_is_the_fold_of_what_was_told_until_then(
                 clock.now += 1
                 log.append("t", piece)
                 await log.flushed("t")
-            told: list[LogEntry] = []
+            received: list[LogEntry] = []
             cursor = log.follow("t", 0)
-            while len(told) < task.last_seq:
-                told.extend(await cursor.read())
+            while len(received) < task.last_seq:
+                received.extend(await cursor.read())
             for seq in range(1, task.last_seq + 1):
                 then = await log.as_of("t", seq)
                 assert then is not None
                 assert then.last_seq == seq
-                assert visible(then) == visible(Task.of(head("t"), told[:seq]))
+                assert visible(then) == visible(Task.of(head("t"), received[:seq]))
             if task.ended is not None:
                 clock.now += 1
                 await log.sweep(Retention(replay=0))

@@ -1,4 +1,4 @@
-"""What belongs to which workspace root, also where an earlier version did not say."""
+"""Which workspace root rows belong to, also rows that an earlier version stored without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alembic.config import Config
 from sqlalchemy import create_engine, text
 
 from opencode_a2a.domain.catalog import SessionOwner
-from opencode_a2a.domain.permissions import Grant
+from opencode_a2a.domain.permissions import AllowRule
 from opencode_a2a.domain.ports import Key
 from opencode_a2a.domain.updates import InterruptAnswered, InterruptOpened, Started, Update
 from opencode_a2a.domain.values import (
@@ -29,14 +29,14 @@ from opencode_a2a.domain.values import (
 from opencode_a2a.errors import OtherWorkspace, SessionForbidden, TaskNotFound
 from opencode_a2a.store import database as database_module
 from opencode_a2a.store import legacy, migrate
-from opencode_a2a.store.asked import SqlAsked
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import Holder
-from opencode_a2a.store.legacy import Moved, NotMoved, take_over
+from opencode_a2a.store.interrupts import SqlInterrupts
+from opencode_a2a.store.legacy import MoveCounts, NotMoved, take_over
 from opencode_a2a.store.log import SqlTaskLog, now_ms
 from tests.store.earlier import forget_roots, forget_roots_in
-from tests.store.saying import DONE, HELLO, OWNER, Clock, head, soon, taken
+from tests.store.support import DONE, HELLO, OWNER, Clock, claimed_ids, head, soon
 from tests.store.test_migrations import schema
 
 
@@ -59,10 +59,10 @@ async def test_a_process_takes_up_tasks_of_its_own_root_only(
             await ours.create(head("a"), [HELLO])
         async with SqlTaskLog.open(database, clock=clock, root=B) as theirs:
             await theirs.create(head("b"), [HELLO])
-            assert await taken(theirs) == []
+            assert await claimed_ids(theirs) == []
         for mine, task in ((B, "b"), (A, "a")):
             async with SqlTaskLog.open(database, clock=clock, root=mine) as log:
-                assert await taken(log) == [task]
+                assert await claimed_ids(log) == [task]
 
 
 async def test_a_task_of_another_root_can_be_read_and_not_acted_on(
@@ -87,7 +87,7 @@ async def test_a_context_belongs_to_the_root_of_its_session_or_of_what_waits_in_
     database: Database, clock: Clock
 ) -> None:
     async with soon(), SqlTaskLog.open(database, clock=clock, root=B) as theirs:
-        bindings, elsewhere = SqlBindings(database, A), SqlBindings(database, B)
+        bindings, other_root = SqlBindings(database, A), SqlBindings(database, B)
         await bindings.bind(OWNER, "bound", SessionRef("ses_1", directory="/work/a"))
         async with SqlTaskLog.open(database, clock=clock, root=A) as ours:
             await ours.create(head("t", "waiting"), [HELLO])
@@ -100,11 +100,11 @@ async def test_a_context_belongs_to_the_root_of_its_session_or_of_what_waits_in_
         await theirs.check_context(OWNER, "new")
         assert (await bindings.session_of(OWNER, "bound")) is not None
         with pytest.raises(OtherWorkspace):
-            await elsewhere.session_of(OWNER, "bound")
+            await other_root.session_of(OWNER, "bound")
         with pytest.raises(SessionForbidden, match="/work/a"):
-            await elsewhere.claim(OWNER, SessionRef("ses_1"))
+            await other_root.claim(OWNER, SessionRef("ses_1"))
         with pytest.raises(SessionForbidden):
-            await elsewhere.bind(OWNER, "other", SessionRef("ses_1"))
+            await other_root.bind(OWNER, "other", SessionRef("ses_1"))
 
 
 async def test_of_two_roots_that_begin_one_context_at_once_the_second_finds_the_first(
@@ -124,8 +124,8 @@ async def test_requests_of_the_agent_are_listed_in_their_root_only(
 ) -> None:
     async with soon(), SqlTaskLog.open(database, clock=clock, root=A) as log:
         await log.create(head("t"), [HELLO, InterruptOpened(PermissionAsk("per_1", "s", "bash"))])
-        assert [p.task_id for p in await SqlAsked(database, A).pending(OWNER)] == ["t"]
-        assert await SqlAsked(database, B).pending(OWNER) == []
+        assert [p.task_id for p in await SqlInterrupts(database, A).pending(OWNER)] == ["t"]
+        assert await SqlInterrupts(database, B).pending(OWNER) == []
 
 
 # -- a database of an earlier version that the settings name
@@ -150,7 +150,7 @@ async def test_what_an_earlier_version_left_goes_to_the_root_of_its_session(
     async with soon():
         await upgrade_from_0006(database)
         async with SqlTaskLog.open(database, clock=clock, root=A) as log:
-            assert await taken(log) == ["a-1", "a-2"]
+            assert await claimed_ids(log) == ["a-1", "a-2"]
             lost = await log.get(OWNER, "nowhere")
             assert lost.state is TaskState.FAILED
             assert lost.ended is not None
@@ -169,7 +169,7 @@ async def test_what_an_earlier_version_left_goes_to_the_root_of_its_session(
             "ses_b": None,
         }
         async with SqlTaskLog.open(database, clock=clock, root=B) as log:
-            assert await taken(log) == ["b"]
+            assert await claimed_ids(log) == ["b"]
 
 
 async def test_of_nested_roots_only_one_takes_what_an_earlier_version_left(
@@ -184,7 +184,7 @@ async def test_of_nested_roots_only_one_takes_what_an_earlier_version_left(
             SqlTaskLog.open(database, clock=clock, root=A) as inner,
             SqlTaskLog.open(database, clock=clock, root=OUTER) as outer,
         ):
-            found = await asyncio.gather(taken(inner), taken(outer))
+            found = await asyncio.gather(claimed_ids(inner), claimed_ids(outer))
             assert sorted(found) == [[], ["t"]]
             winner = A if found[0] else OUTER
         loser = OUTER if winner is A else A
@@ -205,7 +205,7 @@ async def test_a_task_that_an_earlier_version_still_holds_is_left_to_it(
             Database.open(file_url) as upgraded,
             SqlTaskLog.open(upgraded, root=A) as newer,
         ):
-            assert await taken(newer) == []
+            assert await claimed_ids(newer) == []
             assert (await newer.get(OWNER, "nowhere")).state is TaskState.SUBMITTED
 
 
@@ -222,7 +222,7 @@ class Shared:
     def own_url(self, mine: Root) -> str:
         return f"sqlite:///{self._folder / mine.path.replace('/', '-')}.db"
 
-    async def move(self, mine: Root) -> Moved:
+    async def move(self, mine: Root) -> MoveCounts:
         async with Database.open(self.own_url(mine)):
             return await take_over(self.url, self.own_url(mine), mine)
 
@@ -253,7 +253,7 @@ async def shared(path: Path) -> Shared:
             await log.create(head(f"{name}-done", name), started, [Key(f"key {name}", "d", 1)])
             await log.create(head(f"{name}-queued", name, created_at=1_001), [HELLO])
         await log.create(head("nowhere", "fresh"), [HELLO])
-        await bindings.own_places("alice", ["/worktrees/1"])
+        await bindings.own_locations("alice", ["/worktrees/1"])
     forget_roots_in(shared.file)
     return shared
 
@@ -276,7 +276,7 @@ def test_what_the_tests_take_for_an_earlier_schema_is_one(path: Path) -> None:
 
 async def test_what_belongs_to_a_root_moves_with_all_that_belongs_to_it(shared: Shared) -> None:
     async with soon():
-        assert await shared.move(A) == Moved(tasks=2, contexts=1, open_left=2)
+        assert await shared.move(A) == MoveCounts(tasks=2, contexts=1, open_left=2)
         assert await shared.tasks(A) == {"a-done", "a-queued"}
         assert await shared.tasks() == {"b-done", "b-queued", "nowhere"}
         async with (
@@ -285,22 +285,22 @@ async def test_what_belongs_to_a_root_moves_with_all_that_belongs_to_it(shared: 
         ):
             done = await log.get(OWNER, "a-done")
             assert done.state is TaskState.COMPLETED
-            assert await taken(log) == ["a-queued"]
+            assert await claimed_ids(log) == ["a-queued"]
             assert await log.known(OWNER, "key a") == ("a-done", "d")
             assert await log.known(OWNER, "key b") is None
-            asked = SqlAsked(database, A)
+            asked = SqlInterrupts(database, A)
             assert await asked.find(OWNER, "per_a") is not None
-            assert await asked.grants(OWNER, "a") == [Grant("bash", "ls *")]
-            assert await asked.grants(OWNER, "b") == []
+            assert await asked.allow_rules(OWNER, "a") == [AllowRule("bash", "ls *")]
+            assert await asked.allow_rules(OWNER, "b") == []
             bindings = SqlBindings(database, A)
             session = SessionRef("ses_a", "", "/work/a", ModelRef("demo", "a"))
             assert await bindings.session_of(OWNER, "a") == session
             with pytest.raises(OtherWorkspace, match="/work/b"):
                 await bindings.session_of(OWNER, "b")
-            assert await bindings.place_owners(["/worktrees/1"]) == {"/worktrees/1": "alice"}
+            assert await bindings.location_owners(["/worktrees/1"]) == {"/worktrees/1": "alice"}
             assert (await log.list(TaskQuery(OWNER))).total == 2
-        assert await shared.move(A) == Moved(open_left=2)
-        assert await shared.move(B) == Moved(tasks=2, contexts=1, open_left=1)
+        assert await shared.move(A) == MoveCounts(open_left=2)
+        assert await shared.move(B) == MoveCounts(tasks=2, contexts=1, open_left=1)
         assert await shared.tasks() == {"nowhere"}
 
 
@@ -313,10 +313,10 @@ async def test_a_move_that_was_cut_short_is_finished_by_the_next_start_of_that_r
             await database.write(legacy._mark, A, now_ms())
             if died_after == "copy":
                 legacy._copy(shared.url, shared.own_url(A), A.path)
-        assert await shared.move(OUTER) == Moved(tasks=2, contexts=1, open_left=2)  # those of b
+        assert await shared.move(OUTER) == MoveCounts(tasks=2, contexts=1, open_left=2)  # b's
         assert await shared.tasks(OUTER) == {"b-done", "b-queued"}
         copied = died_after == "copy"
-        assert await shared.move(A) == Moved(0 if copied else 2, 0 if copied else 1, 1)
+        assert await shared.move(A) == MoveCounts(0 if copied else 2, 0 if copied else 1, 1)
         assert await shared.tasks(A) == {"a-done", "a-queued"}
         assert await shared.tasks() == {"nowhere"}
 
@@ -341,15 +341,15 @@ async def test_what_a_process_of_an_earlier_version_works_on_stays_with_it(share
         lease = (holder, now_ms() + 60_000)
         db.execute("UPDATE tasks SET holder=?, held_until=? WHERE id='a-queued'", lease)
     async with soon():
-        assert await shared.move(A) == Moved(open_left=3)
+        assert await shared.move(A) == MoveCounts(open_left=3)
         assert await shared.tasks(A) == set()
-        assert await shared.move(B) == Moved(tasks=2, contexts=1, open_left=2)
+        assert await shared.move(B) == MoveCounts(tasks=2, contexts=1, open_left=2)
 
 
 async def test_whose_a_session_is_stays_known_where_it_does_not_move(shared: Shared) -> None:
     mine = root("/elsewhere")
     async with soon():
-        assert await shared.move(mine) == Moved(open_left=3)
+        assert await shared.move(mine) == MoveCounts(open_left=3)
         async with Database.open(shared.own_url(mine)) as database:
             owners = await SqlBindings(database, mine).owners(["ses_a", "ses_b"])
         assert {name: owner.principal for name, owner in owners.items()} == {
@@ -366,7 +366,7 @@ async def test_what_an_earlier_version_changes_meanwhile_is_what_moves_in_the_en
         db.execute("UPDATE tasks SET holder=?, held_until=? WHERE id='a-queued'", lease)
         db.execute("UPDATE sessions SET claimed_until=1 WHERE session_id='ses_a'")
     async with soon():
-        assert await shared.move(A) == Moved(open_left=3)
+        assert await shared.move(A) == MoveCounts(open_left=3)
         with closing(sqlite3.connect(shared.file)) as db, db:
             db.execute("UPDATE tasks SET holder=NULL, held_until=0")
             db.execute(
@@ -374,7 +374,7 @@ async def test_what_an_earlier_version_changes_meanwhile_is_what_moves_in_the_en
                 " WHERE session_id='ses_a'"
             )
             db.execute("UPDATE contexts SET session_id='ses_new' WHERE session_id='ses_a'")
-        assert await shared.move(A) == Moved(tasks=2, contexts=1, open_left=2)
+        assert await shared.move(A) == MoveCounts(tasks=2, contexts=1, open_left=2)
         async with Database.open(shared.own_url(A)) as database:
             bindings = SqlBindings(database, A)
             session = await bindings.session_of(OWNER, "a")
@@ -387,11 +387,11 @@ async def test_a_session_that_stays_is_not_adopted_by_a_root_around_it(shared: S
     outer = root("/work")
     only_itself = Root("/work", lambda directory: directory == "/work")
     async with soon():
-        assert await shared.move(only_itself) == Moved(open_left=3)
+        assert await shared.move(only_itself) == MoveCounts(open_left=3)
         async with Database.open(shared.own_url(outer)) as database:
             with pytest.raises(OtherWorkspace, match="/work/a"):
                 await SqlBindings(database, outer).session_of(OWNER, "a")
-        assert await shared.move(A) == Moved(tasks=2, contexts=1, open_left=2)
+        assert await shared.move(A) == MoveCounts(tasks=2, contexts=1, open_left=2)
 
 
 async def test_what_a_service_of_this_version_keeps_in_the_same_file_stays(shared: Shared) -> None:
@@ -401,8 +401,8 @@ async def test_what_a_service_of_this_version_keeps_in_the_same_file_stays(share
         SqlTaskLog.open(database, root=A) as log,
     ):
         await log.create(head("mine", "new"), [HELLO])
-        assert await shared.move(A) == Moved(tasks=2, contexts=1, open_left=3)
-        assert log.holds("mine")
+        assert await shared.move(A) == MoveCounts(tasks=2, contexts=1, open_left=3)
+        assert log.is_mine("mine")
         assert (await log.get(OWNER, "mine")).state is TaskState.SUBMITTED
 
 
@@ -424,4 +424,4 @@ async def test_a_service_does_not_start_while_the_shared_file_cannot_be_read(
         with pytest.raises(NotMoved, match="not a database"):
             await shared.move(A)
         shared.file.unlink()
-        assert await shared.move(A) == Moved()
+        assert await shared.move(A) == MoveCounts()

@@ -14,12 +14,14 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.domain.values import Caller
 from opencode_a2a.errors import RateLimited, ServiceError, Unauthenticated
-from opencode_a2a.web.auth import Authenticate, Credential, Credentials
+from opencode_a2a.web.auth import Authenticator, Credential, Credentials
 from opencode_a2a.web.connections import MARK_KNOWN
 from opencode_a2a.web.logins import DELAY_SECONDS, FREE_FAILURES, MAX_WAITING_PER_ADDRESS
 
 ALICE, BOB = Caller("alice"), Caller("bob")
-KNOWN = Credentials([Credential.bearer("tökén", ALICE), Credential.basic("bob", "pass:wörd", BOB)])
+KNOWN = Credentials(
+    [Credential.bearer("tökén", ALICE), Credential.basic("bob", "pass:wörd", caller=BOB)]
+)
 
 
 def basic(text: str) -> bytes:
@@ -92,11 +94,11 @@ class Door:
 
     def __post_init__(self) -> None:
         self.opened.set()
-        self.guard = Authenticate(
+        self.guard = Authenticator(
             self._app,
-            KNOWN,
-            frozenset({"/public"}),
-            self._refuse,
+            credentials=KNOWN,
+            public=frozenset({"/public"}),
+            on_error=self._refuse,
             clock=lambda: 1000.0,
             sleep=self._sleep,
         )
@@ -281,5 +283,7 @@ async def test_what_is_not_a_request_passes() -> None:
     async def nothing(*_: object) -> Any:
         raise AssertionError("nobody listens")
 
-    await Authenticate(app, KNOWN, frozenset(), refuse)({"type": "lifespan"}, nothing, nothing)
+    await Authenticator(app, credentials=KNOWN, public=frozenset(), on_error=refuse)(
+        {"type": "lifespan"}, nothing, nothing
+    )
     assert seen == ["lifespan"]

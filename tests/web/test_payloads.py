@@ -43,7 +43,7 @@ async def talk(
         sent.append(message)
 
     with capture_logs() as logged:
-        await PayloadLog(app, Redactor(SECRET), limit)(scope, receive, send)
+        await PayloadLog(app, redactor=Redactor(SECRET), limit=limit)(scope, receive, send)
     return sent, logged
 
 
@@ -114,7 +114,7 @@ async def test_a_stream_is_passed_on_piece_by_piece_and_logged_after_it() -> Non
             return super().body(raw, limit)
 
     with capture_logs() as logged:
-        await PayloadLog(stream, Noting(SECRET), 4096)(SCOPE, receive, send)
+        await PayloadLog(stream, redactor=Noting(SECRET), limit=4096)(SCOPE, receive, send)
     assert order == ["made 1", "sent", "logged", "made 2", "sent", "logged", "sent"]
     assert [(line["event"], line["body"]) for line in logged] == [
         ("payload.event", f'id: {n}\ndata: {{"text":"[redacted]"}}\n') for n in (1, 2)
@@ -135,7 +135,7 @@ async def test_a_body_that_cannot_be_shown_does_no_harm() -> None:
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
     with capture_logs() as logged:
-        await PayloadLog(echo, Broken(), 10)(SCOPE, receive, send)
+        await PayloadLog(echo, redactor=Broken(), limit=10)(SCOPE, receive, send)
     assert sent[1]["body"] == b"{}"
     assert [line["event"] for line in logged] == ["payload.unreadable"] * 2
 
@@ -153,5 +153,5 @@ async def test_what_is_not_http_is_left_alone(kind: str) -> None:
     async def send(message: Message) -> None:
         raise AssertionError
 
-    await PayloadLog(app, Redactor(), 10)({"type": kind}, receive, send)
+    await PayloadLog(app, redactor=Redactor(), limit=10)({"type": kind}, receive, send)
     assert seen == [kind]

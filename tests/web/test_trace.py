@@ -23,7 +23,7 @@ from opencode_a2a.inbound.health import Health
 from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.routes import add_routes
 from opencode_a2a.service.tasks import Tasks
-from opencode_a2a.web.auth import Authenticate, Credential, Credentials
+from opencode_a2a.web.auth import Authenticator, Credential, Credentials
 from opencode_a2a.web.trace import Trace
 
 SECRET = "the password is hunter2"
@@ -67,7 +67,9 @@ def service() -> ASGIApp:
     health = Health({"store": broken_check})
     add_routes(app, operations, Contract((), ()), health, 1024)
     known = Credentials([Credential.bearer("token", Caller("alice", frozenset(scopes.Scope)))])
-    guarded = Authenticate(cast(ASGIApp, app), known, frozenset({"/ready"}), failure)
+    guarded = Authenticator(
+        cast(ASGIApp, app), credentials=known, public=frozenset({"/ready"}), on_error=failure
+    )
     return Trace(guarded, failure)
 
 
@@ -188,7 +190,8 @@ async def test_a_bug_outside_the_application_is_answered_too() -> None:
         async with client(Trace(app, failure)) as there:
             response = await there.get("/tasks")
     assert response.status_code == 500
-    assert response.json()["error"]["message"] == "Something went wrong here. The log has it."
+    request_id = response.headers["x-request-id"]
+    assert response.json()["error"]["message"].endswith(f"under the request id {request_id}.")
     assert [line["event"] for line in logs] == ["request.broken", "request"]
 
 

@@ -1,4 +1,4 @@
-"""Calling what was declared: is it enabled, may the caller, is the request well formed."""
+"""Calls declared methods: checks that one is enabled, the caller's scope, and the parameters."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from .declare import Extension, Method
 from .params import Result, validated
 
 
-class Asking(Protocol):
-    """As much of a caller as matters here."""
+class HasScopes(Protocol):
+    """The part of a caller that is checked here."""
 
     @property
     def scopes(self) -> Collection[str]: ...
 
 
+def require_scope(caller: HasScopes, scope: str) -> None:
+    if scope not in caller.scopes:
+        raise AuthorizationForbidden(
+            f"This credential lacks the scope {scope}.", required_scope=scope
+        )
+
+
 class Contract:
-    """The declared methods, those that this deployment has switched on, and what they work on."""
+    """The declared methods, which of them this deployment has enabled, and their services."""
 
     def __init__(
         self, extensions: Iterable[Extension], enabled: Collection[str], services: Any = None
@@ -39,7 +46,7 @@ class Contract:
         """The names of the methods that can be called here."""
         return [name for name, method in self._methods.items() if self.enabled(method)]
 
-    async def call(self, name: str, caller: Asking, params: Any) -> Result:
+    async def call(self, name: str, caller: HasScopes, params: Any) -> Result:
         method = self._methods[name]
         if method.toggle is not None and not self.enabled(method):
             raise MethodDisabled(
@@ -47,9 +54,6 @@ class Contract:
                 method=name,
                 setting=method.toggle.setting,
             )
-        if method.scope not in caller.scopes:
-            raise AuthorizationForbidden(
-                f"This credential lacks the scope {method.scope}.", required_scope=method.scope
-            )
+        require_scope(caller, method.scope)
         result: Result = await method.run(self._services, caller, validated(method.params, params))
         return result

@@ -1,4 +1,4 @@
-"""What strangers send, checked: every wrong field is named."""
+"""What clients send, checked: every wrong field is named."""
 
 from __future__ import annotations
 

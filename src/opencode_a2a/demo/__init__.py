@@ -1,1 +1,1 @@
-"""What a first run needs when nothing else is there yet: a model that costs nothing."""
+"""A model for the first run, when no provider is configured yet."""

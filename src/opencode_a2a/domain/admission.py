@@ -1,4 +1,4 @@
-"""Who is let in, and whose task runs next.
+"""Which tasks are admitted, and which runs next.
 
 1. There are `running` slots; no slot is free while a task that may run waits for one.
 2. A free slot goes to the caller with the fewest running tasks. Among callers with equally many
@@ -18,7 +18,7 @@
    and callers who have nothing here and start by rule 3. The number of tasks that wait for people
    is bounded in the same way.
 
-Nothing here waits: the methods say what happens, and `grant` returns who may run now.
+Nothing here waits: callers report what happens, and `assign_slots` returns the tasks that may run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Entrant(Protocol):
-    """A task that wants to run. Two are the same only if they are one object."""
+    """A task that wants to run. Two are equal only if they are the same object."""
 
     @property
     def caller(self) -> str: ...
@@ -41,7 +41,7 @@ class Entrant(Protocol):
 
     @property
     def order(self) -> Any:
-        """What is lower runs first."""
+        """The task with the lower value runs first."""
         ...
 
 
@@ -50,7 +50,7 @@ T = TypeVar("T", bound=Entrant)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    running: int  # 0: as many as there are, and then nothing is refused for being too many
+    running: int  # 0: no limit, and then no task is refused for being too many
     queued: int
     per_caller: int  # of `queued`
     resting: int
@@ -101,11 +101,11 @@ class Admission(Generic[T]):
         return self._busy[caller] - self._running[caller]
 
     def arrive(self, caller: str) -> None:
-        """Keep a place for a task in the making."""
+        """Count a task that is being created."""
         self._busy[caller] += 1
 
     def arrived(self, caller: str) -> None:
-        """Give the place back: the task is here now, or will not come."""
+        """Stop counting it: the task has entered, or will not."""
         _less(self._busy, caller)
 
     # -- the life of a task
@@ -113,19 +113,19 @@ class Admission(Generic[T]):
     def enter(self, task: T, *, running: bool = False) -> None:
         self._phases[task] = Phase.PRESENT
         self._busy[task.caller] += 1
-        lane = self._contexts.setdefault((task.caller, task.context), [])
-        insort(lane, task, key=_order)
+        tasks = self._contexts.setdefault((task.caller, task.context), [])
+        insort(tasks, task, key=_order)
         if running:
             self._run(task)
 
     def before(self, task: T) -> T | None:
         """The task of the same context that is directly before it."""
-        lane = self._contexts[task.caller, task.context]
-        place = lane.index(task)
-        return lane[place - 1] if place else None
+        tasks = self._contexts[task.caller, task.context]
+        position = tasks.index(task)
+        return tasks[position - 1] if position else None
 
     def wait(self, task: T) -> None:
-        """It could run now, but for a slot."""
+        """It can run as soon as it has a slot."""
         if self._phases[task] is Phase.PRESENT:
             self._phases[task] = Phase.WAITING
             insort(self._waiting.setdefault(task.caller, []), task, key=_order)
@@ -147,13 +147,15 @@ class Admission(Generic[T]):
         self.wait(task)
         return True
 
-    def rest(self, task: T) -> None:
-        """It waits for a person."""
-        if self._phases[task] is not Phase.RESTING:
-            self._withdraw(task)
-            self._phases[task] = Phase.RESTING
-            _less(self._busy, task.caller)
-            self._resting[task.caller] += 1
+    def rest(self, task: T) -> bool:
+        """It waits for a person. Whether it did not before."""
+        if self._phases[task] is Phase.RESTING:
+            return False
+        self._withdraw(task)
+        self._phases[task] = Phase.RESTING
+        _less(self._busy, task.caller)
+        self._resting[task.caller] += 1
+        return True
 
     def go_on(self, task: T) -> bool:
         """The person has decided. Whether it waited for that."""
@@ -169,13 +171,13 @@ class Admission(Generic[T]):
         self._withdraw(task)
         resting = self._phases.pop(task) is Phase.RESTING
         _less(self._resting if resting else self._busy, task.caller)
-        lane = self._contexts[task.caller, task.context]
-        lane.remove(task)
-        if not lane:
+        tasks = self._contexts[task.caller, task.context]
+        tasks.remove(task)
+        if not tasks:
             del self._contexts[task.caller, task.context]
 
-    def grant(self) -> list[T]:
-        """Give the free slots away, and let newcomers start; who has a slot now."""
+    def assign_slots(self) -> list[T]:
+        """Give free slots to waiting tasks, and let newcomers start; the tasks that may run now."""
         granted: list[T] = []
         while (task := self._next()) is not None:
             self._withdraw(task)
@@ -213,7 +215,7 @@ class Admission(Generic[T]):
             self._waiting[caller] = self._waiting.pop(caller)
 
     def _withdraw(self, task: T) -> None:
-        """Take its slot, or its place among those who wait for one."""
+        """Take its slot away, or remove it from those that wait for one."""
         match self._phases[task]:
             case Phase.RUNNING:
                 _less(self._running, task.caller)
@@ -233,4 +235,4 @@ def _order(task: Entrant) -> Any:
 def _less(counted: Counter[str], caller: str) -> None:
     counted[caller] -= 1
     if not counted[caller]:
-        del counted[caller]  # callers come and go
+        del counted[caller]  # else the counter would grow with every new caller

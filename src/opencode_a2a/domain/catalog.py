@@ -1,7 +1,7 @@
-"""What an agent can tell about itself beyond one conversation, and what can be asked of it there.
+"""What an agent offers beyond one conversation: sessions, models, projects and workspaces.
 
-Also the ports for it, beside the values they speak of: `Catalog` is the agent, `Owners` is
-whose session is whose.
+The ports stand beside the values they use: `Catalog` is the agent, `OwnershipStore` records who
+owns which session, worktree and workspace.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 from .task import TaskHead
-from .values import Attachment, FileChange, Message, ModelRef, PermissionRule, SessionRef
+from .values import (
+    Attachment,
+    FileChange,
+    Message,
+    ModelRef,
+    PermissionRule,
+    SessionRef,
+    TodoItem,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where to look: a directory inside the boundary, or one of the agent's workspaces."""
+class Location:
+    """A directory in which a caller can work, or one of the agent's workspaces."""
 
     directory: str
     workspace: str | None = None
@@ -37,7 +45,7 @@ class SessionInfo:
 
     @property
     def ref(self) -> SessionRef:
-        return SessionRef(self.id, self.title, self.directory)
+        return SessionRef(self.id, self.title, directory=self.directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +80,6 @@ class SessionStatus:
     attempt: int | None = None
     message: str | None = None
     next: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TodoItem:
-    content: str
-    status: str
-    priority: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class Providers:
-    """The model providers without anything that would let somebody use them elsewhere."""
+    """The model providers, without keys or anything else to use them with."""
 
     providers: tuple[Provider, ...]
     models: tuple[Model, ...]
@@ -164,7 +165,7 @@ class Providers:
         )
 
     def variants(self, model: ModelRef | None) -> list[str]:
-        """Of this model, or without one of all that are connected; each once."""
+        """The variants of this model; without a model, of all that are connected."""
         found = [
             variant
             for m in self.models
@@ -174,8 +175,17 @@ class Providers:
         ]
         return list(dict.fromkeys(found))
 
+    @property
+    def default_models(self) -> dict[str, str]:
+        """By provider."""
+        return {p.provider_id: p.default_model for p in self.providers if p.default_model}
+
+    @property
+    def connected(self) -> list[str]:
+        return [p.provider_id for p in self.providers if p.connected]
+
     def with_default(self, model: ModelRef | None) -> Providers:
-        """The same, where this model is what its provider answers with by default."""
+        """The same providers, with this model as the default of its provider."""
         if model is None or not self.knows(model):
             return self
         providers = (
@@ -211,9 +221,9 @@ class Worktree:
 
 
 class Catalog(Protocol):
-    """The agent's sessions, models and places. A session that is not there: `SessionNotFound`."""
+    """The agent's sessions, models and locations. Raises `SessionNotFound` for an unknown one."""
 
-    async def sessions(self, place: Place, query: SessionQuery) -> Sequence[SessionInfo]:
+    async def sessions(self, location: Location, query: SessionQuery) -> Sequence[SessionInfo]:
         """Latest change first."""
         ...
 
@@ -226,18 +236,18 @@ class Catalog(Protocol):
         """What the session was last answered with, if it ever was."""
         ...
 
-    async def default_model(self, place: Place) -> ModelRef | None:
+    async def default_model(self, location: Location) -> ModelRef | None:
         """What is configured there, if anything is."""
         ...
 
     async def children(self, session: str) -> Sequence[SessionInfo]: ...
-    async def statuses(self, place: Place) -> Mapping[str, SessionStatus]:
+    async def statuses(self, location: Location) -> Mapping[str, SessionStatus]:
         """Of those that are not idle."""
         ...
 
     async def todos(self, session: str) -> Sequence[TodoItem]: ...
     async def diff(self, session: str, message: str) -> Sequence[FileChange]: ...
-    async def messages(self, session: str, limit: int, before: str | None) -> MessagePage: ...
+    async def messages(self, session: str, *, limit: int, before: str | None) -> MessagePage: ...
     async def message(self, session: str, message: str) -> Message | None: ...
 
     async def prompt(self, session: str, prompt: SessionPrompt) -> str:
@@ -246,51 +256,51 @@ class Catalog(Protocol):
 
     async def command(self, session: str, command: SessionCommand) -> Message: ...
     async def shell(
-        self, session: str, agent: str, command: str, model: ModelRef | None
+        self, session: str, *, agent: str, command: str, model: ModelRef | None
     ) -> Message: ...
     async def summarize(self, session: str, model: ModelRef) -> None: ...
-    async def fork(self, session: str, before: str | None) -> SessionInfo: ...
+    async def fork(self, session: str, *, before: str | None) -> SessionInfo: ...
     async def share(self, session: str) -> SessionInfo:
         """Without a URL afterwards when the agent is not allowed to."""
         ...
 
     async def unshare(self, session: str) -> SessionInfo: ...
-    async def revert(self, session: str, message: str, part: str | None) -> SessionInfo: ...
+    async def revert(self, session: str, *, message: str, part: str | None) -> SessionInfo: ...
     async def unrevert(self, session: str) -> SessionInfo: ...
 
-    async def providers(self, place: Place) -> Providers: ...
-    async def agents(self, place: Place) -> Mapping[str, ModelRef | None]:
+    async def providers(self, location: Location) -> Providers: ...
+    async def agents(self, location: Location) -> Mapping[str, ModelRef | None]:
         """By name, each with the model it is configured for; the default agent comes first."""
         ...
 
-    async def commands(self, place: Place) -> Mapping[str, str | None]:
+    async def commands(self, location: Location) -> Mapping[str, str | None]:
         """The template of each, in which arguments are filled in; None if OpenCode hides it."""
         ...
 
     async def projects(self) -> Sequence[Project]: ...
-    async def project(self, place: Place) -> Project: ...
-    async def workspaces(self, place: Place) -> Sequence[Workspace]: ...
-    async def workspace_types(self, place: Place) -> Sequence[str]: ...
+    async def project(self, location: Location) -> Project: ...
+    async def workspaces(self, location: Location) -> Sequence[Workspace]: ...
+    async def workspace_types(self, location: Location) -> Sequence[str]: ...
     def new_workspace_id(self) -> str:
         """An id for a workspace: what was made under it can be removed, however far it got."""
         ...
 
     async def create_workspace(
-        self, place: Place, workspace: str, type: str, branch: str | None
+        self, location: Location, *, workspace_id: str, type: str, branch: str | None
     ) -> Workspace: ...
 
-    async def remove_workspace(self, place: Place, workspace: str) -> Workspace | None:
+    async def remove_workspace(self, location: Location, workspace: str) -> Workspace | None:
         """What was removed; None when there is no such workspace."""
         ...
 
-    async def worktrees(self, place: Place) -> Sequence[str]: ...
-    async def create_worktree(self, place: Place, name: str | None) -> Worktree: ...
+    async def worktrees(self, location: Location) -> Sequence[str]: ...
+    async def create_worktree(self, location: Location, name: str | None) -> Worktree: ...
 
-    async def remove_worktree(self, place: Place, directory: str) -> None:
+    async def remove_worktree(self, location: Location, directory: str) -> None:
         """Deletes whatever directory it is given: never a caller's word, only a listed one."""
         ...
 
-    async def reset_worktree(self, place: Place, directory: str) -> None: ...
+    async def reset_worktree(self, location: Location, directory: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,15 +309,15 @@ class SessionOwner:
     root: str | None = None  # the workspace root it was started or claimed in, where that is known
 
 
-class Owners(Protocol):
-    """Whose session is whose."""
+class OwnershipStore(Protocol):
+    """Who owns which session, and which worktree (by directory) or workspace (by id)."""
 
     async def owners(self, sessions: Sequence[str]) -> Mapping[str, SessionOwner]:
-        """Of those that somebody owns."""
+        """The owner of each session that has one."""
         ...
 
     async def contexts(self, ids: Sequence[str]) -> Mapping[str, frozenset[str]]:
-        """Who has a context with that id."""
+        """The principals that have a context with each of these ids."""
         ...
 
     async def contexts_of(self, owner: str, sessions: Sequence[str]) -> Mapping[str, str]:
@@ -315,19 +325,15 @@ class Owners(Protocol):
         ...
 
     async def forget_model(self, session_id: str) -> None:
-        """Of a session that is to go on with whatever it is asked with next."""
+        """Forget the model of a session, which goes on with that of its next prompt."""
         ...
 
     async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
-        """Make it this caller's if it is nobody's, for a while or for good; whose it is now."""
+        """Make this caller the owner if there is none, for good or `until` then; the owner now."""
         ...
 
+    async def location_owners(self, names: Sequence[str]) -> Mapping[str, str]: ...
 
-class PlaceOwners(Protocol):
-    """Who had which worktree or workspace made, by directory or id."""
+    async def own_locations(self, owner: str, names: Sequence[str]) -> None: ...
 
-    async def place_owners(self, names: Sequence[str]) -> Mapping[str, str]: ...
-
-    async def own_places(self, owner: str, names: Sequence[str]) -> None: ...
-
-    async def forget_places(self, names: Sequence[str]) -> None: ...
+    async def forget_locations(self, names: Sequence[str]) -> None: ...

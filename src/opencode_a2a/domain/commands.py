@@ -71,7 +71,7 @@ def expand(template: str, arguments: str) -> str:
             return " ".join(words[index:])  # the last placeholder takes the rest
         return words[index] if index >= 0 else "undefined"
 
-    text = _replace_all(_PLACEHOLDER.sub(word, template), _ALL_ARGUMENTS, arguments)
+    text = _replace_all(_PLACEHOLDER.sub(word, template), _ALL_ARGUMENTS, new=arguments)
     takes_none = not positions and _ALL_ARGUMENTS not in template
     if takes_none and arguments.strip(_SPACE):
         text = f"{text}\n\n{arguments}"
@@ -99,7 +99,7 @@ def mentions_file(text: str) -> bool:
 
 
 def refusal(template: str | None, arguments: str) -> str | None:
-    """Why these arguments must not reach the command, and what to do; None if they may."""
+    """Why these arguments are refused, and what to do instead; None if they are allowed."""
     if not arguments:
         return None
     if template is None:
@@ -152,7 +152,7 @@ def _fills_names(template: str) -> bool:
 
 
 def changes_actions(template: str, arguments: str) -> bool:
-    """Whether OpenCode could run or read anything else than without arguments."""
+    """Whether OpenCode could run or read anything that it does not without arguments."""
     return _acting_words(expand(template, "")) != _acting_words(expand(template, arguments))
 
 

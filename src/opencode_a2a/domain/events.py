@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
-from .values import Interrupt, Part, Problem, Usage
+from .values import Interrupt, Part, Problem, TodoItem, Usage
 
 
 class Speaker(StrEnum):
@@ -161,16 +161,9 @@ class InterruptClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class Todo:
-    content: str
-    status: str
-    priority: str
-
-
-@dataclass(frozen=True, slots=True)
 class TodosChanged:
     session: str
-    todos: tuple[Todo, ...]
+    todos: tuple[TodoItem, ...]
 
 
 @dataclass(frozen=True, slots=True)

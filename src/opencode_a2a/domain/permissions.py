@@ -11,12 +11,12 @@ from .values import PermissionAsk
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class AllowRule:
     permission: str
     pattern: str
 
 
-def covers(grants: Iterable[Grant], ask: PermissionAsk) -> bool:
+def covers(grants: Iterable[AllowRule], ask: PermissionAsk) -> bool:
     """Whether everything that is asked for was allowed. Nothing named is nothing allowed."""
     patterns = [grant.pattern for grant in grants if grant.permission == ask.permission]
     return bool(ask.patterns) and all(

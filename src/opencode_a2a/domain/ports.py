@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from .catalog import Place
+from .catalog import Location
 from .events import AgentEvent
-from .permissions import Grant
+from .permissions import AllowRule
 from .task import Task, TaskHead
 from .updates import LogEntry, Update
 from .values import (
@@ -89,7 +89,7 @@ class Agent(Protocol):
         ...
 
     async def create(
-        self, title: str, context_id: str, place: Place | None = None
+        self, title: str, context_id: str, *, location: Location | None = None
     ) -> SessionRef: ...
 
     async def delete(self, ref: SessionRef) -> None:
@@ -210,15 +210,15 @@ class TaskLog(Protocol):
         """The task as it was after an entry; None when its single entries are gone."""
         ...
 
-    async def beat(self) -> Sequence[str]:
+    async def renew_leases(self) -> Sequence[str]:
         """Show that we are alive; the tasks of ours that somebody else was asked to stop."""
         ...
 
-    async def take_orphans(self) -> Sequence[Task]:
+    async def claim_expired(self) -> Sequence[Task]:
         """Take up the tasks that no process holds any more, oldest first."""
         ...
 
-    async def elsewhere(self, head: TaskHead) -> bool:
+    async def older_held_by_other(self, head: TaskHead) -> bool:
         """Whether another process works on an older task of the same context."""
         ...
 
@@ -226,7 +226,7 @@ class TaskLog(Protocol):
         """Ask the process that holds a task to cancel it."""
         ...
 
-    def holds(self, task_id: str) -> bool:
+    def is_mine(self, task_id: str) -> bool:
         """Whether the task is ours to write."""
         ...
 
@@ -240,7 +240,7 @@ class Bindings(Protocol):
 
     async def context_of(self, owner: str, session_id: str) -> str | None: ...
 
-    async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
+    async def bind(self, owner: str, context_id: str, *, session: SessionRef) -> None:
         """The session may be this owner's already, but must not serve another context."""
         ...
 
@@ -248,7 +248,7 @@ class Bindings(Protocol):
         """Remember what a session goes on with after a request that chooses another."""
         ...
 
-    async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
+    async def unbind(self, owner: str, context_id: str, *, session_id: str) -> None:
         """Forget a session, if it is the one that serves this context."""
         ...
 
@@ -264,7 +264,7 @@ class Pending:
     resolution: str | None = None  # none while it is open
 
 
-class Asked(Protocol):
+class InterruptStore(Protocol):
     """What the agent has asked for, by whose task. What is settled is forgotten after a while."""
 
     async def pending(self, owner: str) -> Sequence[Pending]:
@@ -273,7 +273,7 @@ class Asked(Protocol):
 
     async def find(self, owner: str, request_id: str) -> Pending | None: ...
 
-    async def grants(self, owner: str, context_id: str) -> Sequence[Grant]:
+    async def allow_rules(self, owner: str, context_id: str) -> Sequence[AllowRule]:
         """What need not be asked again in this context."""
         ...
 

@@ -1,7 +1,7 @@
-"""From a person's words to a decision: what a message says about the requests of the agent.
+"""Reads a decision about the agent's requests from a person's message.
 
-Words are taken for what they plainly say and never guessed at: a decision cannot
-be taken back. What is not understood is said so, with what would have been.
+Only a plain answer counts, because a decision cannot be taken back. To anything else
+the service replies that it has not understood, and which answers it would.
 
 * text answers the first open request, or the one whose id it begins with; a line
   for each id answers several;
@@ -31,7 +31,7 @@ from .values import (
 
 HITL = "https://kagent.dev/extensions/hitl/v1"
 
-YES = frozenset(
+YES_WORDS = frozenset(
     [
         "yes",
         "y",
@@ -48,19 +48,24 @@ YES = frozenset(
         "accept",
     ]
 )
-ALWAYS = frozenset({"always"})
-NO = frozenset(["no", "n", "nope", "reject", "rejected", "deny", "denied", "refuse", "refused"])
-POLITE = frozenset(["please", "thanks", "it", "this", "that", "go", "ahead", "do", "just"])
-_GO = frozenset(["go", "ahead", "do"])
+ALWAYS_WORDS = frozenset({"always"})
+NO_WORDS = frozenset(
+    ["no", "n", "nope", "reject", "rejected", "deny", "denied", "refuse", "refused"]
+)
+FILLER_WORDS = frozenset(["please", "thanks", "it", "this", "that", "go", "ahead", "do", "just"])
+_GO_WORDS = frozenset(["go", "ahead", "do"])
 # A refusal that holds one of these may be none: no, that's fine.
-_CONSENT = frozenset(["yes", "yep", "yeah", "ok", "okay", "fine", "ahead", "proceed", "mind"])
+_CONSENT_WORDS = frozenset(["yes", "yep", "yeah", "ok", "okay", "fine", "ahead", "proceed", "mind"])
 # "no" and then one of these refuses; with another word it may be anything: no problem.
-_GO_ON = frozenset(["not", "never", "don't", "don", "dont", "way", "thanks", "please", "stop"])
-DISMISS = frozenset({"reject", "dismiss"})
-_BOTH = frozenset({"once", "always"})
+_REFUSING_WORDS = frozenset(
+    ["not", "never", "don't", "don", "dont", "way", "thanks", "please", "stop"]
+)
+DISMISS_WORDS = frozenset({"reject", "dismiss"})
+_CONTRADICTION = frozenset({"once", "always"})
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
-_PLAIN = re.compile(r"""[\w\s.,!;:'"“”‘’*`–—-]*""")  # a question mark, a thumb or a strike is not
+# A text with a question mark, an emoji or ~~a strike~~ is not plain.
+_PLAIN_TEXT = re.compile(r"""[\w\s.,!;:'"“”‘’*`–—-]*""")
 _PAUSE = re.compile(r"\s*[^\w\s]|[^\S\n]*\n")
 _THANKS = re.compile(r"\bthank you\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*((?:per|que)_\w+)\s*[:=,]?\s*(.*)", re.DOTALL)
@@ -68,7 +73,7 @@ _ID = re.compile(r"(?:per|que)_[A-Za-z0-9]{20,}")  # nobody writes that for anyt
 
 
 class NotUnderstood(Exception):
-    """The answer stays owed; the text says what was not understood."""
+    """The request stays open; the text says what was not understood."""
 
     def __init__(self, request_id: str, note: str) -> None:
         super().__init__(note)
@@ -77,7 +82,7 @@ class NotUnderstood(Exception):
 
 
 def understand(waiting: Sequence[Interrupt], message: Message) -> dict[str, Decision]:
-    """What a message decides, by request id. `waiting` is what is open, oldest first."""
+    """The decisions in a message, by request id. `waiting` are the open requests, oldest first."""
     known = {interrupt.request_id: interrupt for interrupt in waiting}
     payload = (message.metadata or {}).get(HITL) if HITL in message.extensions else None
     if isinstance(payload, Mapping):
@@ -85,7 +90,7 @@ def understand(waiting: Sequence[Interrupt], message: Message) -> dict[str, Deci
     text = "\n".join(part.text for part in message.parts if isinstance(part, Text)).strip()
     data = [part.value for part in message.parts if isinstance(part, Data)]
     if data:
-        return _each_once(_from_data(known, value, text) for value in data)
+        return _each_once(_from_data(known, value, text=text) for value in data)
     if not text:
         raise NotUnderstood(waiting[0].request_id, "The answer must be text or data.")
     lines = [_addressed(known, line) for line in text.splitlines() if line.strip()]
@@ -95,7 +100,7 @@ def understand(waiting: Sequence[Interrupt], message: Message) -> dict[str, Deci
 
 
 def is_only_a_reply(message: Message) -> bool:
-    """Whether a message makes no sense but as an answer: then it is never a prompt."""
+    """Whether a message can only be an answer, so that it is never used as a prompt."""
     if HITL in message.extensions and isinstance((message.metadata or {}).get(HITL), Mapping):
         return True
     data = [part.value for part in message.parts if isinstance(part, Data)]
@@ -113,12 +118,14 @@ def _is_shaped_as_reply(value: dict[str, Any]) -> bool:
 
 
 def _addressed(known: Mapping[str, Interrupt], text: str) -> tuple[str, str] | None:
-    """The request that a text names at its beginning, and the rest of it."""
+    """The id of the request that a text begins with, and the rest of the text."""
     found = _ADDRESS.fullmatch(text)
     if found is None or not (found[1] in known or _ID.fullmatch(found[1])):
         return None
     if found[1] not in known:
-        raise NotUnderstood(next(iter(known)), f"Nothing waits under the id {_short(found[1])}.")
+        raise NotUnderstood(
+            next(iter(known)), f"No request with the id {_short(found[1])} waits for an answer."
+        )
     return found[1], found[2].strip()
 
 
@@ -134,7 +141,7 @@ def _each_once(decisions: Iterable[tuple[str, Decision]]) -> dict[str, Decision]
 
 
 def check_answers(ask: QuestionAsk, answers: Sequence[Sequence[str]]) -> str | None:
-    """What is wrong with the answers to these questions, if anything is."""
+    """What is wrong with the answers to these questions, or None."""
     if len(answers) != len(ask.questions):
         return f"There are {len(ask.questions)} questions and {len(answers)} answers."
     for number, (question, answer) in enumerate(zip(ask.questions, answers, strict=True), 1):
@@ -154,7 +161,9 @@ def check_answers(ask: QuestionAsk, answers: Sequence[Sequence[str]]) -> str | N
 def _from_text(ask: Interrupt, text: str) -> Decision:
     if isinstance(ask, PermissionAsk):
         return _permission_from_text(ask, text)
-    if text.strip(" .!").lower() in DISMISS and not any(_option(q, text) for q in ask.questions):
+    if text.strip(" .!").lower() in DISMISS_WORDS and not any(
+        _option(q, text) for q in ask.questions
+    ):
         return QuestionDecision(None)
     if len(ask.questions) == 1:
         return _checked(ask, [_answer_from_text(ask.questions[0], text)])
@@ -174,11 +183,15 @@ def _permission_from_text(ask: PermissionAsk, text: str) -> Decision:
     if _refuses(text, words):
         first = _WORD.search(text)
         rest = text[first.end() :].lstrip(" \t\n,;:.!-–—") if first else ""
-        return PermissionDecision("reject", rest if set(words[1:]) - POLITE else None)
-    said = set(words)
-    plain = _PLAIN.fullmatch(text) and said <= YES | ALWAYS | POLITE and not said >= _BOTH
-    if plain and said & (YES | ALWAYS):
-        return PermissionDecision("always" if said & ALWAYS else "once")
+        return PermissionDecision("reject", rest if set(words[1:]) - FILLER_WORDS else None)
+    words_used = set(words)
+    plain = (
+        _PLAIN_TEXT.fullmatch(text)
+        and words_used <= YES_WORDS | ALWAYS_WORDS | FILLER_WORDS
+        and not words_used >= _CONTRADICTION
+    )
+    if plain and words_used & (YES_WORDS | ALWAYS_WORDS):
+        return PermissionDecision("always" if words_used & ALWAYS_WORDS else "once")
     raise NotUnderstood(
         ask.request_id,
         f"“{_short(text)}” is neither yes, always nor no. Nothing was allowed or refused.",
@@ -190,17 +203,20 @@ def _words(text: str) -> list[str]:
 
 
 def _refuses(text: str, words: Sequence[str]) -> bool:
-    """Whether a text is plainly a no. "No problem", "no, go ahead" and "no?" are not."""
-    noes = next((number for number, word in enumerate(words) if word not in NO), len(words))
+    """Whether a text is plainly a refusal. "No problem", "no, go ahead" and "no?" are not."""
+    noes = next((number for number, word in enumerate(words) if word not in NO_WORDS), len(words))
     if not noes:
         return False
     reason = words[noes:]
-    said = set(reason)
-    if said <= YES | ALWAYS | POLITE:
-        return not said & (YES | ALWAYS | _GO) and _PLAIN.fullmatch(text) is not None
-    if said & _CONSENT:
+    words_used = set(reason)
+    if words_used <= YES_WORDS | ALWAYS_WORDS | FILLER_WORDS:
+        return (
+            not words_used & (YES_WORDS | ALWAYS_WORDS | _GO_WORDS)
+            and _PLAIN_TEXT.fullmatch(text) is not None
+        )
+    if words_used & _CONSENT_WORDS:
         return False
-    if words[noes - 1] != "no" or reason[0] in _GO_ON:
+    if words[noes - 1] != "no" or reason[0] in _REFUSING_WORDS:
         return True
     last = next(islice(_WORD.finditer(text), noes - 1, None))
     return _PAUSE.match(text, last.end()) is not None
@@ -242,17 +258,19 @@ def _checked(ask: QuestionAsk, answers: Sequence[Sequence[str]]) -> QuestionDeci
 def _from_data(known: Mapping[str, Interrupt], value: Any, text: str) -> tuple[str, Decision]:
     first = next(iter(known))
     if not isinstance(value, dict):
-        raise NotUnderstood(first, _SHAPES)
+        raise NotUnderstood(first, _DATA_HELP)
     named = value.get("request_id")
     if named is not None and not (isinstance(named, str) and named in known):
-        raise NotUnderstood(first, f"Nothing waits under the id {_short(str(named))}.")
+        raise NotUnderstood(
+            first, f"No request with the id {_short(str(named))} waits for an answer."
+        )
     if "answers" in value:
         ask = known[named] if named else _first(known, QuestionAsk)
         if not isinstance(ask, QuestionAsk):
             raise NotUnderstood(ask.request_id, "This is a permission: it takes a reply.")
         answers = value["answers"]
         if not isinstance(answers, list) or not all(map(_is_words, answers)):
-            raise NotUnderstood(ask.request_id, _SHAPES)
+            raise NotUnderstood(ask.request_id, _DATA_HELP)
         return ask.request_id, _checked(ask, [[a] if isinstance(a, str) else a for a in answers])
     match value.get("reply"), value.get("message"):
         case ("once" | "always" | "reject") as reply, (str() | None) as message:
@@ -264,10 +282,10 @@ def _from_data(known: Mapping[str, Interrupt], value: Any, text: str) -> tuple[s
                 return ask.request_id, QuestionDecision(None)
             raise NotUnderstood(ask.request_id, "This is a question: it takes answers.")
         case _:
-            raise NotUnderstood(first, _SHAPES)
+            raise NotUnderstood(first, _DATA_HELP)
 
 
-_SHAPES = (
+_DATA_HELP = (
     'Data must look like {"reply": "once"}, with once, always or reject and optionally a message, '
     'or like {"answers": [["A"], ["free text"]]}, one list for each question.'
 )
@@ -280,7 +298,7 @@ def _first(
     of_kind = [ask for ask in asks if isinstance(ask, kind)]
     if not of_kind and not anyway:
         wanted = "permission" if kind is PermissionAsk else "question"
-        raise NotUnderstood(asks[0].request_id, f"No {wanted} is waiting. {_SHAPES}")
+        raise NotUnderstood(asks[0].request_id, f"No {wanted} is waiting. {_DATA_HELP}")
     return (of_kind or asks)[0]
 
 
@@ -305,7 +323,9 @@ def _from_hitl(known: Mapping[str, Interrupt], payload: Mapping[str, Any]) -> di
     for approval in approvals:
         match approval:
             case {"id": str(request_id)} if request_id not in known or request_id in decided:
-                raise NotUnderstood(first, f"Nothing waits under the id {_short(request_id)}.")
+                raise NotUnderstood(
+                    first, f"No request with the id {_short(request_id)} waits for an answer."
+                )
             case {"id": str(request_id), "approved": bool(approved)}:
                 ask = known[request_id]
                 if not isinstance(ask, PermissionAsk):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from .task import Task
 from .updates import InterruptAnswered, InterruptOpened, InterruptResolved, Update
 from .values import Decision, Interrupt, PermissionDecision, QuestionAsk
 
-ELSEWHERE = "elsewhere"  # it is settled, and nobody saw how
+ELSEWHERE: Final = "elsewhere"  # it is settled, and nobody saw how
 ENDED = "ended"  # the task ended first
 EXPIRED = "expired"
 

@@ -15,4 +15,4 @@ class Scope(StrEnum):
 
 
 # What a credential is good for when nobody says: everything that stays inside the agent.
-USUAL = (Scope.TASKS_READ, Scope.TASKS_WRITE, Scope.SESSIONS_READ, Scope.SESSIONS_WRITE)
+DEFAULT_SCOPES = (Scope.TASKS_READ, Scope.TASKS_WRITE, Scope.SESSIONS_READ, Scope.SESSIONS_WRITE)

@@ -106,26 +106,17 @@ class Task:
             self.state, self.status_at = entry.state, entry.at
         match update:
             case BlockText():
-                block = self.blocks.get(update.block_id)
-                if block is None:
-                    block = Block(update.block_id, update.message_id, update.kind, entry.seq)
-                    self.blocks[update.block_id] = block
+                block = self._block(update, update.kind)
                 if not update.append:
                     block.pieces.clear()
                 block.pieces.append(update.text)
                 block.part_id, block.last, block.seq = update.part_id, update.last, entry.seq
             case BlockTool():
-                block = self.blocks.get(update.block_id)
-                if block is None:
-                    block = Block(
-                        update.block_id, update.message_id, BlockKind.TOOL_CALL, entry.seq
-                    )
-                    self.blocks[update.block_id] = block
+                block = self._block(update, BlockKind.TOOL_CALL)
                 block.call, block.last, block.seq = update.call, update.call.over, entry.seq
-            case BlockFile(block_id=block_id, message_id=message_id, part=part):
-                self.blocks[block_id] = Block(
-                    block_id, message_id, BlockKind.FILE, entry.seq, file=part, last=True
-                )
+            case BlockFile():
+                block = self._block(update, BlockKind.FILE)
+                block.file, block.last, block.seq = update.part, True, entry.seq
             case MessageAdded():
                 self.history.append(entry)
             case Started(session=session, title=title):
@@ -161,8 +152,17 @@ class Task:
             case _:
                 assert_never(update)
 
+    def _block(self, update: BlockText | BlockTool | BlockFile, kind: BlockKind) -> Block:
+        block = self.blocks.get(update.block_id)
+        if block is None:
+            block = Block(
+                id=update.block_id, message_id=update.message_id, kind=kind, seq=self.last_seq
+            )
+            self.blocks[update.block_id] = block
+        return block
+
     def visible_blocks(self) -> list[Block]:
-        """The blocks with something in them: an emptied block was void."""
+        """The blocks with something in them: an emptied block shows nothing."""
         return [b for b in self.blocks.values() if b.call or b.file or b.text]
 
     def compacted(self) -> list[LogEntry]:
@@ -179,11 +179,11 @@ class Task:
                 update = BlockFile(block.id, block.message_id, block.file)
             else:
                 update = BlockText(
-                    block.id,
-                    block.message_id,
-                    block.part_id,
-                    block.kind,
-                    block.text,
+                    block_id=block.id,
+                    message_id=block.message_id,
+                    part_id=block.part_id,
+                    kind=block.kind,
+                    text=block.text,
                     append=False,
                     last=block.last,
                 )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
-from .events import BlockKind, SubAgent, Todo, ToolCall
+from .events import BlockKind, SubAgent, ToolCall
 from .values import (
     Decision,
     FileChange,
@@ -21,6 +21,7 @@ from .values import (
     Problem,
     Selection,
     TaskState,
+    TodoItem,
     Usage,
 )
 
@@ -90,7 +91,7 @@ class Progress:
     attempt: int | None = None
     next_at: int | None = None
     message: str | None = None
-    todos: tuple[Todo, ...] | None = None
+    todos: tuple[TodoItem, ...] | None = None
     message_id: str | None = None  # of the agent's message that a step belongs to
     subagent: SubAgent | None = None  # who does it, if not the agent itself
     tool: str | None = None

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is asking. Everything a caller makes belongs to its principal."""
+    """Who sends a request. Everything a caller creates belongs to its principal."""
 
     principal: str
     scopes: frozenset[str] = frozenset()
@@ -23,7 +23,7 @@ class Caller:
 class Root:
     """The workspace root of this process. Tasks and sessions belong to the root they began in.
 
-    `contains` judges the directory of a session that was stored without its root.
+    `contains` decides for the directory of a session that was stored without its root.
     """
 
     path: str
@@ -43,10 +43,10 @@ class TaskState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        return self in TERMINAL
+        return self in TERMINAL_STATES
 
 
-TERMINAL = frozenset({TaskState.COMPLETED, TaskState.CANCELED, TaskState.FAILED})
+TERMINAL_STATES = frozenset({TaskState.COMPLETED, TaskState.CANCELED, TaskState.FAILED})
 
 
 class Role(StrEnum):
@@ -64,7 +64,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Any JSON value; only an object can be told to a 0.3 client as it is."""
+    """Any JSON value. A 0.3 client can get only an object as it is."""
 
     value: Any
     media_type: str | None = None
@@ -93,14 +93,14 @@ class FileUrl:
 Part: TypeAlias = Text | Data | FileBytes | FileUrl
 
 
-def file_at(url: str, media_type: str | None, filename: str | None) -> FileBytes | FileUrl:
-    """The file of an address; a `data:` URL holds it."""
+def file_at(url: str, *, media_type: str | None, filename: str | None) -> FileBytes | FileUrl:
+    """The file at a URL. A `data:` URL holds the file itself."""
     if not url.startswith("data:"):
-        return FileUrl(url, media_type, filename)
+        return FileUrl(url, media_type=media_type, filename=filename)
     head, _, content = url.partition(",")
     if not head.endswith(";base64"):
         content = base64.b64encode(unquote_to_bytes(content)).decode()
-    return FileBytes(content, media_type, filename)
+    return FileBytes(content, media_type=media_type, filename=filename)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file in the only form that is safe to hand to the agent: its bytes, labelled."""
+    """A file as the agent gets it: its bytes and its type. A path or URL would not be safe."""
 
     content: str
     media_type: str
@@ -131,8 +131,8 @@ class ModelRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a request asks for besides its message, as it was said."""
+class RequestOptions:
+    """What the metadata of a request asks for, not checked yet."""
 
     session: str | None = None
     model: ModelRef | None = None
@@ -144,7 +144,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a prompt is answered with, where that is not the usual; looked up and good."""
+    """The model, agent and variant for one prompt, checked; None means the default."""
 
     model: ModelRef | None = None
     agent: str | None = None
@@ -153,7 +153,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the agent is asked: text and attachments in the caller's order."""
+    """Text and attachments for the agent, in the caller's order."""
 
     message_id: str
     parts: tuple[str | Attachment, ...]
@@ -186,7 +186,7 @@ class Usage:
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     cost: float = 0.0
-    unreported_steps: int = 0  # begun and stopped early, so that nobody knows what they used
+    unreported_steps: int = 0  # stopped early: their provider has not reported what they used
 
     @property
     def total_tokens(self) -> int:
@@ -200,14 +200,14 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-            self.cache_read_tokens + other.cache_read_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            cache_read_tokens=self.cache_read_tokens + other.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             # A bare sum of floats gathers noise (0.1 + 0.2); in billionths it is exact.
-            round(self.cost + other.cost, COST_DIGITS),
-            self.unreported_steps + other.unreported_steps,
+            cost=round(self.cost + other.cost, COST_DIGITS),
+            unreported_steps=self.unreported_steps + other.unreported_steps,
         )
 
 
@@ -319,6 +319,15 @@ class FileChange:
     deletions: int
     status: str
     patch: str = ""
+
+
+# An entry of the agent's own list, as OpenCode sends it and as callers get it. (No docstring: it
+# would be published with the schema).
+@dataclass(frozen=True, slots=True)
+class TodoItem:
+    content: str
+    status: str
+    priority: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Who did what that others will want to know of: said before, and how it went."""
+"""Logs what callers do to the host: once before it begins, and once with its outcome."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""OpenCode's sessions at work: prompt them, run commands in them, sum them up."""
+"""Methods that run the agent in a session: prompt, command, shell, summarize."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
@@ -14,7 +12,6 @@ from ..contract.declare import Toggle
 from ..contract.params import MOST_PARTS, Params
 from ..domain.catalog import (
     Mention,
-    Place,
     PromptPart,
     SessionCommand,
     SessionInfo,
@@ -23,23 +20,20 @@ from ..domain.catalog import (
 )
 from ..domain.scopes import Scope
 from ..domain.values import Attachment, Caller, ModelRef, file_at
-from ..errors import ContentTypeNotSupported, UpstreamError, UpstreamTimeout
-from ..service.inputs import Room
-from ..service.turns import ABORT_AGAIN
+from ..errors import ContentTypeNotSupported, UpstreamTimeout
+from ..service.inputs import ByteBudget
+from ..service.stopping import stop_until_idle
 from .audit import audited
 from .services import Services
-from .sessions import OneMessage, Session, changing
-from .shapes import Done, ModelName, Name
+from .sessions import MessageResult, Session, changing
+from .shapes import Acknowledgement, ModelName, Name
 
 SHELL = Toggle(
     "A2A_ENABLE_SESSION_SHELL", "it runs any command on the OpenCode host without asking."
 )
-GOODBYE = 10.0  # seconds to end a run
-
 _control = partial(changing, effect="control")
 
-
-FROM_NOW_ON = Field(default=None, description="From now on, for this session")
+LASTING_MODEL = Field(default=None, description="From now on, for this session")
 
 
 class TextPart(Params):
@@ -68,13 +62,13 @@ class SubtaskPart(Params):
     command: str | None = None
 
 
-class Prompting(Params):
+class PromptRequest(Params):
     """Without `format`: OpenCode 1.18 can never again list the messages of such a session."""
 
     parts: list[
         Annotated[TextPart | FilePart | AgentPart | SubtaskPart, Field(discriminator="type")]
     ] = Field(min_length=1, max_length=MOST_PARTS)
-    model: ModelName | None = FROM_NOW_ON
+    model: ModelName | None = LASTING_MODEL
     agent: Name | None = None
     variant: Name | None = None
     system: str | None = Field(default=None, description="Added to the system prompt")
@@ -85,10 +79,10 @@ class Prompting(Params):
 
 
 class PromptAsync(Session):
-    request: Prompting
+    request: PromptRequest
 
 
-class Prompted(Done):
+class PromptAcknowledgement(Acknowledgement):
     session_id: str
     message_id: str
 
@@ -96,73 +90,86 @@ class Prompted(Done):
 @_control("opencode.sessions.prompt_async", errors=(ContentTypeNotSupported,))
 async def prompt_async(
     services: Services, caller: Caller, params: PromptAsync, session: SessionInfo
-) -> Prompted:
+) -> PromptAcknowledgement:
     """Prompt an idle session and return at once; its messages have the answer later.
 
     What such a run asks for waits until a message is sent to this session: its task shows the
     request, and takes the answer.
     """
-    asked = params.request
-    await services.checks.idle(session)
-    await services.checks.agent(session, asked.agent, "request.agent")
-    model = asked.model.ref if asked.model else None
-    await services.checks.model(session, model, "request.model")
-    if asked.variant is not None:
-        answering = model or await services.checks.answering(session, asked.agent, session.id)
-        await services.checks.variant(session, asked.variant, answering, "request.variant")
-    room = services.inputs.room()
+    request = params.request
+    await services.validator.idle(session)
+    await services.validator.agent(session, request.agent, field="request.agent")
+    model = request.model.ref if request.model else None
+    await services.validator.model(session, model, field="request.model")
+    if request.variant is not None:
+        answering = model or await services.validator.answering(
+            session, agent=request.agent, session_id=session.id
+        )
+        await services.validator.variant(
+            session, request.variant, model=answering, field="request.variant"
+        )
+    budget = services.inputs.budget()
     parts = [
-        await _part(services, session, part, f"request.parts[{i}]", room)
-        for i, part in enumerate(asked.parts)
+        await _part(services, session, part=part, field=f"request.parts[{i}]", budget=budget)
+        for i, part in enumerate(request.parts)
     ]
     message_id = await services.catalog.prompt(
         session.id,
         SessionPrompt(
-            tuple(parts),
-            model,
-            asked.agent,
-            asked.variant,
-            asked.system,
-            asked.noReply,
-            tuple(asked.tools),
+            parts=tuple(parts),
+            model=model,
+            agent=request.agent,
+            variant=request.variant,
+            system=request.system,
+            no_reply=request.noReply,
+            forbidden_tools=tuple(request.tools),
         ),
     )
-    await _keep(services, session, model)
-    return Prompted(session_id=session.id, message_id=message_id)
+    await _forget_model(services, session, chosen=model)
+    return PromptAcknowledgement(session_id=session.id, message_id=message_id)
 
 
 async def _part(
     services: Services,
     session: SessionInfo,
+    *,
     part: TextPart | FilePart | AgentPart | SubtaskPart,
-    where: str,
-    room: Room,
+    field: str,
+    budget: ByteBudget,
 ) -> PromptPart:
     match part:
         case TextPart():
             return part.text
         case FilePart():
-            return await _file(services, part, where, room)
+            return await _file(services, part, field=field, budget=budget)
         case AgentPart():
-            await services.checks.agent(session, part.name, f"{where}.name")
+            await services.validator.agent(session, part.name, field=f"{field}.name")
             return Mention(part.name)
         case SubtaskPart():
-            await services.checks.agent(session, part.agent, f"{where}.agent")
-            services.checks.mentions_no_file(part.prompt, f"{where}.prompt")
+            await services.validator.agent(session, part.agent, field=f"{field}.agent")
+            services.validator.subtask_prompt(part.prompt, field=f"{field}.prompt")
             model = part.model.ref if part.model else None
-            await services.checks.model(session, model, f"{where}.model")
-            return Subtask(part.prompt, part.description, part.agent, model, part.command)
+            await services.validator.model(session, model, field=f"{field}.model")
+            return Subtask(
+                prompt=part.prompt,
+                description=part.description,
+                agent=part.agent,
+                model=model,
+                command=part.command,
+            )
 
 
-async def _file(services: Services, part: FilePart, where: str, room: Room) -> Attachment:
-    """A file in the only form that is handed on; OpenCode would read any path."""
-    given = file_at(part.url, part.mime, part.filename)
-    attached = await services.inputs.prepare_at(where, given, room)
-    assert isinstance(attached, Attachment)
-    return attached
+async def _file(
+    services: Services, part: FilePart, *, field: str, budget: ByteBudget
+) -> Attachment:
+    """The service reads the file itself: OpenCode would read any path."""
+    given = file_at(part.url, media_type=part.mime, filename=part.filename)
+    attachment = await services.inputs.prepare_part(given, field=field, budget=budget)
+    assert isinstance(attachment, Attachment)
+    return attachment
 
 
-class Commanding(Params):
+class CommandRequest(Params):
     command: Name
     arguments: str = Field(
         default="",
@@ -170,87 +177,72 @@ class Commanding(Params):
         description="Text for the model; must not change what the command runs or reads",
     )
     agent: Name | None = None
-    model: ModelName | None = FROM_NOW_ON
+    model: ModelName | None = LASTING_MODEL
     variant: Name | None = None
     parts: list[FilePart] = Field(default=[], max_length=MOST_PARTS)
 
 
 class Command(Session):
-    request: Commanding
+    request: CommandRequest
 
 
 @_control("opencode.sessions.command", errors=(ContentTypeNotSupported,))
 async def command(
     services: Services, caller: Caller, params: Command, session: SessionInfo
-) -> OneMessage:
+) -> MessageResult:
     """Run one of OpenCode's commands in an idle session, and wait for the answer.
 
     What it asks for cannot be answered: after OPENCODE_TIMEOUT_STREAM it is refused, and the run
     aborted. A command that may ask belongs into a message.
     """
-    asked = params.request
-    await services.checks.idle(session)
-    await services.checks.command(session, asked.command, asked.arguments, "request")
-    await services.checks.agent(session, asked.agent, "request.agent")
-    model = asked.model.ref if asked.model else None
-    await services.checks.model(session, model, "request.model")
+    request = params.request
+    await services.validator.idle(session)
+    await services.validator.command(
+        session, request.command, arguments=request.arguments, field="request"
+    )
+    await services.validator.agent(session, request.agent, field="request.agent")
+    model = request.model.ref if request.model else None
+    await services.validator.model(session, model, field="request.model")
     # A command may have a model of its own, so no model is ruled out.
-    await services.checks.variant(session, asked.variant, None, "request.variant")
-    room = services.inputs.room()
+    await services.validator.variant(session, request.variant, model=None, field="request.variant")
+    budget = services.inputs.budget()
     files = [
-        await _file(services, part, f"request.parts[{i}]", room)
-        for i, part in enumerate(asked.parts)
+        await _file(services, part, field=f"request.parts[{i}]", budget=budget)
+        for i, part in enumerate(request.parts)
     ]
-    wanted = SessionCommand(
-        asked.command, asked.arguments, tuple(files), model, asked.agent, asked.variant
+    command = SessionCommand(
+        command=request.command,
+        arguments=request.arguments,
+        files=tuple(files),
+        model=model,
+        agent=request.agent,
+        variant=request.variant,
     )
     try:
-        message = await services.catalog.command(session.id, wanted)
+        message = await services.catalog.command(session.id, command)
     except UpstreamTimeout:
-        await _stop(services, session)
+        await stop_until_idle(services.agent, services.catalog, session=session)
         raise
-    await _keep(services, session, model)
-    return await OneMessage.of(services, caller, session.id, message)
+    await _forget_model(services, session, chosen=model)
+    return await MessageResult.of(services, caller, session_id=session.id, message=message)
 
 
-async def _keep(services: Services, session: SessionInfo, model: ModelRef | None) -> None:
-    """OpenCode goes on with the model; so must we, who might bring it back to an earlier one."""
-    if model is not None:
-        await services.access.owners.forget_model(session.id)
+async def _forget_model(
+    services: Services, session: SessionInfo, *, chosen: ModelRef | None
+) -> None:
+    """The session goes on with the chosen model, so the service must not restore an earlier one."""
+    if chosen is not None:
+        await services.ownership.store.forget_model(session.id)
 
 
-async def _stop(services: Services, session: SessionInfo) -> None:
-    """End a run that nobody waits for any more, and refuse what it asks: nobody can allow it.
-
-    More than once, because OpenCode may end only a sub-agent, and go on itself.
-    """
-    at = services.agent.session(session.ref)
-    with suppress(UpstreamError, TimeoutError):
-        async with asyncio.timeout(GOODBYE):
-            while True:
-                await at.abort()
-                await at.reject_pending(await _sub_agents(services, session.id))
-                if session.id not in await services.catalog.statuses(Place(session.directory)):
-                    return
-                await asyncio.sleep(ABORT_AGAIN)
-
-
-async def _sub_agents(services: Services, session_id: str) -> list[str]:
-    """The sessions that work for this one, at any depth."""
-    found = [session_id]
-    for each in found:
-        found += [child.id for child in await services.catalog.children(each)]
-    return found[1:]
-
-
-class Shelling(Params):
+class ShellRequest(Params):
     agent: Name
     command: str = Field(min_length=1, max_length=65_536)
     model: ModelName | None = None
 
 
 class Shell(Session):
-    request: Shelling
+    request: ShellRequest
 
 
 @_control(
@@ -261,27 +253,29 @@ class Shell(Session):
 )
 async def shell(
     services: Services, caller: Caller, params: Shell, session: SessionInfo
-) -> OneMessage:
+) -> MessageResult:
     """Run a command in the session's directory, without asking anybody."""
-    asked = params.request
-    await services.checks.agent(session, asked.agent, "request.agent")
-    model = asked.model.ref if asked.model else None
-    await services.checks.model(session, model, "request.model")
-    # Who ran something, where and when. Not what: a command can hold a secret.
+    request = params.request
+    await services.validator.agent(session, request.agent, field="request.agent")
+    model = request.model.ref if request.model else None
+    await services.validator.model(session, model, field="request.model")
+    # The log says who ran something, where and when. Not what: a command can hold a secret.
     facts = {
         "principal": caller.principal,
         "session_id": session.id,
         "directory": session.directory,
-        "command_sha256": hashlib.sha256(asked.command.encode()).hexdigest(),
-        "command_bytes": len(asked.command.encode()),
+        "command_sha256": hashlib.sha256(request.command.encode()).hexdigest(),
+        "command_bytes": len(request.command.encode()),
     }
     try:
         with audited("audit.session_shell", **facts):
-            message = await services.catalog.shell(session.id, asked.agent, asked.command, model)
+            message = await services.catalog.shell(
+                session.id, agent=request.agent, command=request.command, model=model
+            )
     except UpstreamTimeout:
-        await _stop(services, session)
+        await stop_until_idle(services.agent, services.catalog, session=session)
         raise
-    return await OneMessage.of(services, caller, session.id, message)
+    return await MessageResult.of(services, caller, session_id=session.id, message=message)
 
 
 class Summarize(Session):
@@ -291,9 +285,9 @@ class Summarize(Session):
 @_control("opencode.sessions.summarize")
 async def summarize(
     services: Services, caller: Caller, params: Summarize, session: SessionInfo
-) -> Done:
+) -> Acknowledgement:
     """Replace what was said so far by a summary, which this model writes."""
-    await services.checks.idle(session)
-    await services.checks.model(session, params.request.ref, "request")
+    await services.validator.idle(session)
+    await services.validator.model(session, params.request.ref, field="request")
     await services.catalog.summarize(session.id, params.request.ref)
-    return Done()
+    return Acknowledgement()

@@ -1,14 +1,21 @@
-"""Extensions without methods: what metadata means, and what is published about the service."""
+"""Extensions without methods: they describe metadata, and the service itself.
+
+Fields that a model or dataclass defines are listed from there.
+"""
 
 from __future__ import annotations
 
+from dataclasses import fields
+
+from ..contract.a2a import SubAgentMark, UsageMark
 from ..contract.declare import Extension
+from ..domain.events import BlockKind, ToolCall
 
 SESSION_BINDING = Extension(
     "shared-session-binding-v1",
-    "Shared Session Binding v1",
-    "Continue a session of one's own choice instead of the context's.",
-    "shared",
+    title="Shared Session Binding v1",
+    description="Continue a session of one's own choice instead of the context's.",
+    scope="shared",
     aliases=("urn:a2a:session-binding/v1",),
     public={"metadata_field": "metadata.shared.session.id"},
     extended={
@@ -21,9 +28,9 @@ SESSION_BINDING = Extension(
 
 MODEL_SELECTION = Extension(
     "shared-model-selection-v1",
-    "Shared Model Selection v1",
-    "Choose the model for one request.",
-    "shared",
+    title="Shared Model Selection v1",
+    description="Choose the model for one request.",
+    scope="shared",
     aliases=("urn:a2a:model-selection/v1",),
     public={
         "required_metadata_fields": [
@@ -40,16 +47,16 @@ MODEL_SELECTION = Extension(
 
 STREAM_HINTS = Extension(
     "shared-stream-hints-v1",
-    "Shared Stream Hints v1",
-    "Metadata that tells blocks, progress, usage and session apart.",
-    "shared",
+    title="Shared Stream Hints v1",
+    description="Metadata that tells blocks, progress, usage and session apart.",
+    scope="shared",
     aliases=("urn:a2a:stream-hints/v1",),
     public={
         "roots": [
             f"metadata.shared.{name}"
             for name in ("stream", "progress", "interrupt", "interrupts", "session", "usage")
         ],
-        "block_types": ["text", "reasoning", "tool_call", "file"],
+        "block_types": [kind.value for kind in BlockKind],
         "block_identity": ["message_id", "event_id", "sequence"],
         "progress_types": [
             "step-start",
@@ -62,7 +69,9 @@ STREAM_HINTS = Extension(
         ],
         "interrupt_phases": ["asked", "resolved"],
         "session_id_field": "metadata.shared.session.id",
-        "usage_fields": ["input_tokens", "output_tokens", "total_tokens"],
+        "usage_fields": [
+            name for name, field in UsageMark.model_fields.items() if field.is_required()
+        ],
     },
     extended={
         "block_payloads": {
@@ -71,16 +80,7 @@ STREAM_HINTS = Extension(
             "tool_call": {
                 "part": "data; text where the client does not accept application/json",
                 "artifact_name": "tool:<name>",
-                "fields": [
-                    "call_id",
-                    "tool",
-                    "status",
-                    "title",
-                    "subtitle",
-                    "input",
-                    "output",
-                    "error",
-                ],
+                "fields": [field.name for field in fields(ToolCall)],
             },
             "file": {
                 "part": "file (1.0: raw or url); none where the client does not accept its type",
@@ -106,20 +106,20 @@ STREAM_HINTS = Extension(
             "todo": ["todos"],
             "run": ["message"],
         },
-        "subagent_fields": ["session_id", "agent", "call_id"],
+        "subagent_fields": list(SubAgentMark.model_fields),
     },
 )
 
 COMPATIBILITY = Extension(
     "a2a-compatibility-profile-v1",
-    "A2A Compatibility Profile v1",
-    "What this deployment is, what it keeps stable, and what depends on its settings.",
-    "profile",
+    title="A2A Compatibility Profile v1",
+    description="What this deployment is, what it keeps stable, and what depends on its settings.",
+    scope="profile",
 )
 
 WIRE = Extension(
     "a2a-wire-contract-v1",
-    "A2A Wire Contract v1",
-    "Every method and endpoint that can be called here.",
-    "profile",
+    title="A2A Wire Contract v1",
+    description="Every method and endpoint that can be called here.",
+    scope="profile",
 )

@@ -32,10 +32,10 @@ from .services import Services
 
 INTERACTIVE = Extension(
     "shared-interactive-interrupt-v1",
-    "Shared Interactive Interrupt v1",
-    "Permissions and questions of the agent, answered by the id of the request. A client that "
-    "activates it keeps its stream across the pause.",
-    "shared",
+    title="Shared Interactive Interrupt v1",
+    description="Permissions and questions of the agent, answered by the id of the request. A "
+    "client that activates it keeps its stream across the pause.",
+    scope="shared",
     aliases=("urn:a2a:interactive-interrupt/v1",),
     public={
         "interrupt_events": ["asked", "resolved"],
@@ -45,9 +45,10 @@ INTERACTIVE = Extension(
 
 RECOVERY = Extension(
     "opencode-interrupt-recovery-v1",
-    "OpenCode Interrupt Recovery v1",
-    "The permissions and questions that wait for this caller, after a restart or from elsewhere.",
-    "opencode",
+    title="OpenCode Interrupt Recovery v1",
+    description="The permissions and questions that wait for this caller, after a restart or from "
+    "elsewhere.",
+    scope="opencode",
     extended={
         "registry": "kept with the tasks, for as long as they are; a settled request is forgotten "
         "after A2A_INTERRUPT_REQUEST_TOMBSTONE_TTL_SECONDS",
@@ -57,9 +58,9 @@ RECOVERY = Extension(
 
 HUMAN_IN_THE_LOOP = Extension(
     "kagent-human-in-the-loop-v1",
-    "kagent Human in the Loop v1",
-    "Permissions and questions as kagent's tool_approval_request and ask_user_request.",
-    "shared",
+    title="kagent Human in the Loop v1",
+    description="Permissions and questions as kagent's tool_approval_request and ask_user_request.",
+    scope="shared",
     specified_at=HITL,
 )
 
@@ -95,7 +96,7 @@ class QuestionReply(Reply):
     answers: list[list[str]] = Field(description="One list per question: labels, or own words")
 
 
-class Taken(Result):
+class ReplyAcknowledgement(Result):
     """The decision is committed, and the agent has been told or will be."""
 
     ok: Literal[True] = True
@@ -103,27 +104,33 @@ class Taken(Result):
 
 
 @INTERACTIVE.method("a2a.interrupt.permission.reply", scope=Scope.TASKS_WRITE, errors=_ERRORS)
-async def reply_to_permission(services: Services, caller: Caller, params: PermissionReply) -> Taken:
+async def reply_to_permission(
+    services: Services, caller: Caller, params: PermissionReply
+) -> ReplyAcknowledgement:
     """Allow what the agent asks for, once or always, or refuse it."""
     message = params.message if params.reply == "reject" else None
     decision = PermissionDecision(params.reply, message or None)
-    await services.interrupts.decide(caller, params.request_id, decision)
-    return Taken(request_id=params.request_id)
+    await services.interrupts.decide(caller, params.request_id, decision=decision)
+    return ReplyAcknowledgement(request_id=params.request_id)
 
 
 @INTERACTIVE.method("a2a.interrupt.question.reply", scope=Scope.TASKS_WRITE, errors=_ERRORS)
-async def reply_to_question(services: Services, caller: Caller, params: QuestionReply) -> Taken:
+async def reply_to_question(
+    services: Services, caller: Caller, params: QuestionReply
+) -> ReplyAcknowledgement:
     """Answer the agent's questions, one list of answers each."""
     answers = tuple(tuple(answer) for answer in params.answers)
-    await services.interrupts.decide(caller, params.request_id, QuestionDecision(answers))
-    return Taken(request_id=params.request_id)
+    await services.interrupts.decide(caller, params.request_id, decision=QuestionDecision(answers))
+    return ReplyAcknowledgement(request_id=params.request_id)
 
 
 @INTERACTIVE.method("a2a.interrupt.question.reject", scope=Scope.TASKS_WRITE, errors=_ERRORS)
-async def reject_question(services: Services, caller: Caller, params: Reply) -> Taken:
+async def reject_question(
+    services: Services, caller: Caller, params: Reply
+) -> ReplyAcknowledgement:
     """Dismiss the agent's questions; its run stops."""
-    await services.interrupts.decide(caller, params.request_id, QuestionDecision(None))
-    return Taken(request_id=params.request_id)
+    await services.interrupts.decide(caller, params.request_id, decision=QuestionDecision(None))
+    return ReplyAcknowledgement(request_id=params.request_id)
 
 
 class Listing(Params):
@@ -160,13 +167,13 @@ class Items(Result):
 @RECOVERY.method("opencode.permissions.list", scope=Scope.TASKS_READ)
 async def list_permissions(services: Services, caller: Caller, params: Listing) -> Items:
     """The permissions the agent waits for, in this caller's tasks."""
-    return await _list(services, caller, PermissionAsk)
+    return await _list(services, caller, kind=PermissionAsk)
 
 
 @RECOVERY.method("opencode.questions.list", scope=Scope.TASKS_READ)
 async def list_questions(services: Services, caller: Caller, params: Listing) -> Items:
     """The questions the agent waits for, in this caller's tasks."""
-    return await _list(services, caller, QuestionAsk)
+    return await _list(services, caller, kind=QuestionAsk)
 
 
 async def _list(

@@ -1,4 +1,4 @@
-"""Which models there are, without anything that would let somebody use them elsewhere."""
+"""The model providers and their models, without keys or anything else to use them with."""
 
 from __future__ import annotations
 
@@ -11,54 +11,64 @@ from ..domain.scopes import Scope
 from ..domain.values import Caller
 from ..errors import InvalidParams
 from .services import Services
-from .shapes import Name, Placed
+from .shapes import LocationParams, Name
 
 PROVIDERS = Extension(
     "opencode-provider-discovery-v1",
-    "OpenCode Provider Discovery v1",
-    "The model providers OpenCode knows, and their models.",
-    "opencode",
+    title="OpenCode Provider Discovery v1",
+    description="The model providers OpenCode knows, and their models.",
+    scope="opencode",
     aliases=("urn:opencode-a2a:provider-discovery/v1",),
 )
 
 
-class Which(Placed):
+class ProviderFilter(LocationParams):
     provider_id: Name | None = Field(default=None, description="Only this one")
 
 
-class Found(Result):
+class ProviderSummary(Result):
     default_by_provider: dict[str, str] = Field(
         description="What OpenCode is configured to answer with, or else what it prefers"
     )
     connected: list[str] = Field(description="Providers that can be used now")
 
 
-class FoundProviders(Found):
+class ProviderList(ProviderSummary):
     items: list[Provider]
 
 
-class FoundModels(Found):
+class ModelList(ProviderSummary):
     items: list[Model]
 
 
 @PROVIDERS.method("opencode.providers.list", scope=Scope.SESSIONS_READ, effect="read")
-async def list_providers(services: Services, caller: Caller, params: Which) -> FoundProviders:
+async def list_providers(
+    services: Services, caller: Caller, params: ProviderFilter
+) -> ProviderList:
     """The model providers."""
-    found = await _found(services, caller, params)
-    return FoundProviders(items=list(found.providers), **_summary(found))
+    found = await _find(services, caller, params=params)
+    return ProviderList(
+        items=list(found.providers),
+        default_by_provider=found.default_models,
+        connected=found.connected,
+    )
 
 
 @PROVIDERS.method("opencode.models.list", scope=Scope.SESSIONS_READ, effect="read")
-async def list_models(services: Services, caller: Caller, params: Which) -> FoundModels:
+async def list_models(services: Services, caller: Caller, params: ProviderFilter) -> ModelList:
     """Their models."""
-    found = await _found(services, caller, params)
-    return FoundModels(items=list(found.models), **_summary(found))
+    found = await _find(services, caller, params=params)
+    return ModelList(
+        items=list(found.models),
+        default_by_provider=found.default_models,
+        connected=found.connected,
+    )
 
 
-async def _found(services: Services, caller: Caller, params: Which) -> Providers:
-    place = await params.place(services, caller)
-    configured = await services.catalog.default_model(place)
-    found = (await services.catalog.providers(place)).with_default(configured)
+async def _find(services: Services, caller: Caller, *, params: ProviderFilter) -> Providers:
+    location = await params.location(services, caller)
+    configured = await services.catalog.default_model(location)
+    found = (await services.catalog.providers(location)).with_default(configured)
     wanted = params.provider_id
     if wanted is None:
         return found
@@ -66,12 +76,3 @@ async def _found(services: Services, caller: Caller, params: Which) -> Providers
     if not providers:
         raise InvalidParams.at("provider_id", "there is no such provider")
     return Providers(providers, tuple(m for m in found.models if m.provider_id == wanted))
-
-
-def _summary(found: Providers) -> dict[str, dict[str, str] | list[str]]:
-    return {
-        "default_by_provider": {
-            p.provider_id: p.default_model for p in found.providers if p.default_model
-        },
-        "connected": [p.provider_id for p in found.providers if p.connected],
-    }

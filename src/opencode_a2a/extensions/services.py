@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 from ..domain.catalog import Catalog
 from ..domain.ports import Agent
-from ..service.access import Access
-from ..service.checks import Checks
 from ..service.creator import Creator
 from ..service.inputs import Inputs
 from ..service.interrupts import Interrupts
-from ..service.places import Places
+from ..service.locations import Locations
+from ..service.ownership import Ownership
+from ..service.validator import Validator
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
     agent: Agent
     catalog: Catalog
-    access: Access
-    places: Places
+    ownership: Ownership
+    locations: Locations
     creator: Creator
-    checks: Checks
+    validator: Validator
     inputs: Inputs
     interrupts: Interrupts

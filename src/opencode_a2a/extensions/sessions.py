@@ -1,7 +1,7 @@
-"""OpenCode's sessions: read them, change them. What makes them work is in `control`.
+"""Methods that read and change OpenCode's sessions. Those that run the agent are in `control`.
 
-Every method begins with whose session it is. Reading needs a session the caller may see;
-everything else makes it the caller's first.
+Every method checks who owns the session. Reading needs a session that the caller may see; every
+other method makes the caller its owner first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ..domain.catalog import (
     SessionMessage,
     SessionQuery,
     SessionStatus,
-    TodoItem,
 )
 from ..domain.ports import TaskRow
 from ..domain.scopes import Scope
@@ -33,6 +32,7 @@ from ..domain.values import (
     Message,
     Role,
     TaskState,
+    TodoItem,
 )
 from ..errors import (
     MethodDisabled,
@@ -41,20 +41,20 @@ from ..errors import (
     SessionNotFound,
     UpstreamBusy,
 )
-from ..service.wishes import LISTED
+from ..service.options import SESSION_CONTEXT_PREFIX
 from .services import Services
-from .shapes import Moment, Placed
+from .shapes import LocationParams, Moment
 
 SESSIONS = Extension(
     "opencode-session-management-v1",
-    "OpenCode Session Management v1",
-    "Read, change and steer the OpenCode sessions behind the conversations.",
-    "opencode",
+    title="OpenCode Session Management v1",
+    description="Read, change and steer the OpenCode sessions behind the conversations.",
+    scope="opencode",
     aliases=("urn:opencode-a2a:session-query/v1",),
     extended={
         "context_semantics": "a session is shown as a completed Task; it is a picture of the "
         "session, not a task of this service. Its contextId continues the session: it is the "
-        f"caller's own context of the session, or else {LISTED}<session_id>",
+        f"caller's own context of the session, or else {SESSION_CONTEXT_PREFIX}<session_id>",
         "ownership": "a caller sees its own sessions, and those nobody owns when "
         "A2A_SHARED_SESSIONS is true; mutation and control make a session the caller's, for good "
         "if they succeed",
@@ -81,39 +81,48 @@ _CHANGE = (*_READ, UpstreamBusy)
 _read = partial(SESSIONS.method, scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
 
 
-async def _context(services: Services, caller: Caller, session_id: str) -> str:
+async def _context(services: Services, caller: Caller, *, session_id: str) -> str:
     """The context in which this caller continues a session; never another caller's."""
-    return (await _contexts(services, caller, [session_id]))[session_id]
+    return (await _contexts(services, caller, session_ids=[session_id]))[session_id]
 
 
-async def _contexts(services: Services, caller: Caller, ids: Sequence[str]) -> dict[str, str]:
-    own = await services.access.owners.contexts_of(caller.principal, ids)
-    return {session_id: own.get(session_id, LISTED + session_id) for session_id in ids}
+async def _contexts(
+    services: Services, caller: Caller, *, session_ids: Sequence[str]
+) -> dict[str, str]:
+    own = await services.ownership.store.contexts_of(caller.principal, session_ids)
+    return {
+        session_id: own.get(session_id, SESSION_CONTEXT_PREFIX + session_id)
+        for session_id in session_ids
+    }
 
 
-async def _head(services: Services, caller: Caller, session_id: str) -> TaskHead:
-    context_id = await _context(services, caller, session_id)
-    return TaskHead(session_id, context_id, caller.principal, 0)
+async def _head(services: Services, caller: Caller, *, session_id: str) -> TaskHead:
+    context_id = await _context(services, caller, session_id=session_id)
+    return TaskHead(session_id, context_id, owner=caller.principal, created_at=0)
 
 
 async def _tasks(
-    services: Services, caller: Caller, sessions: Sequence[SessionInfo]
+    services: Services, caller: Caller, *, sessions: Sequence[SessionInfo]
 ) -> list[TaskRow]:
-    contexts = await _contexts(services, caller, [session.id for session in sessions])
+    contexts = await _contexts(services, caller, session_ids=[session.id for session in sessions])
     return [
         TaskRow(
-            TaskHead(session.id, contexts[session.id], caller.principal, session.created_at),
-            TaskState.COMPLETED,
-            session.updated_at,
-            None,
-            session.ref,
+            head=TaskHead(
+                session.id,
+                contexts[session.id],
+                owner=caller.principal,
+                created_at=session.created_at,
+            ),
+            state=TaskState.COMPLETED,
+            status_at=session.updated_at,
+            session=session.ref,
         )
         for session in sessions
     ]
 
 
 SessionTask = Annotated[TaskRow, Rendered(TaskShape)]
-ShownMessage = Annotated[SessionMessage, Rendered(MessageShape)]
+RenderedMessage = Annotated[SessionMessage, Rendered(MessageShape)]
 
 
 class Session(Params):
@@ -123,7 +132,7 @@ class Session(Params):
     )
 
 
-class OneTask(Result):
+class TaskResult(Result):
     item: SessionTask
 
 
@@ -143,12 +152,12 @@ def changing(
     errors: tuple[type[ServiceError], ...] = (),
     **about: Any,
 ) -> Callable[[Change[S, R]], Change[S, R]]:
-    """Declare a method that changes a session, which is handed to it as the caller's."""
+    """Declare a method that changes a session. The caller owns the session while it runs."""
 
     def declare(run: Change[S, R]) -> Change[S, R]:
         @wraps(run)
         async def claimed(services: Services, caller: Caller, params: S) -> R:
-            async with services.access.claiming(caller, params.session_id) as session:
+            async with services.ownership.claiming(caller, params.session_id) as session:
                 return await run(services, caller, params, session)
 
         known = (*_CHANGE, *errors)
@@ -161,14 +170,14 @@ def changing(
 _mutation = partial(changing, effect="mutation")
 
 
-class OneMessage(Result):
-    item: ShownMessage
+class MessageResult(Result):
+    item: RenderedMessage
 
     @classmethod
     async def of(
-        cls, services: Services, caller: Caller, session_id: str, message: Message
-    ) -> OneMessage:
-        head = await _head(services, caller, session_id)
+        cls, services: Services, caller: Caller, *, session_id: str, message: Message
+    ) -> MessageResult:
+        head = await _head(services, caller, session_id=session_id)
         return cls(item=SessionMessage(head, message))
 
 
@@ -187,12 +196,12 @@ class Summary(Result):
     item: SessionSummary
 
     @classmethod
-    async def of(cls, services: Services, caller: Caller, session: SessionInfo) -> Summary:
+    async def of(cls, services: Services, caller: Caller, *, session: SessionInfo) -> Summary:
         return cls(
             item=SessionSummary(
                 id=session.id,
                 title=session.title,
-                context_id=await _context(services, caller, session.id),
+                context_id=await _context(services, caller, session_id=session.id),
                 parent_id=session.parent_id,
                 share_url=session.share_url,
                 reverted_to=session.reverted_to,
@@ -205,7 +214,7 @@ class Summary(Result):
 # -- reading
 
 
-class InDirectory(Placed):
+class DirectoryParams(LocationParams):
     directory: Directory | None = None
 
 
@@ -214,16 +223,16 @@ class Statuses(Result):
 
 
 @_read("opencode.sessions.status", errors=())
-async def status(services: Services, caller: Caller, params: InDirectory) -> Statuses:
+async def status(services: Services, caller: Caller, params: DirectoryParams) -> Statuses:
     """What the latest 100 sessions of a directory are doing."""
-    place = await params.place(services, caller, params.directory)
-    working = await services.catalog.statuses(place)
-    sessions = await services.access.latest(caller, place, SessionQuery(100))
+    location = await params.location(services, caller, directory=params.directory)
+    working = await services.catalog.statuses(location)
+    sessions = await services.ownership.latest(caller, location, query=SessionQuery(100))
     items = [working.get(s.id, SessionStatus(s.id, "idle")) for s in sessions]
     return Statuses(items=items)
 
 
-class Listing(InDirectory):
+class Listing(DirectoryParams):
     limit: int = Field(default=20, ge=1, le=100)
     roots: bool | None = Field(default=None, description="Only sessions that no agent started")
     start: int | None = Field(default=None, ge=0, description="Changed since; ms since 1970")
@@ -236,28 +245,34 @@ async def list_sessions(services: Services, caller: Caller, params: Listing) -> 
 
     Among the latest 6400 of all callers; older ones are found by `search` or `directory`.
     """
-    place = await params.place(services, caller, params.directory)
-    named = params.directory or params.asked.directory
-    everywhere = place == services.places.home and named is None
-    query = SessionQuery(params.limit, everywhere, params.roots, params.start, params.search)
-    sessions = await services.access.latest(caller, place, query)
-    return Tasks(items=await _tasks(services, caller, sessions))
+    location = await params.location(services, caller, directory=params.directory)
+    named = params.directory or params.routing.directory
+    everywhere = location == services.locations.home and named is None
+    query = SessionQuery(
+        limit=params.limit,
+        everywhere=everywhere,
+        roots=params.roots,
+        start=params.start,
+        search=params.search,
+    )
+    sessions = await services.ownership.latest(caller, location, query=query)
+    return Tasks(items=await _tasks(services, caller, sessions=sessions))
 
 
 @_read("opencode.sessions.get")
-async def get(services: Services, caller: Caller, params: Session) -> OneTask:
+async def get(services: Services, caller: Caller, params: Session) -> TaskResult:
     """One session."""
-    session = await services.access.visible(caller, params.session_id)
-    [item] = await _tasks(services, caller, [session])
-    return OneTask(item=item)
+    session = await services.ownership.visible(caller, params.session_id)
+    [item] = await _tasks(services, caller, sessions=[session])
+    return TaskResult(item=item)
 
 
 @_read("opencode.sessions.children")
 async def children(services: Services, caller: Caller, params: Session) -> Tasks:
     """The sessions of its sub-agents."""
-    session = await services.access.visible(caller, params.session_id)
+    session = await services.ownership.visible(caller, params.session_id)
     found = await services.catalog.children(session.id)
-    return Tasks(items=await _tasks(services, caller, found))
+    return Tasks(items=await _tasks(services, caller, sessions=found))
 
 
 class Todos(Result):
@@ -267,7 +282,7 @@ class Todos(Result):
 @_read("opencode.sessions.todo")
 async def todo(services: Services, caller: Caller, params: Session) -> Todos:
     """What the agent has set itself to do."""
-    session = await services.access.visible(caller, params.session_id)
+    session = await services.ownership.visible(caller, params.session_id)
     return Todos(items=list(await services.catalog.todos(session.id)))
 
 
@@ -284,10 +299,10 @@ class Changes(Result):
 @_read("opencode.sessions.diff")
 async def diff(services: Services, caller: Caller, params: Diff) -> Changes:
     """The files changed in answer to a message."""
-    session = await services.access.visible(caller, params.session_id)
+    session = await services.ownership.visible(caller, params.session_id)
     message_id = params.message_id or await _latest_prompt(services, session.id)
     if params.message_id is not None:
-        await services.checks.message(session, params.message_id, "message_id")
+        await services.validator.message(session, params.message_id, field="message_id")
     if message_id is None:
         return Changes(items=[])
     return Changes(items=list(await services.catalog.diff(session.id, message_id)))
@@ -296,7 +311,7 @@ async def diff(services: Services, caller: Caller, params: Diff) -> Changes:
 async def _latest_prompt(services: Services, session_id: str) -> str | None:
     before = None
     while True:
-        page = await services.catalog.messages(session_id, 20, before)
+        page = await services.catalog.messages(session_id, limit=20, before=before)
         for message in reversed(page.messages):
             if message.role is Role.USER:
                 return message.message_id
@@ -313,52 +328,53 @@ class Page(Session):
 
 
 class Messages(Result):
-    items: list[ShownMessage]
+    items: list[RenderedMessage]
     next_cursor: str | None
 
 
 @_read("opencode.sessions.messages.list")
 async def list_messages(services: Services, caller: Caller, params: Page) -> Messages:
     """The messages of a session, the newest page first."""
-    session = await services.access.visible(caller, params.session_id)
-    page = await services.catalog.messages(session.id, params.limit, params.before)
-    head = await _head(services, caller, session.id)
+    session = await services.ownership.visible(caller, params.session_id)
+    page = await services.catalog.messages(session.id, limit=params.limit, before=params.before)
+    head = await _head(services, caller, session_id=session.id)
     items = [SessionMessage(head, message) for message in page.messages]
     return Messages(items=items, next_cursor=page.older)
 
 
-class OneOfThem(Session):
+class GetMessage(Session):
     message_id: MessageId
 
 
 @_read("opencode.sessions.messages.get")
-async def get_message(services: Services, caller: Caller, params: OneOfThem) -> OneMessage:
+async def get_message(services: Services, caller: Caller, params: GetMessage) -> MessageResult:
     """One message of a session."""
-    session = await services.access.visible(caller, params.session_id)
-    message = await services.checks.message(session, params.message_id, "message_id")
-    return await OneMessage.of(services, caller, session.id, message)
+    session = await services.ownership.visible(caller, params.session_id)
+    message = await services.validator.message(session, params.message_id, field="message_id")
+    return await MessageResult.of(services, caller, session_id=session.id, message=message)
 
 
 # -- mutation
 
 
-class Forking(Params):
+class ForkRequest(Params):
     messageID: MessageId | None = Field(default=None, description="Keep what was before it")
 
 
 class Fork(Session):
-    request: Forking = Forking()
+    request: ForkRequest = ForkRequest()
 
 
 @_mutation("opencode.sessions.fork")
 async def fork(services: Services, caller: Caller, params: Fork, session: SessionInfo) -> Summary:
     """Copy a session, whole or up to a message, into one of the caller's own."""
-    before = params.request
-    if before.messageID is not None:
-        await services.checks.message(session, before.messageID, "request.messageID")
-    forked = await services.catalog.fork(session.id, before.messageID)
-    await services.access.own(caller, forked.ref)
-    return await Summary.of(services, caller, forked)
+    if params.request.messageID is not None:
+        await services.validator.message(
+            session, params.request.messageID, field="request.messageID"
+        )
+    forked = await services.catalog.fork(session.id, before=params.request.messageID)
+    await services.ownership.own(caller, forked.ref)
+    return await Summary.of(services, caller, session=forked)
 
 
 @_mutation("opencode.sessions.share", errors=(MethodDisabled,))
@@ -367,13 +383,13 @@ async def share(
 ) -> Summary:
     """Publish a session on OpenCode's public site."""
     shared = await services.catalog.share(session.id)
-    if shared.share_url is None:  # OpenCode says nothing when it may not
+    if shared.share_url is None:  # OpenCode reports no error when sharing is off
         raise MethodDisabled(
             "Sharing is switched off in OpenCode.",
             method="opencode.sessions.share",
             setting="share, in OpenCode's configuration",
         )
-    return await Summary.of(services, caller, shared)
+    return await Summary.of(services, caller, session=shared)
 
 
 @_mutation("opencode.sessions.unshare")
@@ -381,16 +397,17 @@ async def unshare(
     services: Services, caller: Caller, params: Session, session: SessionInfo
 ) -> Summary:
     """Withdraw a published session."""
-    return await Summary.of(services, caller, await services.catalog.unshare(session.id))
+    unshared = await services.catalog.unshare(session.id)
+    return await Summary.of(services, caller, session=unshared)
 
 
-class Reverting(Params):
+class RevertRequest(Params):
     messageID: MessageId
     partID: PartId | None = None
 
 
 class Revert(Session):
-    request: Reverting
+    request: RevertRequest
 
 
 @_mutation("opencode.sessions.revert")
@@ -399,9 +416,9 @@ async def revert(
 ) -> Summary:
     """Undo a message and everything after it, files included."""
     target = params.request
-    await services.checks.message(session, target.messageID, "request.messageID")
-    found = await services.catalog.revert(session.id, target.messageID, target.partID)
-    return await Summary.of(services, caller, found)
+    await services.validator.message(session, target.messageID, field="request.messageID")
+    found = await services.catalog.revert(session.id, message=target.messageID, part=target.partID)
+    return await Summary.of(services, caller, session=found)
 
 
 @_mutation("opencode.sessions.unrevert")
@@ -409,4 +426,5 @@ async def unrevert(
     services: Services, caller: Caller, params: Session, session: SessionInfo
 ) -> Summary:
     """Take back the undoing."""
-    return await Summary.of(services, caller, await services.catalog.unrevert(session.id))
+    restored = await services.catalog.unrevert(session.id)
+    return await Summary.of(services, caller, session=restored)

@@ -1,13 +1,14 @@
-"""What several extensions have in common: ids, places, moments."""
+"""Parameters and results that several extensions share."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, PlainSerializer
 
 from ..contract.params import Directory, Params, Result, WorkspaceId
-from ..domain.catalog import Place
+from ..domain.catalog import Location
 from ..domain.values import Caller, ModelRef, timestamp
 from .services import Services
 
@@ -40,23 +41,25 @@ class Routing(Params):
     opencode: OpenCode | None = None
 
 
-class Placed(Params):
+class LocationParams(Params):
     """A request that can be about another directory, or a workspace."""
 
     metadata: Routing = Routing()
 
     @property
-    def asked(self) -> Routing.OpenCode:
+    def routing(self) -> Routing.OpenCode:
         return self.metadata.opencode or Routing.OpenCode()
 
-    async def place(
-        self, services: Services, caller: Caller, directory: str | None = None
-    ) -> Place:
-        asked = self.asked
-        workspace = asked.workspace.id if asked.workspace else None
+    async def location(
+        self, services: Services, caller: Caller, *, directory: str | None = None
+    ) -> Location:
+        """The location that the request names; `directory` is a parameter of its own."""
+        routing = self.routing
+        workspace = routing.workspace.id if routing.workspace else None
+        find = partial(services.locations.find, caller, workspace=workspace)
         if directory is not None:
-            return await services.places.place(caller, directory, workspace, "directory")
-        return await services.places.place(caller, asked.directory, workspace)
+            return await find(directory=directory, field="directory")
+        return await find(directory=routing.directory)
 
 
 class ModelName(Params):
@@ -68,5 +71,5 @@ class ModelName(Params):
         return ModelRef(self.providerID, self.modelID)
 
 
-class Done(Result):
+class Acknowledgement(Result):
     ok: Literal[True] = True

@@ -1,4 +1,4 @@
-"""Where OpenCode can work: projects, workspaces, worktrees.
+"""OpenCode's projects, workspaces and worktrees.
 
 OpenCode calls the routes behind workspaces and worktrees experimental.
 """
@@ -14,13 +14,13 @@ from pydantic import Field
 
 from ..contract.declare import Extension, Toggle
 from ..contract.params import Directory, Params, Result, WorkspaceId
-from ..domain.catalog import Place, Project, Workspace, Worktree
+from ..domain.catalog import Location, Project, Workspace, Worktree
 from ..domain.scopes import Scope
 from ..domain.values import Caller
 from ..errors import InvalidParams
 from .audit import audited
 from .services import Services
-from .shapes import Done, Name, Placed
+from .shapes import Acknowledgement, LocationParams, Name
 
 MUTATIONS = Toggle(
     "A2A_ENABLE_WORKSPACE_MUTATIONS", "it creates and deletes directories on the OpenCode host."
@@ -28,9 +28,9 @@ MUTATIONS = Toggle(
 
 WORKSPACES = Extension(
     "opencode-workspace-control-v1",
-    "OpenCode Workspace Control v1",
-    "OpenCode's projects, workspaces and worktrees.",
-    "opencode",
+    title="OpenCode Workspace Control v1",
+    description="OpenCode's projects, workspaces and worktrees.",
+    scope="opencode",
     extended={
         "routing": "metadata.opencode.workspace.id counts more than metadata.opencode.directory, "
         "which must be inside the workspace root or in a worktree that the caller sees",
@@ -50,38 +50,42 @@ class Projects(Result):
     items: list[Project]
 
 
-class OneProject(Result):
+class ProjectResult(Result):
     item: Project
 
 
 @_read("opencode.projects.list", upstream_stability="stable")
-async def list_projects(services: Services, caller: Caller, params: Placed) -> Projects:
+async def list_projects(services: Services, caller: Caller, params: LocationParams) -> Projects:
     """The project of the workspace, and those inside it."""
-    current = await services.catalog.project(await params.place(services, caller))
-    root = services.places.root
+    current = await services.catalog.project(await params.location(services, caller))
+    root = services.locations.root
     inside = [p for p in await services.catalog.projects() if Path(p.worktree).is_relative_to(root)]
     return Projects(items=[current, *(p for p in inside if p.project_id != current.project_id)])
 
 
 @_read("opencode.projects.current", upstream_stability="stable")
-async def current_project(services: Services, caller: Caller, params: Placed) -> OneProject:
+async def current_project(
+    services: Services, caller: Caller, params: LocationParams
+) -> ProjectResult:
     """The project a directory belongs to."""
-    return OneProject(item=await services.catalog.project(await params.place(services, caller)))
+    return ProjectResult(
+        item=await services.catalog.project(await params.location(services, caller))
+    )
 
 
 class Workspaces(Result):
     items: list[Workspace]
 
 
-class OneWorkspace(Result):
+class WorkspaceResult(Result):
     item: Workspace
 
 
 @_read("opencode.workspaces.list", upstream_stability="experimental")
-async def list_workspaces(services: Services, caller: Caller, params: Placed) -> Workspaces:
+async def list_workspaces(services: Services, caller: Caller, params: LocationParams) -> Workspaces:
     """OpenCode's workspaces for the project."""
-    place = await params.place(services, caller)
-    return Workspaces(items=await services.places.workspaces(caller, place))
+    location = await params.location(services, caller)
+    return Workspaces(items=await services.locations.workspaces(caller, location))
 
 
 class NewWorkspace(Params):
@@ -89,55 +93,59 @@ class NewWorkspace(Params):
     branch: Branch | None = None
 
 
-class CreateWorkspace(Placed):
+class CreateWorkspace(LocationParams):
     request: NewWorkspace
 
 
 @_mutation("opencode.workspaces.create", upstream_stability="experimental")
 async def create_workspace(
     services: Services, caller: Caller, params: CreateWorkspace
-) -> OneWorkspace:
+) -> WorkspaceResult:
     """Make a workspace, with its files in place.
 
     OpenCode must have them switched on: OPENCODE_EXPERIMENTAL_WORKSPACES=1 in its environment.
     """
-    place = await params.place(services, caller)
-    types = await services.catalog.workspace_types(place)
+    location = await params.location(services, caller)
+    types = await services.catalog.workspace_types(location)
     if params.request.type not in types:
         raise InvalidParams.at("request.type", f"must be one of {', '.join(types)}")
-    with _audited(caller, "create workspace", params.request.type):
+    with _audited(caller, action="create workspace", target=params.request.type):
         made = await services.creator.create_workspace(
-            caller, place, params.request.type, params.request.branch
+            caller, location, type=params.request.type, branch=params.request.branch
         )
-    return OneWorkspace(item=made)
+    return WorkspaceResult(item=made)
 
 
-class RemoveWorkspace(Placed):
+class RemoveWorkspace(LocationParams):
     workspace_id: WorkspaceId
 
 
 @_mutation("opencode.workspaces.remove", upstream_stability="experimental")
-async def remove_workspace(services: Services, caller: Caller, params: RemoveWorkspace) -> Done:
+async def remove_workspace(
+    services: Services, caller: Caller, params: RemoveWorkspace
+) -> Acknowledgement:
     """Delete a workspace and its directory."""
-    place = await params.place(services, caller)
-    found = await services.places.workspace(caller, place, params.workspace_id, "workspace_id")
-    with _audited(caller, "remove workspace", found.workspace_id):
-        await services.creator.remove_workspace(place, found.workspace_id)
-    return Done()
+    location = await params.location(services, caller)
+    found = await services.locations.workspace(
+        caller, location, workspace_id=params.workspace_id, field="workspace_id"
+    )
+    with _audited(caller, action="remove workspace", target=found.workspace_id):
+        await services.creator.remove_workspace(location, found.workspace_id)
+    return Acknowledgement()
 
 
 class Worktrees(Result):
     items: list[Worktree]
 
 
-class OneWorktree(Result):
+class WorktreeResult(Result):
     item: Worktree
 
 
 @_read("opencode.worktrees.list", upstream_stability="experimental")
-async def list_worktrees(services: Services, caller: Caller, params: Placed) -> Worktrees:
+async def list_worktrees(services: Services, caller: Caller, params: LocationParams) -> Worktrees:
     """The project's worktrees that OpenCode knows."""
-    found = await services.places.worktrees(caller, await params.place(services, caller))
+    found = await services.locations.worktrees(caller, await params.location(services, caller))
     return Worktrees(items=[Worktree(directory, Path(directory).name) for directory in found])
 
 
@@ -147,52 +155,58 @@ class NewWorktree(Params):
     )
 
 
-class CreateWorktree(Placed):
+class CreateWorktree(LocationParams):
     request: NewWorktree = NewWorktree()
 
 
 @_mutation("opencode.worktrees.create", upstream_stability="experimental")
 async def create_worktree(
     services: Services, caller: Caller, params: CreateWorktree
-) -> OneWorktree:
+) -> WorktreeResult:
     """Make a worktree with a branch of its own, and with its files in place."""
-    place = await params.place(services, caller)
-    with _audited(caller, "create worktree", params.request.name):
-        made = await services.creator.create_worktree(caller, place, params.request.name)
-    return OneWorktree(item=made)
+    location = await params.location(services, caller)
+    with _audited(caller, action="create worktree", target=params.request.name):
+        made = await services.creator.create_worktree(caller, location, name=params.request.name)
+    return WorktreeResult(item=made)
 
 
-class AWorktree(Params):
+class WorktreeRequest(Params):
     directory: Directory
 
 
-class ExistingWorktree(Placed):
-    request: AWorktree
+class ExistingWorktree(LocationParams):
+    request: WorktreeRequest
 
-    async def listed(self, services: Services, caller: Caller) -> tuple[Place, str]:
-        """The worktree, in OpenCode's own words: it would delete any directory it is told."""
-        place = await self.place(services, caller)
-        asked = self.request.directory
-        return place, await services.places.worktree(caller, place, asked, "request.directory")
+    async def listed(self, services: Services, caller: Caller) -> tuple[Location, str]:
+        """The worktree as OpenCode lists it: OpenCode would delete any directory that we name."""
+        location = await self.location(services, caller)
+        worktree = await services.locations.worktree(
+            caller, location, directory=self.request.directory, field="request.directory"
+        )
+        return location, worktree
 
 
 @_mutation("opencode.worktrees.remove", upstream_stability="experimental")
-async def remove_worktree(services: Services, caller: Caller, params: ExistingWorktree) -> Done:
+async def remove_worktree(
+    services: Services, caller: Caller, params: ExistingWorktree
+) -> Acknowledgement:
     """Delete a worktree and its branch; it must be one that OpenCode lists."""
-    place, worktree = await params.listed(services, caller)
-    with _audited(caller, "remove worktree", worktree):
-        await services.creator.remove_worktree(place, worktree)
-    return Done()
+    location, worktree = await params.listed(services, caller)
+    with _audited(caller, action="remove worktree", target=worktree):
+        await services.creator.remove_worktree(location, worktree)
+    return Acknowledgement()
 
 
 @_mutation("opencode.worktrees.reset", upstream_stability="experimental")
-async def reset_worktree(services: Services, caller: Caller, params: ExistingWorktree) -> Done:
+async def reset_worktree(
+    services: Services, caller: Caller, params: ExistingWorktree
+) -> Acknowledgement:
     """Bring a worktree back to the default branch, losing what was changed."""
-    place, worktree = await params.listed(services, caller)
-    with _audited(caller, "reset worktree", worktree):
-        await services.catalog.reset_worktree(place, worktree)
-    return Done()
+    location, worktree = await params.listed(services, caller)
+    with _audited(caller, action="reset worktree", target=worktree):
+        await services.catalog.reset_worktree(location, worktree)
+    return Acknowledgement()
 
 
-def _audited(caller: Caller, action: str, target: str | None) -> AbstractContextManager[None]:
+def _audited(caller: Caller, *, action: str, target: str | None) -> AbstractContextManager[None]:
     return audited("audit.workspace", principal=caller.principal, action=action, target=target)

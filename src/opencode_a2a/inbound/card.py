@@ -18,8 +18,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..contract.declare import Json
 from .failures import JSON, version_of
-from .render import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Errors as answers, in the shape of whoever asked.
+"""Errors as answers, in the shape that the client expects.
 
 JSON-RPC wants an envelope, REST 1.0 a google.rpc.Status, REST 0.3 a plain object;
-the facts are the same. Nothing but our own words and facts gets out.
+the facts are the same. An answer holds our own texts and facts only, no exception's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Scope
 
+from ..contract.declare import Json
 from ..errors import InvalidParams, ServiceError
-from .render import V03, V03_REST, V1, Dialect, Json
+from .dialect import V03, V03_REST, V1, Dialect
 
 JSON = "application/json"
 A2A_JSON = "application/a2a+json"
@@ -63,10 +64,15 @@ def rpc_error(error: ServiceError, dialect: Dialect) -> Json:
 
 
 def rpc_response(
-    error: ServiceError, dialect: Dialect, request_id: Any, status: int | None = None
+    error: ServiceError, dialect: Dialect, request_id: Any, *, status: int | None = None
 ) -> Response:
     body = {"jsonrpc": "2.0", "id": request_id, "error": rpc_error(error, dialect)}
-    return Response(orjson.dumps(body), status or error.rpc_http_status(), _headers(error), JSON)
+    return Response(
+        orjson.dumps(body),
+        status_code=status or error.rpc_http_status(),
+        headers=_headers(error),
+        media_type=JSON,
+    )
 
 
 def rest_error(error: ServiceError, dialect: Dialect, status: int | None = None) -> Json:
@@ -89,22 +95,29 @@ def rest_error(error: ServiceError, dialect: Dialect, status: int | None = None)
 
 
 def rest_response(error: ServiceError, dialect: Dialect, status: int | None = None) -> Response:
-    media_type = JSON if dialect is V03_REST else A2A_JSON
-    body = orjson.dumps(rest_error(error, dialect, status))
-    return Response(body, status or error.http_status, _headers(error), media_type)
+    return Response(
+        orjson.dumps(rest_error(error, dialect, status)),
+        status_code=status or error.http_status,
+        headers=_headers(error),
+        media_type=rest_media_type(dialect),
+    )
+
+
+def rest_media_type(dialect: Dialect) -> str:
+    return JSON if dialect is V03_REST else A2A_JSON
 
 
 def failure(scope: Scope, error: ServiceError, status: int | None = None) -> Response:
-    """An error met outside of what looks at the request: its path says who asked.
+    """The answer to a request that failed outside of its endpoint, shaped by its path.
 
-    Whoever has looked at it may have left an answer for that case.
+    An endpoint that has read the request may have left an answer in its state for this case.
     """
     answer: Response | None = scope.get("state", {}).get("answer")
     if answer is not None:
         return answer
     path = scope["path"]
     if path in ("", "/"):
-        return rpc_response(error, line_of(HTTPConnection(scope)), None, status)
+        return rpc_response(error, line_of(HTTPConnection(scope)), None, status=status)
     return rest_response(error, V03_REST if path.startswith("/v1/") else V1, status)
 
 

@@ -1,42 +1,46 @@
-"""The operations of A2A, the same for every transport: parse, do, render."""
+"""The operations of A2A, the same for every transport, and what they work on.
+
+An operation gets parameters that are checked already. It returns a JSON value or a
+sequence of events; what stands around those on the wire is left to the framing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..contract import a2a
+from ..contract.declare import Json
+from ..contract.dispatch import require_scope
+from ..contract.operations import Operation, OperationTable, Rest
+from ..contract.params import validated
 from ..domain.replies import HITL
 from ..domain.scopes import Scope
 from ..domain.task import Task
 from ..domain.values import Caller, TaskState
-from ..errors import (
-    AuthorizationForbidden,
-    PushNotificationNotSupported,
-    UnsupportedOperation,
-    VersionNotSupported,
-)
+from ..errors import UnsupportedOperation, VersionNotSupported
 from ..extensions.interrupts import INTERACTIVE
 from ..service.tasks import Tasks
 from . import parse
 from .card import Card
-from .render import V03, V1, Dialect, Json, Renderer
-from .sse import Envelope, EventStream
+from .dialect import V1, Dialect
+from .events import TaskEvents
+from .render import Renderer
 
-READ, WRITE = Scope.TASKS_READ, Scope.TASKS_WRITE
+A2A = OperationTable()
+PUSH_CONFIGS = "/tasks/{id}/pushNotificationConfigs"
+PUSH_CONFIG = PUSH_CONFIGS + "/{config_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, after its transport has been taken off."""
+    """One request, whatever transport it came over."""
 
     caller: Caller
     dialect: Dialect
     params: Any
-    envelope: Envelope = Envelope()
-    request_id: str | int | None = None
     idempotency_key: str | None = None
     last_event_id: str | None = None
     extensions: frozenset[str] = frozenset()  # those the client has activated
@@ -46,23 +50,19 @@ class Call:
     def renderer(self) -> Renderer:
         return Renderer(self.dialect, INTERACTIVE.uri in self.extensions, HITL in self.extensions)
 
-    def needs(self, scope: str) -> None:
-        if scope not in self.caller.scopes:
-            raise AuthorizationForbidden(
-                f"This credential lacks the scope {scope}.", required_scope=scope
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class Operations:
+    """What the operations work on."""
+
     tasks: Tasks
     card: Card
-    stopping: asyncio.Future[None]  # done when the service can wait for nobody any more
+    stopping: asyncio.Future[None]  # done when the service can no longer wait for anybody
     strict_version: bool = False
 
-    def negotiate(self, dialect: Dialect, asked: str | None) -> None:
+    def negotiate(self, dialect: Dialect, requested: str | None) -> None:
         """Refuse a protocol version we do not speak. The minor counts, the patch does not."""
-        version = ".".join((asked or "").split(".")[:2])
+        version = ".".join((requested or "").split(".")[:2])
         if dialect.version == "1.0":
             fine = version == "1.0" or (not version and not self.strict_version)
             advice = "This is a method of 1.0: send A2A-Version: 1.0."
@@ -71,27 +71,23 @@ class Operations:
             advice = "Use 1.0 or 0.3."
         if not fine:
             raise VersionNotSupported(
-                f"A2A-Version {asked or '(none)'} is not supported here. {advice}",
-                requested=asked or "",
+                f"A2A-Version {requested or '(none)'} is not supported here. {advice}",
+                requested=requested or "",
                 supported=["1.0", "0.3"],
             )
 
-    async def send(self, call: Call) -> Json:
-        call.needs(WRITE)
-        asked = parse.Send(call.dialect, call.params, call.idempotency_key)
-        task = await self.tasks.send(call.caller, asked.request)
-        if asked.blocking and not call.notification:
-            task = await self._settled(call, task)
-        body = call.renderer.task(task, history_length=asked.history_length)
-        return body if call.dialect.tagged else {"task": body}
+    async def perform(self, operation: Operation, call: Call) -> Json | TaskEvents:
+        """Check that the caller may, and that the request is well formed; then do it."""
+        if operation.scope is not None:
+            require_scope(call.caller, operation.scope)
+        if operation.sends_message:
+            parse.check_idempotency_key(call.idempotency_key)
+        model = operation.params
+        params = validated(model, call.params) if model is not None else None
+        result: Json | TaskEvents = await operation.run(self, call, params)
+        return result
 
-    async def stream(self, call: Call) -> EventStream:
-        call.needs(WRITE)
-        asked = parse.Send(call.dialect, call.params, call.idempotency_key)
-        task = await self.tasks.send(call.caller, asked.request)
-        return await self._stream(call, task, asked.history_length)
-
-    async def _settled(self, call: Call, task: Task) -> Task:
+    async def settled(self, call: Call, task: Task) -> Task:
         """Wait for the task; if the service stops first, the caller gets it as it is."""
         settled = asyncio.create_task(self.tasks.settled(call.caller, task))
         try:
@@ -103,120 +99,195 @@ class Operations:
             settled.cancel()
         return await self.tasks.get(call.caller, task.head.id)
 
-    async def get(self, call: Call) -> Json:
-        call.needs(READ)
-        params = parse.task_params(call.params)
-        task = await self.tasks.get(call.caller, params.id)
-        length = parse.history(call.dialect, params.history_length)
-        return call.renderer.task(task, history_length=length)
+    async def events(
+        self, call: Call, task: Task, history_length: int | None = None, *, waits: bool = False
+    ) -> TaskEvents:
+        """The task as it is, or was at the client's last event, then everything after.
 
-    async def list(self, call: Call) -> Json:
-        call.needs(READ)
-        asked = parse.Listing(call.dialect, call.caller.principal, call.params)
-        if asked.impossible:
-            return {"tasks": [], "nextPageToken": "", "pageSize": asked.size, "totalSize": 0}
-        page = await self.tasks.list(asked.query)
-        render = call.renderer
-        shown: list[Json] = []
-        for row in page.rows:
-            if asked.artifacts or asked.history_length:
-                task = await self.tasks.get(call.caller, row.head.id)
-                shown.append(
-                    render.task(
-                        task, history_length=asked.history_length, artifacts=asked.artifacts
-                    )
-                )
-            else:
-                shown.append(render.row(row))
-        return {
-            "tasks": shown,
-            "nextPageToken": parse.page_token(page.next),
-            "pageSize": asked.size,
-            "totalSize": page.total,
-        }
-
-    async def cancel(self, call: Call) -> Json:
-        call.needs(WRITE)
-        task = await self.tasks.cancel(call.caller, parse.task_id(call.params))
-        return call.renderer.task(task)
-
-    async def subscribe(self, call: Call) -> EventStream:
-        call.needs(READ)
-        task = await self.tasks.get(call.caller, parse.task_id(call.params))
-        if task.state.terminal and call.dialect is V1 and call.last_event_id is None:
-            raise UnsupportedOperation(
-                "This task has ended, so there is nothing to subscribe to. Get it instead.",
-                task_id=task.head.id,
-                state=task.state.value,
-            )
-        # In 1.0 one can subscribe to whatever has not ended: who asks waits for it to go on.
-        return await self._stream(call, task, None, waits=call.dialect is V1)
-
-    async def push_config(self, call: Call) -> Json:
-        raise PushNotificationNotSupported("This agent does not send push notifications.")
-
-    async def extended_card(self, call: Call) -> Json:
-        """The card for those who are known here; all of them are."""
-        return self.card.extended_pure if call.dialect is V1 else self.card.extended_hybrid
-
-    async def _stream(
-        self, call: Call, task: Task, history_length: int | None, *, waits: bool = False
-    ) -> EventStream:
-        """The task as it is, or was where the client left off, then everything after.
-
-        A task that rests is everything, unless the client `waits` for a person, too.
+        The sequence ends where the task rests. If the client `waits`, it goes on after a
+        person has answered.
         """
-        story = self.tasks.now(task)
+        replay = self.tasks.replay(task)
         if call.last_event_id is not None:
             known = call.last_event_id.isdecimal() and len(call.last_event_id) < 19
             seq = int(call.last_event_id) if known else sys.maxsize
-            story = await self.tasks.since(task, seq)
-        told, renderer = story.task, call.renderer
-        first = renderer.first(told, history_length, gap=story.gap)  # no await since the story
-        return EventStream(
-            renderer,
-            call.envelope,
-            told,
-            first,
-            None if _rests(told, task, waits or renderer.stays_open) else story.after,
-            self.stopping,
-            waits=waits,
-            request_id=call.request_id,
+            replay = await self.tasks.replay_from(task, seq)
+        snapshot, renderer = replay.snapshot, call.renderer
+        # Nothing is awaited between reading the snapshot and rendering it.
+        first = renderer.first(snapshot, history_length, gap=replay.gap)
+        resting = _rests(snapshot, task, waits or renderer.stays_open)
+        cursor = None if resting else replay.cursor
+        return TaskEvents(renderer, snapshot, first=first, cursor=cursor, waits=waits)
+
+
+def _rests(snapshot: Task, task: Task, waits: bool) -> bool:
+    """Whether a stream that begins with `snapshot` has no further events."""
+    if snapshot.state is TaskState.INPUT_REQUIRED:
+        return snapshot.last_seq >= task.last_seq and not waits
+    return snapshot.state.terminal
+
+
+@A2A.operation(
+    {"1.0": "SendMessage", "0.3": "message/send"},
+    Rest(("POST",), "/message:send"),
+    scope=Scope.TASKS_WRITE,
+    result=a2a.Sent,
+    sends_message=True,
+)
+async def send_message(service: Operations, call: Call, params: parse.SendParams) -> Json:
+    """Send a message."""
+    send = parse.Send(call.dialect, params, call.idempotency_key)
+    task = await service.tasks.send(call.caller, send.request)
+    if send.blocking and not call.notification:
+        task = await service.settled(call, task)
+    body = call.renderer.task(task, history_length=send.history_length)
+    return body if call.dialect.tagged else {"task": body}
+
+
+@A2A.operation(
+    {"1.0": "SendStreamingMessage", "0.3": "message/stream"},
+    Rest(("POST",), "/message:stream"),
+    scope=Scope.TASKS_WRITE,
+    result=a2a.StreamEvent,
+    sends_message=True,
+)
+async def send_streaming_message(
+    service: Operations, call: Call, params: parse.SendParams
+) -> TaskEvents:
+    """Send a message, stream the answer."""
+    send = parse.Send(call.dialect, params, call.idempotency_key)
+    task = await service.tasks.send(call.caller, send.request)
+    return await service.events(call, task, send.history_length)
+
+
+@A2A.operation(
+    {"1.0": "GetTask", "0.3": "tasks/get"},
+    Rest(("GET",), "/tasks/{id}"),
+    scope=Scope.TASKS_READ,
+    result=a2a.Task,
+)
+async def get_task(service: Operations, call: Call, params: parse.TaskParams) -> Json:
+    """Get a task."""
+    task = await service.tasks.get(call.caller, params.id)
+    length = parse.history(call.dialect, params.history_length)
+    return call.renderer.task(task, history_length=length)
+
+
+@A2A.operation(
+    {"1.0": "ListTasks"},
+    Rest(("GET",), "/tasks"),
+    scope=Scope.TASKS_READ,
+    result=a2a.TaskList,
+)
+async def list_tasks(service: Operations, call: Call, params: parse.ListParams) -> Json:
+    """List tasks."""
+    listing = parse.Listing(call.dialect, call.caller.principal, params)
+    if listing.impossible:
+        return {"tasks": [], "nextPageToken": "", "pageSize": listing.size, "totalSize": 0}
+    page = await service.tasks.list(listing.query)
+    render = call.renderer
+    tasks: list[Json] = []
+    for row in page.rows:
+        if listing.artifacts or listing.history_length:
+            task = await service.tasks.get(call.caller, row.head.id)
+            tasks.append(
+                render.task(
+                    task, history_length=listing.history_length, artifacts=listing.artifacts
+                )
+            )
+        else:
+            tasks.append(render.row(row))
+    return {
+        "tasks": tasks,
+        "nextPageToken": parse.page_token(page.next),
+        "pageSize": listing.size,
+        "totalSize": page.total,
+    }
+
+
+@A2A.operation(
+    {"1.0": "CancelTask", "0.3": "tasks/cancel"},
+    Rest(("POST",), "/tasks/{id}:cancel"),
+    scope=Scope.TASKS_WRITE,
+    result=a2a.Task,
+)
+async def cancel_task(service: Operations, call: Call, params: parse.TaskIdParams) -> Json:
+    """Cancel a task."""
+    return call.renderer.task(await service.tasks.cancel(call.caller, params.id))
+
+
+@A2A.operation(
+    {"1.0": "SubscribeToTask", "0.3": "tasks/resubscribe"},
+    Rest(("GET", "POST"), "/tasks/{id}:subscribe"),
+    scope=Scope.TASKS_READ,
+    result=a2a.StreamEvent,
+)
+async def subscribe_to_task(
+    service: Operations, call: Call, params: parse.TaskIdParams
+) -> TaskEvents:
+    """Follow a task."""
+    task = await service.tasks.get(call.caller, params.id)
+    if task.state.terminal and call.dialect is V1 and call.last_event_id is None:
+        raise UnsupportedOperation(
+            "This task has ended, so there is nothing to subscribe to. Get it instead.",
+            task_id=task.head.id,
+            state=task.state.value,
         )
+    # 1.0 lets clients subscribe to any task that has not ended, also to one that needs a person.
+    return await service.events(call, task, waits=call.dialect is V1)
 
 
-def _rests(told: Task, task: Task, waits: bool) -> bool:
-    """Whether a stream that begins with `told` has nothing more to tell."""
-    if told.state is TaskState.INPUT_REQUIRED:
-        return told.last_seq >= task.last_seq and not waits
-    return told.state.terminal
+@A2A.operation(
+    {"1.0": "CreateTaskPushNotificationConfig", "0.3": "tasks/pushNotificationConfig/set"},
+    Rest(("POST",), PUSH_CONFIGS),
+    scope=None,
+    result=None,
+)
+async def create_push_config(service: Operations, call: Call, params: None) -> Json:
+    """Push configurations (not supported)."""
+    raise parse.no_push()
 
 
-Operation = Callable[[Operations, Call], Any]
+@A2A.operation(
+    {"1.0": "GetTaskPushNotificationConfig", "0.3": "tasks/pushNotificationConfig/get"},
+    Rest(("GET",), PUSH_CONFIG),
+    scope=None,
+    result=None,
+)
+async def get_push_config(service: Operations, call: Call, params: None) -> Json:
+    """A push configuration (not supported)."""
+    raise parse.no_push()
 
-RPC_METHODS: dict[str, tuple[Dialect, Operation]] = {
-    "SendMessage": (V1, Operations.send),
-    "SendStreamingMessage": (V1, Operations.stream),
-    "GetTask": (V1, Operations.get),
-    "ListTasks": (V1, Operations.list),
-    "CancelTask": (V1, Operations.cancel),
-    "SubscribeToTask": (V1, Operations.subscribe),
-    "CreateTaskPushNotificationConfig": (V1, Operations.push_config),
-    "GetTaskPushNotificationConfig": (V1, Operations.push_config),
-    "ListTaskPushNotificationConfigs": (V1, Operations.push_config),
-    "DeleteTaskPushNotificationConfig": (V1, Operations.push_config),
-    "GetExtendedAgentCard": (V1, Operations.extended_card),
-    "message/send": (V03, Operations.send),
-    "message/stream": (V03, Operations.stream),
-    "tasks/get": (V03, Operations.get),
-    "tasks/cancel": (V03, Operations.cancel),
-    "tasks/resubscribe": (V03, Operations.subscribe),
-    "tasks/pushNotificationConfig/set": (V03, Operations.push_config),
-    "tasks/pushNotificationConfig/get": (V03, Operations.push_config),
-    "tasks/pushNotificationConfig/list": (V03, Operations.push_config),
-    "tasks/pushNotificationConfig/delete": (V03, Operations.push_config),
-    "agent/getAuthenticatedExtendedCard": (V03, Operations.extended_card),
-}
 
-PUSH: Operation = Operations.push_config  # refused for now, in A2A's own words
-SUPPORTED_METHODS = tuple(name for name, (_, op) in RPC_METHODS.items() if op is not PUSH)
+@A2A.operation(
+    {"1.0": "ListTaskPushNotificationConfigs", "0.3": "tasks/pushNotificationConfig/list"},
+    Rest(("GET",), PUSH_CONFIGS),
+    scope=None,
+    result=None,
+)
+async def list_push_configs(service: Operations, call: Call, params: None) -> Json:
+    """Push configurations (not supported)."""
+    raise parse.no_push()
+
+
+@A2A.operation(
+    {"1.0": "DeleteTaskPushNotificationConfig", "0.3": "tasks/pushNotificationConfig/delete"},
+    Rest(("DELETE",), PUSH_CONFIG),
+    scope=None,
+    result=None,
+)
+async def delete_push_config(service: Operations, call: Call, params: None) -> Json:
+    """A push configuration (not supported)."""
+    raise parse.no_push()
+
+
+@A2A.operation(
+    {"1.0": "GetExtendedAgentCard", "0.3": "agent/getAuthenticatedExtendedCard"},
+    Rest(("GET",), "/extendedAgentCard", ("1.0",)),
+    Rest(("GET",), "/card", ("0.3",)),
+    scope=None,
+    result=a2a.AgentCard,
+)
+async def get_extended_card(service: Operations, call: Call, params: None) -> Json:
+    """The extended Agent Card."""
+    return service.card.extended_pure if call.dialect is V1 else service.card.extended_hybrid

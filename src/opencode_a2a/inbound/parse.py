@@ -36,14 +36,14 @@ from ..domain.values import (
     ModelRef,
     OutputModes,
     Part,
+    RequestOptions,
     Role,
     TaskQuery,
     Text,
-    Wish,
 )
 from ..errors import InvalidParams, PushNotificationNotSupported
 from ..service.tasks import Request
-from .render import V03_REST, Dialect
+from .dialect import V03_REST, Dialect
 
 
 def _one_line(value: str) -> str:
@@ -204,27 +204,27 @@ class PartIn(Wire):
         return Data(value, *about)
 
 
-class SessionWish(Wire):
+class SessionOption(Wire):
     id: SessionId | None = None
 
 
-class ModelWish(Wire):
+class ModelOption(Wire):
     providerID: Id
     modelID: Id
 
 
-class WorkspaceWish(Wire):
+class WorkspaceOption(Wire):
     id: WorkspaceId | None = None
 
 
-class SharedWishes(Wire):
-    session: SessionWish = Field(default_factory=SessionWish)
-    model: ModelWish | None = None
+class SharedOptions(Wire):
+    session: SessionOption = Field(default_factory=SessionOption)
+    model: ModelOption | None = None
 
 
-class OpenCodeWishes(Wire):
+class OpenCodeOptions(Wire):
     directory: Directory | None = None
-    workspace: WorkspaceWish = Field(default_factory=WorkspaceWish)
+    workspace: WorkspaceOption = Field(default_factory=WorkspaceOption)
     agent: Id | None = None
     variant: Id | None = None
 
@@ -232,8 +232,8 @@ class OpenCodeWishes(Wire):
 class RequestMetadata(Wire):
     """What is read of metadata; the rest is somebody else's."""
 
-    shared: SharedWishes = Field(default_factory=SharedWishes)
-    opencode: OpenCodeWishes = Field(default_factory=OpenCodeWishes)
+    shared: SharedOptions = Field(default_factory=SharedOptions)
+    opencode: OpenCodeOptions = Field(default_factory=OpenCodeOptions)
 
 
 class _ReadAs:
@@ -294,7 +294,7 @@ class SendParams(Wire):
     metadata: Metadata = None
 
 
-class _Wishes(BaseModel, defer_build=True):
+class _BothOptions(BaseModel, defer_build=True):
     class Message(BaseModel, defer_build=True):
         metadata: RequestMetadata
 
@@ -302,53 +302,58 @@ class _Wishes(BaseModel, defer_build=True):
     message: Message
 
 
-def _wish(request: Any, message: Any) -> Wish:
+def _options(request: Any, message: Any) -> RequestOptions:
     """What a request asks for: its own metadata counts more than its message's."""
     if not request and not message:
-        return Wish()
+        return RequestOptions()
     said = {"metadata": request or {}, "message": {"metadata": message or {}}}
-    both = validated(_Wishes, said)
+    both = validated(_BothOptions, said)
     here, there = both.metadata, both.message.metadata
     model = here.shared.model or there.shared.model
-    return Wish(
-        here.shared.session.id or there.shared.session.id,
-        ModelRef(model.providerID, model.modelID) if model is not None else None,
-        here.opencode.agent or there.opencode.agent,
-        here.opencode.variant or there.opencode.variant,
-        here.opencode.directory or there.opencode.directory,
-        here.opencode.workspace.id or there.opencode.workspace.id,
+    return RequestOptions(
+        session=here.shared.session.id or there.shared.session.id,
+        model=ModelRef(model.providerID, model.modelID) if model is not None else None,
+        agent=here.opencode.agent or there.opencode.agent,
+        variant=here.opencode.variant or there.opencode.variant,
+        directory=here.opencode.directory or there.opencode.directory,
+        workspace=here.opencode.workspace.id or there.opencode.workspace.id,
     )
 
 
-class Send:
-    """A send request, understood."""
+def check_idempotency_key(key: str | None) -> None:
+    if key is not None and not 0 < len(key) <= 255:
+        raise InvalidParams.at("Idempotency-Key", "must have 1 to 255 characters")
 
-    def __init__(self, dialect: Dialect, raw: Any, idempotency_key: str | None = None) -> None:
-        if idempotency_key is not None and not 0 < len(idempotency_key) <= 255:
-            raise InvalidParams.at("Idempotency-Key", "must have 1 to 255 characters")
-        params = validated(SendParams, raw)
+
+def no_push() -> PushNotificationNotSupported:
+    return PushNotificationNotSupported("This agent does not send push notifications.")
+
+
+class Send:
+    """A request to send a message, in our types."""
+
+    def __init__(self, dialect: Dialect, params: SendParams, idempotency_key: str | None) -> None:
         given, wanted = params.message, params.configuration
         if any((wanted.push_notification_config, wanted.push_notification)) or (
             wanted.task_push_notification_config
         ):
-            raise PushNotificationNotSupported("This agent does not send push notifications.")
+            raise no_push()
+        parts = enumerate(given.parts)
+        message = Message(
+            message_id=given.message_id,
+            role=Role.USER,
+            parts=tuple(part.part(dialect, f"message.parts[{index}]") for index, part in parts),
+            metadata=given.metadata,
+            extensions=tuple(given.extensions),
+            reference_task_ids=tuple(given.reference_task_ids),
+        )
         self.request = Request(
-            Message(
-                given.message_id,
-                Role.USER,
-                tuple(
-                    part.part(dialect, f"message.parts[{index}]")
-                    for index, part in enumerate(given.parts)
-                ),
-                given.metadata,
-                tuple(given.extensions),
-                tuple(given.reference_task_ids),
-            ),
-            given.context_id or None,
-            given.task_id or None,
-            OutputModes(tuple(wanted.accepted_output_modes)),
-            idempotency_key,
-            _wish(params.metadata, given.metadata),
+            message,
+            context_id=given.context_id or None,
+            task_id=given.task_id or None,
+            modes=OutputModes(tuple(wanted.accepted_output_modes)),
+            idempotency_key=idempotency_key,
+            options=_options(params.metadata, given.metadata),
         )
         self.history_length = history(dialect, wanted.history_length)
         # ProtoJSON leaves out what is false, so in 0.3 over REST a configuration that does not
@@ -378,10 +383,9 @@ class ListParams(Wire):
 
 
 class Listing:
-    """A list request, understood."""
+    """A request to list tasks, in our types."""
 
-    def __init__(self, dialect: Dialect, owner: str, raw: Any) -> None:
-        params = validated(ListParams, raw)
+    def __init__(self, dialect: Dialect, owner: str, params: ListParams) -> None:
         states = {wire: state for state, wire in dialect.states.items()}
         state = None
         if params.status and params.status != "TASK_STATE_UNSPECIFIED":
@@ -394,23 +398,15 @@ class Listing:
         self.artifacts = params.include_artifacts
         self.query = TaskQuery(
             owner,
-            params.context_id or None,
-            state,
-            _moment(params.status_timestamp_after),
-            self.size,
-            _position(params.page_token),
+            context_id=params.context_id or None,
+            state=state,
+            since=_moment(params.status_timestamp_after),
+            limit=self.size,
+            after=_position(params.page_token),
         )
 
 
 _NEVER_OURS = ("TASK_STATE_REJECTED", "TASK_STATE_AUTH_REQUIRED", "rejected", "auth-required")
-
-
-def task_id(raw: Any) -> str:
-    return validated(TaskIdParams, raw).id
-
-
-def task_params(raw: Any) -> TaskParams:
-    return validated(TaskParams, raw)
 
 
 def history(dialect: Dialect, length: int | None) -> int | None:

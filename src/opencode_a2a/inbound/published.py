@@ -1,7 +1,7 @@
 """What this deployment publishes about itself: cards, compatibility profile, wire contract.
 
-All of it follows from the declared extensions, the tables of operations and routes, and the
-settings; nothing needs a running service.
+All of it follows from the declared extensions, the table of operations, and the settings; nothing
+needs a running service.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..contract.declare import Json
 from ..contract.dispatch import Contract
+from ..contract.operations import Line
 from ..contract.publish import availability, card_extensions, full_contract, methods_of
 from ..errors import MethodNotFound
 from ..extensions.declared import COMPATIBILITY, WIRE
 from .card import Card, CardFacts
 from .failures import A2A_DOMAIN, ERROR_INFO
-from .operations import PUSH, RPC_METHODS, SUPPORTED_METHODS
-from .render import Json
-from .routes import REST_ROUTES
+from .operations import A2A
 from .sse import KEEP_ALIVE
 
 PROFILE_ID = "opencode-a2a-single-tenant-coding-v1"
@@ -66,7 +66,7 @@ class Published:
 
     @cached_property
     def core(self) -> Json:
-        return {"jsonrpc_methods": list(SUPPORTED_METHODS), "http_endpoints": endpoints()}
+        return {"jsonrpc_methods": A2A.supported_methods(), "http_endpoints": endpoints()}
 
     @cached_property
     def service_behaviors(self) -> Json:
@@ -104,14 +104,12 @@ class Published:
 
     @cached_property
     def protocol_compatibility(self) -> Json:
-        def line(version: str, prefix: str) -> Json:
+        def line(version: Line, prefix: str) -> Json:
             return {
                 "supported": True,
                 "transports": ["JSONRPC", "HTTP+JSON"],
                 "http_prefix": prefix,
-                "jsonrpc_methods": [
-                    name for name in SUPPORTED_METHODS if RPC_METHODS[name][0].version == version
-                ],
+                "jsonrpc_methods": A2A.supported_methods(version),
             }
 
         return {
@@ -180,7 +178,7 @@ class Published:
     def _method_retention(self) -> Json:
         kept: Json = {
             name: {"surface": "core", "availability": "always", "retention": "required"}
-            for name in SUPPORTED_METHODS
+            for name in A2A.supported_methods()
         }
         for extension, method in methods_of(self.contract.extensions):
             about = availability(self.contract, method)
@@ -206,7 +204,7 @@ class Published:
                 },
                 "extension_uris": [e.uri for e in self.contract.extensions],
             },
-            "all_jsonrpc_methods": [*SUPPORTED_METHODS, *self.contract.available],
+            "all_jsonrpc_methods": [*A2A.supported_methods(), *self.contract.available],
             "unsupported_method_error": _unsupported_method_error(),
             "protocol_compatibility": self.protocol_compatibility,
             "service_behaviors": self.service_behaviors,
@@ -245,10 +243,10 @@ def _object(properties: Json) -> Json:
 def endpoints() -> list[str]:
     """Every endpoint that does something, in the words of HTTP."""
     rest = [
-        f"{verb} {route.path_in(dialect)}"
-        for route in REST_ROUTES
-        if route.operation is not PUSH
-        for dialect in route.lines
-        for verb in route.methods
+        f"{verb} {route.path_in(line)}"
+        for route, operation in A2A.routes
+        if operation.supported
+        for line in route.lines
+        for verb in route.verbs
     ]
     return ["POST /", *rest, *PUBLIC_ENDPOINTS, "GET /openapi.json", "GET /docs"]

@@ -1,19 +1,19 @@
 """From our types to A2A's: one renderer, three dialects.
 
-A `Dialect` holds what differs between 1.0, 0.3 over JSON-RPC and 0.3 over REST;
-everything else is the same code. An event is encoded once per dialect for all
-readers that keep up, and kept with its log entry meanwhile.
+An event is encoded once per dialect for all readers that keep up, and kept with
+its log entry meanwhile.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import NamedTuple, assert_never
 
 import orjson
 
+from ..contract.declare import Json
 from ..domain.catalog import SessionMessage
 from ..domain.events import BlockKind, SubAgent, ToolCall
 from ..domain.phrases import asking, waiting
@@ -53,53 +53,36 @@ from ..domain.values import (
     Usage,
     timestamp,
 )
+from .dialect import Dialect
 
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """What one form of the protocol calls things."""
-
-    name: str
-    version: str
-    tagged: bool  # objects say their `kind`
-    states: Mapping[TaskState, str]
-    roles: Mapping[Role, str]
-    content: str  # the member of a message that holds its parts
-    new_parts: bool  # 1.0 parts: raw, url, data; before that: file, data
-    nested_data: bool = False
-
-
-_PROTO_STATES = {s: f"TASK_STATE_{s.name}" for s in TaskState}
-_PROTO_ROLES = {r: f"ROLE_{r.name}" for r in Role}
-
-V1 = Dialect("1.0", "1.0", False, _PROTO_STATES, _PROTO_ROLES, "parts", True)
-V03 = Dialect(
-    "0.3", "0.3", True, {s: s.value for s in TaskState}, {r: r.value for r in Role}, "parts", False
-)
-V03_REST = Dialect(
-    "0.3-rest",
-    "0.3",
-    False,
-    _PROTO_STATES | {TaskState.CANCELED: "TASK_STATE_CANCELLED"},
-    _PROTO_ROLES,
-    "content",
-    False,
-    nested_data=True,
-)
-
-DATA, END = b"data: ", b"\n\n"  # of a Server-Sent Event
 NAMES = {BlockKind.TEXT: "answer", BlockKind.REASONING: "reasoning"}
+
+
+class _Source(NamedTuple):
+    """The block that an artifact shows, as of an entry of the log."""
+
+    head: TaskHead
+    block_id: str
+    message_id: str
+    seq: int
+
+
+class _Moment(NamedTuple):
+    """An entry of the log, the state of the task there, and whether the stream ends with it."""
+
+    head: TaskHead
+    entry: LogEntry
+    state: TaskState
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
     dialect: Dialect
     stays_open: bool = False  # the stream goes on while a person thinks
-    hitl: bool = False  # requests are told in kagent's human-in-the-loop form, too
-    form: str = field(init=False)  # what two have in common that write the same
-    last_form: str = field(init=False)  # … about the event with which a stream ends
+    hitl: bool = False  # interrupt requests also have kagent's human-in-the-loop form
+    form: str = field(init=False)  # equal for renderers that encode an event alike
+    last_form: str = field(init=False)  # the same, for the event with which a stream ends
 
     def __post_init__(self) -> None:
         form = self.dialect.name + "h" * self.hitl
@@ -113,7 +96,8 @@ class Renderer:
     ) -> Json:
         """A task as it is now; no `history_length` means all of it."""
         head = task.head
-        body = self._task(head, task.state, task.status_at, self._status_message(task))
+        status = self._status(task.state, task.status_at, self._status_message(task))
+        body = self._task(head, status)
         if artifacts:
             shown = [self._artifact(head, block) for block in task.visible_blocks()]
             if task.changes:
@@ -127,21 +111,21 @@ class Renderer:
             shared["session"] = _session(task.session.id, task.session.title)
         if task.usage is not None:
             shared["usage"] = _usage(task.usage)
-        asked = [
+        interrupts = [
             _interrupt(opened.interrupt, "asked", opened.expires_at)
             for opened in task.interrupts.values()
         ]
-        if asked:
-            shared["interrupt"] = asked[0]
-        if len(asked) > 1:
-            shared["interrupts"] = asked
+        if interrupts:
+            shared["interrupt"] = interrupts[0]
+        if len(interrupts) > 1:
+            shared["interrupts"] = interrupts
         return body | _metadata(shared, task.ended)
 
     def row(self, row: TaskRow) -> Json:
         """A task as a list shows it: without its log."""
         message = self._note(row.head, row.state.value, row.message) if row.message else None
         shared = {"session": _session(row.session.id, row.session.title)} if row.session else {}
-        body = self._task(row.head, row.state, row.status_at, message)
+        body = self._task(row.head, self._status(row.state, row.status_at, message))
         return body | _metadata(shared, None)
 
     def value(self, value: TaskRow | SessionMessage) -> Json:
@@ -154,24 +138,16 @@ class Renderer:
             case _:
                 assert_never(value)
 
-    def _task(self, head: TaskHead, state: TaskState, at: int, message: Json | None) -> Json:
-        body: Json = {
-            "id": head.id,
-            "contextId": head.context_id,
-            "status": self._status(state, at, message),
-        }
+    def _task(self, head: TaskHead, status: Json) -> Json:
+        body: Json = {"id": head.id, "contextId": head.context_id, "status": status}
         return {"kind": "task", **body} if self.dialect.tagged else body
 
     def _status_message(self, task: Task) -> Json | None:
         if task.ended is not None and task.ended.message:
             return self._note(task.head, task.state.value, task.ended.message)
         if task.interrupts:
-            return self._ask(
-                task.head,
-                waiting(task.open_interrupts, task.unclear),
-                task.last_seq,
-                task.open_interrupts,
-            )
+            text = waiting(task.open_interrupts, task.unclear)
+            return self._request(task.head, text, task.open_interrupts, seq=task.last_seq)
         return None
 
     # -- events
@@ -179,15 +155,15 @@ class Renderer:
     def event(
         self, head: TaskHead, entry: LogEntry, state: TaskState, last: bool = False
     ) -> bytes | None:
-        """A committed entry as an event on the wire, or None when there is nothing to show.
+        """A committed entry as an encoded event, or None when there is nothing to show.
 
         `state` is the task's there; `last` says that the stream ends with it.
         """
         form = self.last_form if last else self.form
         encoded = entry.encoded.get(form)
         if encoded is None:
-            event = self._event(head, entry, state, last)
-            encoded = entry.encoded[form] = b"" if event is None else _framed(entry.seq, event)
+            event = self._event(_Moment(head, entry, state, last=last))
+            encoded = entry.encoded[form] = b"" if event is None else orjson.dumps(event)
         return encoded or None
 
     def first(self, task: Task, history_length: int | None = None, gap: str | None = None) -> bytes:
@@ -196,90 +172,83 @@ class Renderer:
         if gap is not None:
             shared = body.setdefault("metadata", {}).setdefault("shared", {})
             shared["stream"] = {"replay": "snapshot", "reason": gap, "sequence": task.last_seq}
-        return _framed(task.last_seq, body if self.dialect.tagged else {"task": body})
+        return orjson.dumps(body if self.dialect.tagged else {"task": body})
 
-    def _event(self, head: TaskHead, entry: LogEntry, state: TaskState, last: bool) -> Json | None:
+    def _event(self, moment: _Moment) -> Json | None:
+        head, entry = moment.head, moment.entry
         update = entry.update
         match update:
             case MessageAdded() | InterruptAnswered():
                 return None
             case BlockText():
-                artifact = {
-                    "artifactId": update.block_id,
-                    "name": NAMES[update.kind],
-                    "parts": [self.part(Text(update.text))],
-                    "metadata": _stream(head, entry.seq, update.kind, update.message_id),
-                }
-                return self._artifact_event(head, artifact, update.append, update.last)
+                source = _source(moment, update)
+                artifact = self._text_artifact(source, update.kind, update.text)
+                return self._artifact_event(
+                    head, artifact, append=update.append, last_chunk=update.last
+                )
             case BlockTool():
-                artifact = self._tool_artifact(
-                    head, update.block_id, update.message_id, entry.seq, update.call
-                )
-                return self._artifact_event(head, artifact, False, update.call.over)
-            case BlockFile(block_id=block_id, message_id=message_id, part=part):
-                artifact = self._file_artifact(head, block_id, message_id, entry.seq, part)
-                return (
-                    self._artifact_event(head, artifact, False, True) if artifact["parts"] else None
-                )
+                artifact = self._tool_artifact(_source(moment, update), update.call)
+                return self._artifact_event(head, artifact, last_chunk=update.call.over)
+            case BlockFile():
+                artifact = self._file_artifact(_source(moment, update), update.part)
+                return self._artifact_event(head, artifact) if artifact["parts"] else None
             case ChangesMade(files=files):
-                artifact = self._changes(head, files, entry.seq)
-                return self._artifact_event(head, artifact, False, True)
+                return self._artifact_event(head, self._changes(head, files, entry.seq))
             case Started(session=session, title=title):
-                shared: Json = {"session": _session(session, title)}
-                return self._status_event(head, entry, state, last, None, shared)
+                return self._status_event(moment, {"session": _session(session, title)})
             case Progress():
-                return self._status_event(
-                    head, entry, state, last, None, {"progress": _progress(update)}
-                )
+                return self._status_event(moment, {"progress": _progress(update)})
             case InterruptOpened(interrupt=interrupt):
-                note = self._ask(head, asking(interrupt), entry.seq, [interrupt])
+                message = self._request(head, asking(interrupt), [interrupt], seq=entry.seq)
                 shared = {"interrupt": _interrupt(interrupt, "asked", update.expires_at)}
-                return self._status_event(head, entry, state, last, note, shared)
-            case InterruptUnclear(interrupt=interrupt, note=unclear):
-                note = self._ask(head, waiting([interrupt], unclear), entry.seq, [interrupt])
+                return self._status_event(moment, shared, message)
+            case InterruptUnclear(interrupt=interrupt, note=note):
+                text = waiting([interrupt], note)
+                message = self._request(head, text, [interrupt], seq=entry.seq)
                 shared = {"interrupt": _interrupt(interrupt, "asked", update.expires_at)}
-                return self._status_event(head, entry, state, last, note, shared)
+                return self._status_event(moment, shared, message)
             case InterruptResolved(interrupt=interrupt, resolution=resolution):
                 shared = {"interrupt": _interrupt(interrupt, "resolved", resolution=resolution)}
-                return self._status_event(head, entry, state, last, None, shared)
+                return self._status_event(moment, shared)
             case Ended():
-                told = update.message
-                end = self._note(head, update.state.value, told) if told else None
+                reason = update.message
+                end = self._note(head, update.state.value, reason) if reason else None
                 shared = {}
                 if update.session:
                     shared["session"] = _session(update.session, update.title)
                 if update.usage is not None:
                     shared["usage"] = _usage(update.usage)
-                return self._status_event(head, entry, state, last, end, shared, update)
+                return self._status_event(moment, shared, end, ended=update)
             case _:
                 assert_never(update)
 
     def _status_event(
         self,
-        head: TaskHead,
-        entry: LogEntry,
-        state: TaskState,
-        last: bool,
-        note: Json | None,
+        moment: _Moment,
         shared: Json,
+        message: Json | None = None,
+        *,
         ended: Ended | None = None,
     ) -> Json:
+        head, entry = moment.head, moment.entry
         shared = {**shared, "stream": {"event_id": f"{head.id}:{entry.seq}", "sequence": entry.seq}}
         body: Json = {
             "taskId": head.id,
             "contextId": head.context_id,
-            "status": self._status(state, entry.at, note),
+            "status": self._status(moment.state, entry.at, message),
             **_metadata(shared, ended),
         }
         if self.dialect.version == "0.3":
-            body["final"] = last
+            body["final"] = moment.last
         return self._wrapped("status-update", "statusUpdate", body)
 
-    def _artifact_event(self, head: TaskHead, artifact: Json, append: bool, last: bool) -> Json:
+    def _artifact_event(
+        self, head: TaskHead, artifact: Json, *, append: bool = False, last_chunk: bool = True
+    ) -> Json:
         body: Json = {"taskId": head.id, "contextId": head.context_id, "artifact": artifact}
         if append:
             body["append"] = True
-        if last:
+        if last_chunk:
             body["lastChunk"] = True
         return self._wrapped("artifact-update", "artifactUpdate", body)
 
@@ -348,40 +317,38 @@ class Renderer:
         return {"file": file}
 
     def _artifact(self, head: TaskHead, block: Block) -> Json:
+        source = _Source(head, block.id, message_id=block.message_id, seq=block.seq)
         if block.call is not None:
-            return self._tool_artifact(head, block.id, block.message_id, block.seq, block.call)
+            return self._tool_artifact(source, block.call)
         if block.file is not None:
-            return self._file_artifact(head, block.id, block.message_id, block.seq, block.file)
+            return self._file_artifact(source, block.file)
+        return self._text_artifact(source, block.kind, block.text)
+
+    def _text_artifact(self, source: _Source, kind: BlockKind, text: str) -> Json:
         return {
-            "artifactId": block.id,
-            "name": NAMES[block.kind],
-            "parts": [self.part(Text(block.text))],
-            "metadata": _stream(head, block.seq, block.kind, block.message_id),
+            "artifactId": source.block_id,
+            "name": NAMES[kind],
+            "parts": [self.part(Text(text))],
+            "metadata": _stream(source, kind),
         }
 
-    def _tool_artifact(
-        self, head: TaskHead, block_id: str, message_id: str, seq: int, call: ToolCall
-    ) -> Json:
-        told: Part = Text(_tool_text(call))
-        if head.modes.allows("application/json"):
-            told = Data(_tool(call))
+    def _tool_artifact(self, source: _Source, call: ToolCall) -> Json:
+        json = source.head.modes.allows("application/json")
         return {
-            "artifactId": block_id,
+            "artifactId": source.block_id,
             "name": f"tool:{call.tool}",
-            "parts": [self.part(told)],
-            "metadata": _stream(head, seq, BlockKind.TOOL_CALL, message_id),
+            "parts": [self.part(Data(_tool(call)) if json else Text(_tool_text(call)))],
+            "metadata": _stream(source, BlockKind.TOOL_CALL),
         }
 
-    def _file_artifact(
-        self, head: TaskHead, block_id: str, message_id: str, seq: int, file: Part
-    ) -> Json:
-        """A file cannot be told in another form: who does not accept it gets none."""
-        accepted = head.modes.allows(file.media_type or "application/octet-stream")
+    def _file_artifact(self, source: _Source, file: Part) -> Json:
+        """A file has no other form: a client that does not accept it gets an empty artifact."""
+        accepted = source.head.modes.allows(file.media_type or "application/octet-stream")
         return {
-            "artifactId": block_id,
+            "artifactId": source.block_id,
             "name": f"file:{file.filename}" if file.filename else "file",
             "parts": [self.part(file)] if accepted else [],
-            "metadata": _stream(head, seq, BlockKind.FILE, message_id),
+            "metadata": _stream(source, BlockKind.FILE),
         }
 
     def _changes(self, head: TaskHead, files: tuple[FileChange, ...], seq: int) -> Json:
@@ -408,14 +375,16 @@ class Renderer:
         }
 
     def _note(self, head: TaskHead, about: str, text: str) -> Json:
-        """Something the agent's side says in a status: a question, or how it ended."""
+        """A message of the agent in a status, such as how the task ended."""
         return self.message(Message(f"{head.id}:{about}", Role.AGENT, (Text(text),)), head)
 
-    def _ask(self, head: TaskHead, text: str, seq: int, asks: Sequence[Interrupt]) -> Json:
+    def _request(
+        self, head: TaskHead, text: str, interrupts: Sequence[Interrupt], *, seq: int
+    ) -> Json:
         """What the agent waits for, in a status."""
         message = Message(f"{head.id}:{seq}", Role.AGENT, (Text(text),))
         if self.hitl:
-            message = replace(message, extensions=(HITL,), metadata={HITL: _hitl(text, asks)})
+            message = replace(message, extensions=(HITL,), metadata={HITL: _hitl(text, interrupts)})
         return self.message(message, head)
 
     def _status(self, state: TaskState, at: int, message: Json | None) -> Json:
@@ -423,11 +392,6 @@ class Renderer:
         if message is not None:
             status["message"] = message
         return status
-
-
-def _framed(seq: int, event: Json) -> bytes:
-    """A Server-Sent Event, which a client that comes back names by its number."""
-    return b"id: %d\n%b%b%b" % (seq, DATA, orjson.dumps(event), END)
 
 
 def _metadata(shared: Json, ended: Ended | None) -> Json:
@@ -440,16 +404,21 @@ def _metadata(shared: Json, ended: Ended | None) -> Json:
     return {"metadata": metadata} if metadata else {}
 
 
-def _stream(head: TaskHead, seq: int, kind: BlockKind, message_id: str) -> Json:
+def _source(moment: _Moment, update: BlockText | BlockTool | BlockFile) -> _Source:
+    seq = moment.entry.seq
+    return _Source(moment.head, update.block_id, message_id=update.message_id, seq=seq)
+
+
+def _stream(source: _Source, kind: BlockKind) -> Json:
     return {
         "shared": {
             "stream": {
                 "block_type": kind.value,
                 "source": "opencode",
                 "role": "agent",
-                "message_id": message_id,
-                "event_id": f"{head.id}:{seq}",
-                "sequence": seq,
+                "message_id": source.message_id,
+                "event_id": f"{source.head.id}:{source.seq}",
+                "sequence": source.seq,
             }
         }
     }

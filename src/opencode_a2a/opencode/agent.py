@@ -1,7 +1,7 @@
 """OpenCode as an agent: implements the ports `Agent` and `AgentSession`.
 
-What OpenCode gets while it starts is never answered. A question can be asked again, an
-order cannot: it is given only while events arrive, because then OpenCode is up.
+OpenCode never answers a request that arrives while it starts. A read can be repeated, a
+change cannot: the service sends it only while events arrive, because then OpenCode is up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from ..domain import events as ev
-from ..domain.catalog import Place
+from ..domain.catalog import Location
 from ..domain.ports import SessionGone
 from ..domain.values import (
     Decision,
@@ -29,12 +29,12 @@ from ..domain.values import (
 )
 from ..errors import UpstreamError, UpstreamHttpError
 from . import wire
-from .feed import SILENCE, Feed, Subscription
+from .feed import SILENCE_SECONDS, Feed, Subscription
 from .http import Endpoint, Http
 from .ids import new_id, part_id
 
-PAGE = 50  # messages read at once when catching up
-ABORT_AT_LAST = 1.0  # seconds an abort waits for events
+PAGE_SIZE = 50  # messages read at once when catching up
+ABORT_WAIT_SECONDS = 1.0  # seconds an abort waits for events
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class OpenCode:
         defaults: Defaults,
         timeout: float = 30.0,
         concurrency: int = 0,
-        silence: float = SILENCE,
+        silence: float = SILENCE_SECONDS,
     ) -> AsyncIterator[OpenCode]:
         """`timeout` bounds each request, `silence` the time between two events."""
         async with (
-            Http.open(endpoint, timeout, concurrency) as http,
+            Http.open(endpoint, timeout, concurrency=concurrency) as http,
             Feed.open(http, silence) as feed,
         ):
-            yield cls(http, feed, defaults)
+            yield cls(http, feed, defaults=defaults)
 
     @property
     def http(self) -> Http:
@@ -90,26 +90,28 @@ class OpenCode:
     def new_message_id(self) -> str:
         return new_id("msg")
 
-    async def create(self, title: str, context_id: str, place: Place | None = None) -> SessionRef:
-        directory = place.directory if place is not None else self._defaults.directory
-        # A title of ours saves the model call that OpenCode would spend on one.
-        # Services for other roots know by the metadata that the session is not theirs.
-        ours = {"contextId": context_id, "root": self._defaults.directory}
-        body: dict[str, Any] = {"title": title, "metadata": {"a2a": ours}}
-        if place is not None and place.workspace is not None:
-            body["workspaceID"] = place.workspace
+    async def create(
+        self, title: str, context_id: str, location: Location | None = None
+    ) -> SessionRef:
+        directory = location.directory if location is not None else self._defaults.directory
+        # Without a title OpenCode would call the model for one. The metadata shows services for
+        # other roots that the session is not theirs.
+        origin = {"contextId": context_id, "root": self._defaults.directory}
+        body: dict[str, Any] = {"title": title, "metadata": {"a2a": origin}}
+        if location is not None and location.workspace is not None:
+            body["workspaceID"] = location.workspace
         if self._defaults.rules:
             body["permission"] = [asdict(rule) for rule in self._defaults.rules]
         await self._feed.ready()
         answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
         created = wire.read(wire.SessionInfo, answer)
-        return SessionRef(created.id, created.title, created.directory or directory)
+        return SessionRef(created.id, created.title, directory=created.directory or directory)
 
     async def delete(self, ref: SessionRef) -> None:
         await self._http.call("DELETE", "session", ref.id)
 
     def session(self, ref: SessionRef) -> OpenCodeSession:
-        return OpenCodeSession(ref, self._http, self._feed, self._defaults)
+        return OpenCodeSession(ref, http=self._http, feed=self._feed, defaults=self._defaults)
 
 
 class OpenCodeSession:
@@ -119,7 +121,7 @@ class OpenCodeSession:
         self._feed = feed
         self._defaults = defaults
         self._subscription: Subscription | None = None
-        self._here = {"directory": ref.directory or defaults.directory}
+        self._directory_query = {"directory": ref.directory or defaults.directory}
 
     async def events(self) -> Subscription:
         self._subscription = await self._feed.subscribe(self.ref.id)
@@ -156,24 +158,24 @@ class OpenCodeSession:
         return True
 
     async def read(self, since: str) -> Sequence[ev.AgentEvent]:
-        # The status first: a message that completes in between is then seen completed and idle
-        # comes with the next look, whereas the other order would show idle and unfinished.
+        # The status is read first. If the message completes in between, it is read as complete, and
+        # the next read finds the session idle. The other order would show it idle and unfinished.
         statuses = wire.read(
             dict[str, wire.Status],
-            await self._http.call("GET", "session", "status", query=self._here),
+            await self._http.call("GET", "session", "status", query=self._directory_query),
         )
         messages = await self._messages_since(since)
         children = await self._children(messages[0].info.time.created if messages else 0)
-        told = [event for message in messages for event in _told(message)]
-        # A sub-agent of an earlier turn may have been taken up again: its tool call names it.
-        again = {e.child.session for e in told if isinstance(e, ev.ToolSnapshot) and e.child}
-        permissions, questions = await self._pending({self.ref.id, *children, *again})
+        stored = [event for message in messages for event in _stored_events(message)]
+        # A sub-agent of an earlier turn may be working again: then a tool call names it.
+        resumed = {e.child.session for e in stored if isinstance(e, ev.ToolSnapshot) and e.child}
+        permissions, questions = await self._pending({self.ref.id, *children, *resumed})
         events: list[ev.AgentEvent] = []
         events += children.values()
-        for child in {*children, *again}:
+        for child in {*children, *resumed}:
             if self._subscription is not None:
                 self._subscription.include(child)
-        events += told
+        events += stored
         for child in children:
             events += [
                 event
@@ -184,21 +186,21 @@ class OpenCodeSession:
             ]
         status = statuses.get(self.ref.id, wire.Status(type="idle"))
         events.append(wire.status_event(self.ref.id, status))
-        asked = [
+        requests = [
             *(ev.InterruptAsked(p.session, wire.permission(p)) for p in permissions),
             *(ev.InterruptAsked(q.session, wire.question(q)) for q in questions),
         ]
-        open_requests = frozenset(a.interrupt.request_id for a in asked)
-        return [*events, *asked, ev.CaughtUp(self.ref.id, open_requests)]
+        open_requests = frozenset(each.interrupt.request_id for each in requests)
+        return [*events, *requests, ev.CaughtUp(self.ref.id, open_requests)]
 
     async def abort(self) -> None:
-        await self._ready_or_not()
+        await self._wait_for_events()
         await self._http.call("POST", "session", self.ref.id, "abort")
 
-    async def _ready_or_not(self) -> None:
-        """Before what must be tried in any case: without events OpenCode may still hear us."""
+    async def _wait_for_events(self) -> None:
+        """Wait a moment for events. The request is sent in any case: OpenCode may still get it."""
         with suppress(UpstreamError):
-            await self._feed.ready(ABORT_AT_LAST)
+            await self._feed.ready(ABORT_WAIT_SECONDS)
 
     async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
         kind, verb, body = "question", "reject", dict[str, Any]()
@@ -208,14 +210,14 @@ class OpenCodeSession:
         elif decision.answers is not None:
             verb, body = "reply", {"answers": decision.answers}
         request_id = interrupt.request_id
-        await self._ready_or_not()
+        await self._wait_for_events()
         try:
             await self._http.call(
-                "POST", kind, request_id, verb, query=self._here, body=body or None
+                "POST", kind, request_id, verb, query=self._directory_query, body=body or None
             )
         except UpstreamHttpError as exc:
             if exc.facts.get("upstream_status") == 404:
-                return False  # somebody was faster, or OpenCode has forgotten it
+                return False  # somebody else has decided, or OpenCode has lost the request
             raise
         return True
 
@@ -236,8 +238,8 @@ class OpenCodeSession:
         self, family: Collection[str]
     ) -> tuple[list[wire.PermissionInfo], list[wire.QuestionInfo]]:
         permissions, questions = await asyncio.gather(
-            self._http.call("GET", "permission", query=self._here),
-            self._http.call("GET", "question", query=self._here),
+            self._http.call("GET", "permission", query=self._directory_query),
+            self._http.call("GET", "question", query=self._directory_query),
         )
         return (
             [p for p in wire.read(list[wire.PermissionInfo], permissions) if p.session in family],
@@ -245,7 +247,7 @@ class OpenCodeSession:
         )
 
     async def _children(self, since: int) -> dict[str, ev.ChildStarted]:
-        """Sub-agent sessions started since then, at any depth."""
+        """The sub-agent sessions started since then, at any depth."""
         found: dict[str, ev.ChildStarted] = {}
         parents = [self.ref.id]
         while parents:
@@ -253,7 +255,7 @@ class OpenCodeSession:
             answer = await self._http.call("GET", "session", parent, "children")
             for child in wire.read(list[wire.SessionInfo], answer):
                 if child.time.created >= since and child.id not in found:
-                    found[child.id] = ev.ChildStarted(child.id, parent, child.agent)
+                    found[child.id] = ev.ChildStarted(child.id, parent, agent=child.agent)
                     parents.append(child.id)
         return found
 
@@ -263,9 +265,9 @@ class OpenCodeSession:
         )
 
     async def _messages_since(self, since: str) -> list[StoredMessage]:
-        """The messages from `since` on, oldest first; none when OpenCode never got it."""
+        """The messages from `since` on, oldest first; none when OpenCode does not have it."""
         messages: list[StoredMessage] = []
-        query: Mapping[str, str] = {"limit": str(PAGE)}
+        query: Mapping[str, str] = {"limit": str(PAGE_SIZE)}
         while True:
             with _gone_if_unknown():
                 answer, headers = await self._http.exchange(
@@ -278,21 +280,21 @@ class OpenCodeSession:
             cursor = headers.get("X-Next-Cursor")
             if cursor is None:
                 return []
-            query = {"limit": str(PAGE), "before": cursor}
+            query = {"limit": str(PAGE_SIZE), "before": cursor}
 
 
 @contextmanager
 def _gone_if_unknown() -> Iterator[None]:
     try:
         yield
-    except UpstreamHttpError as exc:  # a 404 of somebody in between has no such name
+    except UpstreamHttpError as exc:  # the 404 of a proxy has no such name
         if (exc.facts["upstream_status"], exc.facts["name"]) == (404, "NotFoundError"):
             raise SessionGone from exc
         raise
 
 
-def _told(message: StoredMessage) -> list[ev.AgentEvent]:
-    """A stored message as the events that would have led to it: begun, parts, as it stands."""
+def _stored_events(message: StoredMessage) -> list[ev.AgentEvent]:
+    """The events that would have led to a stored message: its start, its parts, its end."""
     info = message.info
     begun = info.model_copy(
         update={"time": wire.Time(created=info.time.created), "finish": None, "error": None}

@@ -1,6 +1,6 @@
-"""OpenCode's sessions, models and places: implements the port `Catalog`.
+"""OpenCode's sessions, models and locations: implements the port `Catalog`.
 
-Only what is named here leaves: OpenCode's own answers hold provider keys in clear.
+Only the fields named here leave this module: OpenCode's own answers hold provider keys in clear.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ..domain.values import (
     PermissionRule,
     Role,
     Text,
+    TodoItem,
 )
 from ..errors import InvalidParams, SessionNotFound, UpstreamBusy, UpstreamHttpError
 from . import wire
 from .http import Http
 from .ids import new_id, part_id
 
-CREATION = 60.0  # seconds for a worktree or workspace; OpenCode itself gives up after a few
+CREATION_SECONDS = 60.0  # seconds for a worktree or workspace; OpenCode itself gives up after a few
 
 
 class _Share(wire.Wire):
@@ -60,16 +61,16 @@ class _Session(wire.Wire):
         ours = noted if isinstance(noted, dict) else {}
         context, root = ours.get("contextId"), ours.get("root")
         return c.SessionInfo(
-            self.id,
-            self.title,
-            self.directory,
-            self.time.created,
-            self.time.updated,
-            self.parent,
-            context if isinstance(context, str) else None,
-            self.share.url if self.share else None,
-            self.revert.message if self.revert else None,
-            root if isinstance(root, str) else None,
+            id=self.id,
+            title=self.title,
+            directory=self.directory,
+            created_at=self.time.created,
+            updated_at=self.time.updated,
+            parent_id=self.parent,
+            context_id=context if isinstance(context, str) else None,
+            share_url=self.share.url if self.share else None,
+            reverted_to=self.revert.message if self.revert else None,
+            workspace_root=root if isinstance(root, str) else None,
         )
 
 
@@ -171,7 +172,7 @@ class _Project(wire.Wire):
     name: str | None = None
 
     def project(self) -> c.Project:
-        return c.Project(self.id, self.worktree, self.vcs, self.name)
+        return c.Project(project_id=self.id, worktree=self.worktree, vcs=self.vcs, name=self.name)
 
 
 class _Workspace(wire.Wire):
@@ -183,7 +184,14 @@ class _Workspace(wire.Wire):
     project: str = Field(default="", alias="projectID")
 
     def workspace(self) -> c.Workspace:
-        return c.Workspace(self.id, self.type, self.name, self.branch, self.directory, self.project)
+        return c.Workspace(
+            workspace_id=self.id,
+            type=self.type,
+            name=self.name,
+            branch=self.branch,
+            directory=self.directory,
+            project_id=self.project,
+        )
 
 
 class _Worktree(wire.Wire):
@@ -193,36 +201,38 @@ class _Worktree(wire.Wire):
 
 
 class OpenCodeCatalog:
-    def __init__(self, http: Http, patience: float) -> None:
-        """`patience` bounds what answers only when a run is over."""
+    def __init__(self, http: Http, run_timeout: float) -> None:
+        """`run_timeout` bounds requests that OpenCode answers only when a run is over."""
         self._http = http
-        self._patience = patience
-        self._creation = min(patience, CREATION)
+        self._run_timeout = run_timeout
+        self._creation_timeout = min(run_timeout, CREATION_SECONDS)
 
     # -- sessions
 
-    async def sessions(self, place: c.Place, query: c.SessionQuery) -> Sequence[c.SessionInfo]:
-        asked = _at(place) | {"limit": str(query.limit)}
+    async def sessions(
+        self, location: c.Location, query: c.SessionQuery
+    ) -> Sequence[c.SessionInfo]:
+        parameters = _location_query(location) | {"limit": str(query.limit)}
         if query.everywhere:
-            asked["scope"] = "project"
+            parameters["scope"] = "project"
         if query.roots is not None:
-            asked["roots"] = "true" if query.roots else "false"
+            parameters["roots"] = "true" if query.roots else "false"
         if query.start is not None:
-            asked["start"] = str(query.start)
+            parameters["start"] = str(query.start)
         if query.search is not None:
-            asked["search"] = query.search
-        found = wire.read(list[_Session], await self._http.call("GET", "session", query=asked))
+            parameters["search"] = query.search
+        found = wire.read(list[_Session], await self._http.call("GET", "session", query=parameters))
         return [session.info() for session in found]
 
     async def session(self, session: str) -> c.SessionInfo:
-        return _info(await self._of(session, "GET"))
+        return _info(await self._call_session(session, "GET"))
 
     async def children(self, session: str) -> Sequence[c.SessionInfo]:
-        found = wire.read(list[_Session], await self._of(session, "GET", "children"))
+        found = wire.read(list[_Session], await self._call_session(session, "GET", "children"))
         return [child.info() for child in found]
 
-    async def statuses(self, place: c.Place) -> Mapping[str, c.SessionStatus]:
-        answer = await self._http.call("GET", "session", "status", query=_at(place))
+    async def statuses(self, location: c.Location) -> Mapping[str, c.SessionStatus]:
+        answer = await self._http.call("GET", "session", "status", query=_location_query(location))
         return {
             session: c.SessionStatus(
                 session,
@@ -234,15 +244,14 @@ class OpenCodeCatalog:
             for session, status in wire.read(dict[str, wire.Status], answer).items()
         }
 
-    async def todos(self, session: str) -> Sequence[c.TodoItem]:
-        found = wire.read(list[wire.TodoInfo], await self._of(session, "GET", "todo"))
-        return [c.TodoItem(todo.content, todo.status, todo.priority) for todo in found]
+    async def todos(self, session: str) -> Sequence[TodoItem]:
+        return wire.read(list[TodoItem], await self._call_session(session, "GET", "todo"))
 
     async def diff(self, session: str, message: str) -> Sequence[FileChange]:
-        answer = await self._of(session, "GET", "diff", query={"messageID": message})
+        answer = await self._call_session(session, "GET", "diff", query={"messageID": message})
         return [wire.file_change(diff) for diff in wire.read(list[wire.DiffInfo], answer)]
 
-    async def messages(self, session: str, limit: int, before: str | None) -> c.MessagePage:
+    async def messages(self, session: str, *, limit: int, before: str | None) -> c.MessagePage:
         query = {"limit": str(limit)} | ({"before": before} if before else {})
         try:
             answer, headers = await self._http.exchange(
@@ -251,7 +260,7 @@ class OpenCodeCatalog:
         except UpstreamHttpError as exc:
             if before and exc.facts.get("upstream_status") == 400:
                 raise InvalidParams.at("before", "is not a cursor of this list") from exc
-            raise _refused(exc, session) from exc
+            raise _session_error(exc, session) from exc
         found = wire.read(list[_Message], answer)
         return c.MessagePage(tuple(map(_message, found)), headers.get("X-Next-Cursor"))
 
@@ -269,14 +278,14 @@ class OpenCodeCatalog:
         if prompt.forbidden_tools:
             # As rules of the session, which are added to. As `tools` of a prompt they would
             # replace the rules that are there.
-            denied = [PermissionRule(tool, "*", "deny") for tool in prompt.forbidden_tools]
+            denied = [PermissionRule(tool, "*", action="deny") for tool in prompt.forbidden_tools]
             await self.restrict(session, denied)
         message = new_id("msg")
         parts = [{"id": part_id(message, i), **_part(part)} for i, part in enumerate(prompt.parts)]
         body: dict[str, Any] = {"messageID": message, "parts": parts}
         body |= {"model": _model(prompt.model), "agent": prompt.agent, "variant": prompt.variant}
         body |= {"system": prompt.system, "noReply": prompt.no_reply or None}
-        await self._of(session, "POST", "prompt_async", body=_given(body))
+        await self._call_session(session, "POST", "prompt_async", body=_without_none(body))
         return message
 
     async def command(self, session: str, command: c.SessionCommand) -> Message:
@@ -285,27 +294,28 @@ class OpenCodeCatalog:
         if command.model is not None:  # here, and only here, OpenCode wants it as one word
             more["model"] = f"{command.model.provider}/{command.model.model}"
         files = {"parts": [_part(file) for file in command.files]} if command.files else {}
-        return await self._run(session, "command", body | _given(more) | files)
+        return await self._run_to_end(session, "command", body=body | _without_none(more) | files)
 
     async def shell(
-        self, session: str, agent: str, command: str, model: ModelRef | None
+        self, session: str, *, agent: str, command: str, model: ModelRef | None
     ) -> Message:
         body = {"agent": agent, "command": command, "model": _model(model)}
-        return await self._run(session, "shell", _given(body))
+        return await self._run_to_end(session, "shell", body=_without_none(body))
 
     async def summarize(self, session: str, model: ModelRef) -> None:
         body = _model(model)
-        await self._of(session, "POST", "summarize", body=body, timeout=self._patience)
+        await self._call_session(session, "POST", "summarize", body=body, timeout=self._run_timeout)
 
-    async def fork(self, session: str, before: str | None) -> c.SessionInfo:
+    async def fork(self, session: str, *, before: str | None) -> c.SessionInfo:
         body = {"messageID": before} if before else {}
-        return _info(await self._of(session, "POST", "fork", body=body))
+        return _info(await self._call_session(session, "POST", "fork", body=body))
 
     async def share(self, session: str) -> c.SessionInfo:
         try:
-            return _info(await self._of(session, "POST", "share"))
+            return _info(await self._call_session(session, "POST", "share"))
         except UpstreamHttpError:
-            # Switched off in the configuration it answers 500, in the environment nothing at all.
+            # OpenCode answers 500 where its configuration forbids sharing, and nothing where its
+            # environment does.
             found = await self.session(session)
             config = await self._http.call("GET", "config", query={"directory": found.directory})
             if isinstance(config, dict) and config.get("share") == "disabled":
@@ -313,19 +323,21 @@ class OpenCodeCatalog:
             raise
 
     async def unshare(self, session: str) -> c.SessionInfo:
-        return _info(await self._of(session, "DELETE", "share"))
+        return _info(await self._call_session(session, "DELETE", "share"))
 
-    async def revert(self, session: str, message: str, part: str | None) -> c.SessionInfo:
-        body = _given({"messageID": message, "partID": part})
-        return _info(await self._of(session, "POST", "revert", body=body))
+    async def revert(self, session: str, *, message: str, part: str | None) -> c.SessionInfo:
+        body = _without_none({"messageID": message, "partID": part})
+        return _info(await self._call_session(session, "POST", "revert", body=body))
 
     async def unrevert(self, session: str) -> c.SessionInfo:
-        return _info(await self._of(session, "POST", "unrevert"))
+        return _info(await self._call_session(session, "POST", "unrevert"))
 
     # -- models and agents
 
     async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
-        await self._of(session, "PATCH", body={"permission": [asdict(rule) for rule in rules]})
+        await self._call_session(
+            session, "PATCH", body={"permission": [asdict(rule) for rule in rules]}
+        )
 
     async def model_of(self, session: str) -> ModelRef | None:
         answer = await self._http.call("GET", "session", session)
@@ -336,36 +348,40 @@ class OpenCodeCatalog:
             case _:
                 return None
 
-    async def default_model(self, place: c.Place) -> ModelRef | None:
-        config = await self._http.call("GET", "config", query=_at(place))
+    async def default_model(self, location: c.Location) -> ModelRef | None:
+        config = await self._http.call("GET", "config", query=_location_query(location))
         named = config.get("model") if isinstance(config, dict) else None
         provider, slash, model = named.partition("/") if isinstance(named, str) else ("", "", "")
         return ModelRef(provider, model) if slash and provider and model else None
 
-    async def providers(self, place: c.Place) -> c.Providers:
-        found = wire.read(_Providers, await self._http.call("GET", "provider", query=_at(place)))
+    async def providers(self, location: c.Location) -> c.Providers:
+        found = wire.read(
+            _Providers, await self._http.call("GET", "provider", query=_location_query(location))
+        )
         connected = set(found.connected)
         return c.Providers(
             tuple(
                 c.Provider(
-                    p.id,
-                    p.name or p.id,
-                    p.source,
-                    p.id in connected,
-                    found.default.get(p.id),
-                    len(p.models),
+                    provider_id=p.id,
+                    name=p.name or p.id,
+                    source=p.source,
+                    connected=p.id in connected,
+                    default_model=found.default.get(p.id),
+                    model_count=len(p.models),
                 )
                 for p in found.all
             ),
             tuple(
-                _model_info(p.id, model, p.id in connected)
+                _model_info(p.id, model, connected=p.id in connected)
                 for p in found.all
                 for model in p.models.values()
             ),
         )
 
-    async def agents(self, place: c.Place) -> Mapping[str, ModelRef | None]:
-        found = wire.read(list[_Agent], await self._http.call("GET", "agent", query=_at(place)))
+    async def agents(self, location: c.Location) -> Mapping[str, ModelRef | None]:
+        found = wire.read(
+            list[_Agent], await self._http.call("GET", "agent", query=_location_query(location))
+        )
         # OpenCode lists its default agent first, unless only sub-agents or hidden ones precede it.
         found.sort(key=lambda agent: bool(agent.hidden) or agent.mode == "subagent")
         return {
@@ -373,75 +389,93 @@ class OpenCodeCatalog:
             for agent in found
         }
 
-    async def commands(self, place: c.Place) -> Mapping[str, str | None]:
-        found = wire.read(list[_Command], await self._http.call("GET", "command", query=_at(place)))
+    async def commands(self, location: c.Location) -> Mapping[str, str | None]:
+        found = wire.read(
+            list[_Command], await self._http.call("GET", "command", query=_location_query(location))
+        )
         return {command.name: command.shown for command in found}
 
-    # -- places
+    # -- locations
 
     async def projects(self) -> Sequence[c.Project]:
         found = wire.read(list[_Project], await self._http.call("GET", "project"))
         return [project.project() for project in found]
 
-    async def project(self, place: c.Place) -> c.Project:
-        answer = await self._http.call("GET", "project", "current", query=_at(place))
+    async def project(self, location: c.Location) -> c.Project:
+        answer = await self._http.call("GET", "project", "current", query=_location_query(location))
         return wire.read(_Project, answer).project()
 
-    async def workspaces(self, place: c.Place) -> Sequence[c.Workspace]:
-        answer = await self._http.call("GET", "experimental", "workspace", query=_at(place))
+    async def workspaces(self, location: c.Location) -> Sequence[c.Workspace]:
+        answer = await self._http.call(
+            "GET", "experimental", "workspace", query=_location_query(location)
+        )
         return [workspace.workspace() for workspace in wire.read(list[_Workspace], answer)]
 
-    async def workspace_types(self, place: c.Place) -> Sequence[str]:
+    async def workspace_types(self, location: c.Location) -> Sequence[str]:
         where = ("experimental", "workspace", "adapter")
-        found = wire.read(list[_Type], await self._http.call("GET", *where, query=_at(place)))
+        found = wire.read(
+            list[_Type], await self._http.call("GET", *where, query=_location_query(location))
+        )
         return [adapter.type for adapter in found]
 
     def new_workspace_id(self) -> str:
         return new_id("wrk")
 
     async def create_workspace(
-        self, place: c.Place, workspace: str, type: str, branch: str | None
+        self, location: c.Location, *, workspace_id: str, type: str, branch: str | None
     ) -> c.Workspace:
         where = ("experimental", "workspace")
-        body = {"id": workspace, "type": type, "branch": branch}
+        body = {"id": workspace_id, "type": type, "branch": branch}
         answer = await self._http.call(
-            "POST", *where, query=_at(place), body=body, timeout=self._creation
+            "POST",
+            *where,
+            query=_location_query(location),
+            body=body,
+            timeout=self._creation_timeout,
         )
         return wire.read(_Workspace, answer).workspace()
 
-    async def remove_workspace(self, place: c.Place, workspace: str) -> c.Workspace | None:
+    async def remove_workspace(self, location: c.Location, workspace: str) -> c.Workspace | None:
         where = ("experimental", "workspace", workspace)
-        answer = await self._http.call("DELETE", *where, query=_at(place), timeout=self._patience)
+        answer = await self._http.call(
+            "DELETE", *where, query=_location_query(location), timeout=self._run_timeout
+        )
         return wire.read(_Workspace, answer).workspace() if answer is not None else None
 
-    async def worktrees(self, place: c.Place) -> Sequence[str]:
-        answer = await self._http.call("GET", "experimental", "worktree", query=_at(place))
+    async def worktrees(self, location: c.Location) -> Sequence[str]:
+        answer = await self._http.call(
+            "GET", "experimental", "worktree", query=_location_query(location)
+        )
         return wire.read(list[str], answer)
 
-    async def create_worktree(self, place: c.Place, name: str | None) -> c.Worktree:
+    async def create_worktree(self, location: c.Location, name: str | None) -> c.Worktree:
         where = ("experimental", "worktree")
-        body = _given({"name": name})
+        body = _without_none({"name": name})
         answer = await self._http.call(
-            "POST", *where, query=_at(place), body=body, timeout=self._creation
+            "POST",
+            *where,
+            query=_location_query(location),
+            body=body,
+            timeout=self._creation_timeout,
         )
         made = wire.read(_Worktree, answer)
-        return c.Worktree(made.directory, made.name, made.branch)
+        return c.Worktree(made.directory, made.name, branch=made.branch)
 
-    async def remove_worktree(self, place: c.Place, directory: str) -> None:
-        await self._worktree("DELETE", place, body={"directory": directory})
+    async def remove_worktree(self, location: c.Location, directory: str) -> None:
+        await self._worktree("DELETE", location, body={"directory": directory})
 
-    async def reset_worktree(self, place: c.Place, directory: str) -> None:
-        await self._worktree("POST", place, "reset", body={"directory": directory})
+    async def reset_worktree(self, location: c.Location, directory: str) -> None:
+        await self._worktree("POST", location, "reset", body={"directory": directory})
 
-    # -- pieces
+    # -- requests
 
-    async def _worktree(self, method: str, place: c.Place, *more: str, body: Any) -> Any:
+    async def _worktree(self, method: str, location: c.Location, *more: str, body: Any) -> Any:
         where = ("experimental", "worktree", *more)
         return await self._http.call(
-            method, *where, query=_at(place), body=body, timeout=self._patience
+            method, *where, query=_location_query(location), body=body, timeout=self._run_timeout
         )
 
-    async def _of(
+    async def _call_session(
         self,
         session: str,
         method: str,
@@ -455,14 +489,18 @@ class OpenCodeCatalog:
                 method, "session", session, *more, query=query, body=body, timeout=timeout
             )
         except UpstreamHttpError as exc:
-            raise _refused(exc, session) from exc
+            raise _session_error(exc, session) from exc
 
-    async def _run(self, session: str, verb: str, body: Any) -> Message:
-        answer = await self._of(session, "POST", verb, body=body, timeout=self._patience)
+    async def _run_to_end(self, session: str, verb: str, body: Any) -> Message:
+        answer = await self._call_session(
+            session, "POST", verb, body=body, timeout=self._run_timeout
+        )
         return _message(wire.read(_Message, answer))
 
 
-def _refused(exc: UpstreamHttpError, session: str) -> SessionNotFound | UpstreamBusy | Exception:
+def _session_error(
+    exc: UpstreamHttpError, session: str
+) -> SessionNotFound | UpstreamBusy | Exception:
     match exc.facts.get("upstream_status"):
         case 404:
             return SessionNotFound(session)
@@ -472,13 +510,13 @@ def _refused(exc: UpstreamHttpError, session: str) -> SessionNotFound | Upstream
             return exc
 
 
-def _at(place: c.Place) -> dict[str, str]:
-    if place.workspace is not None:
-        return {"workspace": place.workspace, "directory": place.directory}
-    return {"directory": place.directory}
+def _location_query(location: c.Location) -> dict[str, str]:
+    if location.workspace is not None:
+        return {"workspace": location.workspace, "directory": location.directory}
+    return {"directory": location.directory}
 
 
-def _given(body: dict[str, Any]) -> dict[str, Any]:
+def _without_none(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
@@ -495,27 +533,27 @@ def _part(part: c.PromptPart) -> dict[str, Any]:
         case c.Mention(agent=agent):
             return {"type": "agent", "name": agent}
         case c.Subtask():
-            return {"type": "subtask"} | _given(asdict(part) | {"model": _model(part.model)})
+            return {"type": "subtask"} | _without_none(asdict(part) | {"model": _model(part.model)})
         case str() | Attachment():
             return wire.prompt_part(part)
 
 
 def _model_info(provider: str, model: _Model, connected: bool) -> c.Model:
-    can = model.capabilities
+    capabilities = model.capabilities
     return c.Model(
-        provider,
-        model.id,
-        model.name or model.id,
-        model.status,
-        can.reasoning,
-        can.attachment,
-        can.toolcall,
-        can.input.names(),
-        can.output.names(),
-        int(model.limit.context),
-        int(model.limit.output),
-        tuple(model.variants or ()),
-        connected,
+        provider_id=provider,
+        model_id=model.id,
+        name=model.name or model.id,
+        status=model.status,
+        reasoning=capabilities.reasoning,
+        attachments=capabilities.attachment,
+        tool_calls=capabilities.toolcall,
+        input=capabilities.input.names(),
+        output=capabilities.output.names(),
+        context_tokens=int(model.limit.context),
+        output_tokens=int(model.limit.output),
+        variants=tuple(model.variants or ()),
+        connected=connected,
     )
 
 
@@ -529,17 +567,17 @@ def _message(stored: _Message) -> Message:
     if info.error is not None:
         problem = wire.problem(info.error)
         about["error"] = {"type": problem.type.value, "message": problem.message}
-    parts = [shown for part in stored.parts for shown in _shown(part)]
+    parts = [shown for part in stored.parts for shown in _message_parts(part)]
     return Message(
-        info.id,
-        Role.USER if info.role == "user" else Role.AGENT,
-        tuple(parts),
-        {"shared": {"session": {"id": info.session}}, "opencode": _given(about)},
+        message_id=info.id,
+        role=Role.USER if info.role == "user" else Role.AGENT,
+        parts=tuple(parts),
+        metadata={"shared": {"session": {"id": info.session}}, "opencode": _without_none(about)},
     )
 
 
-def _shown(part: _PartInfo) -> list[Part]:
-    """A stored part as A2A has it. What OpenCode added for itself is not shown."""
+def _message_parts(part: _PartInfo) -> list[Part]:
+    """A stored part as A2A has it, without what OpenCode added for itself."""
     if part.type == "agent":
         return [Data({"agent": part.name})]
     if part.type == "subtask":
@@ -549,7 +587,7 @@ def _shown(part: _PartInfo) -> list[Part]:
         if isinstance(event, ev.TextSnapshot) and event.text:
             shown.append(Text(event.text, metadata=_block(event.kind.value)))
         elif isinstance(event, ev.ToolSnapshot):
-            shown.append(Data(_given(asdict(event.call)), metadata=_block("tool_call")))
+            shown.append(Data(_without_none(asdict(event.call)), metadata=_block("tool_call")))
         elif isinstance(event, ev.FileSnapshot):
             shown.append(event.part)
     return shown

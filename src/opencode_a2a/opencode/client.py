@@ -1,7 +1,7 @@
-"""The HTTP library, and what its failures are called here.
+"""Wraps the HTTP library, and turns its errors into ours.
 
-The only module of this package that knows the library. It is loaded when OpenCode is first
-asked, and not while the service starts: it is large, and gets ready for TLS as it loads.
+No other module of this package knows the library. This one is imported with the first request to
+OpenCode and not while the service starts: the library is large, and prepares TLS on import.
 """
 
 from __future__ import annotations
@@ -34,13 +34,19 @@ class Client:
     async def close(self) -> None:
         await self._session.close()
 
-    async def ask(
-        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str], timeout: float
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        data: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
     ) -> tuple[Answer, bytes]:
         """One request, and all of its answer. The URL is encoded already."""
         target, began, status = URL(url, encoded=True), time.perf_counter(), 0
         try:
-            with _translated():
+            with _translate_errors():
                 async with (
                     asyncio.timeout(timeout),
                     self._session.request(method, target, data=data, headers=headers) as answer,
@@ -54,7 +60,7 @@ class Client:
     @asynccontextmanager
     async def listen(self, url: str, silence: float) -> AsyncIterator[Answer]:
         """An answer that need not end; an error when it is silent for too long."""
-        with _translated():
+        with _translate_errors():
             async with self._session.get(
                 URL(url, encoded=True),
                 timeout=aiohttp.ClientTimeout(total=None, connect=5, sock_read=silence),
@@ -63,7 +69,7 @@ class Client:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except TimeoutError as exc:  # aiohttp's own timeouts are among these

@@ -3,7 +3,7 @@
 OpenCode sends every event to every subscriber, so there is one connection for
 all sessions; events are routed by session id, those of a sub-agent session to
 the turn of its root. When the connection breaks or falls silent it is made
-again, and every subscriber is told of the gap.
+again, and every subscriber gets a `Gap`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from .wire import parent_of, session_of, translate
 
 logger = structlog.get_logger()
 
-SILENCE = 25.0  # seconds; OpenCode sends a heartbeat every ten
-PROBE_EVERY, PROBE_PATIENCE = 0.3, 5.0  # while OpenCode is away
-FIRST_EVENT = 10.0  # until the stream of an OpenCode that answers begins
-SHORTEST_PAUSE = 0.2  # seconds between two attempts, however much OpenCode answers to others
+SILENCE_SECONDS = 25.0  # seconds; OpenCode sends a heartbeat every ten
+PROBE_SECONDS, PROBE_TIMEOUT = 0.3, 5.0  # while OpenCode is away
+FIRST_EVENT_SECONDS = 10.0  # until the stream of an OpenCode that answers begins
+MIN_PAUSE_SECONDS = 0.2  # seconds between two attempts, however much OpenCode answers to others
 BACKOFF = (0.1, 0.3, 1.0, 2.0)  # after streams that failed in a row although OpenCode answers
 TALLY_SECONDS = 5.0  # between two lines of the log about how many events came
-MAX_LINE = 256 << 20  # an event echoes whole attachments, but nobody sends this
+MAX_LINE = 256 << 20  # an event repeats whole attachments, but none is this large
 
 
 class Subscription:
-    """What has happened in a session and its sub-agents since the last look, until it is left."""
+    """The events of a session and its sub-agents since the last read, until it is left."""
 
     def __init__(self, session: str, routes: dict[str, Subscription]) -> None:
         self.session = session
@@ -54,7 +54,7 @@ class Subscription:
         routes[session] = self
 
     def include(self, session: str) -> None:
-        """Get the events of a sub-agent too, unless somebody else does."""
+        """Get the events of a sub-agent too, unless another subscription does."""
         if session not in self._routes:
             self._routes[session] = self
             self._sessions.append(session)
@@ -64,7 +64,7 @@ class Subscription:
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
-    def lost(self) -> None:
+    def add_gap(self) -> None:
         self._gaps += 1
         self.put([Gap(self.session)])
 
@@ -73,7 +73,7 @@ class Subscription:
 
     def __exit__(self, *_: object) -> None:
         for session in self._sessions:
-            if self._routes.get(session) is self:  # it may have become a conversation of its own
+            if self._routes.get(session) is self:  # it may have a subscription of its own by now
                 del self._routes[session]
 
     def __aiter__(self) -> Subscription:
@@ -86,7 +86,7 @@ class Subscription:
                 await self._arrived
             finally:
                 self._arrived = None
-        # What follows a gap is looked at after the gap was closed, so that nothing overtakes.
+        # Events after a gap wait for the next read: the subscriber closes the gap first.
         end = len(self._events)
         if self._gaps:
             end = next(i for i, event in enumerate(self._events, 1) if isinstance(event, Gap))
@@ -96,19 +96,19 @@ class Subscription:
 
 
 class Feed:
-    def __init__(self, http: Http, silence: float = SILENCE) -> None:
+    def __init__(self, http: Http, silence: float = SILENCE_SECONDS) -> None:
         self._http = http
         self._silence = silence
         self._routes: dict[str, Subscription] = {}
         debug = structlog.is_configured() and logger.is_enabled_for(logging.DEBUG)
-        self._tally = _Tally() if debug else None
+        self._counter = _EventCounter() if debug else None
         self._connected = False
-        self._trouble: UpstreamError | None = None
-        self._news = asyncio.Event()  # set, and replaced, when one of these two has changed
+        self._problem: UpstreamError | None = None
+        self._changed = asyncio.Event()  # set, and replaced, when one of these two has changed
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, http: Http, silence: float = SILENCE) -> AsyncIterator[Feed]:
+    async def open(cls, http: Http, silence: float = SILENCE_SECONDS) -> AsyncIterator[Feed]:
         self = cls(http, silence)
         reading = asyncio.create_task(self._read_forever())
         try:
@@ -123,18 +123,19 @@ class Feed:
         return self._connected
 
     async def ready(self, within: float = 5.0) -> None:
-        """Return once events arrive; raise what keeps them from arriving."""
+        """Return once events arrive; raise the reason if they do not."""
         if self._connected:
             return  # nothing to wait for, and no timer needed
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while not self.connected and not _is_lasting(self._trouble):
-                    await self._news.wait()
+                while not self.connected and not _is_lasting(self._problem):
+                    await self._changed.wait()
         if not self.connected:
-            trouble = self._trouble or UpstreamUnreachable(
+            problem = self._problem or UpstreamUnreachable(
                 "OpenCode does not send events.", retry_after=5
             )
-            raise trouble.with_traceback(None)  # raised often, and must not remember by whom
+            # It is raised often, and its traceback would grow each time.
+            raise problem.with_traceback(None)
 
     async def subscribe(self, session: str) -> Subscription:
         """Events of a session and of those it starts; live from now on, until it is left."""
@@ -144,44 +145,44 @@ class Feed:
     async def _read_forever(self) -> None:
         failed = 0
         while True:
-            await self._until_it_answers()
+            await self._wait_for_answer()
             try:
                 async with (
-                    asyncio.timeout(FIRST_EVENT) as patience,
+                    asyncio.timeout(FIRST_EVENT_SECONDS) as patience,
                     self._http.stream("global", "event", silence=self._silence) as chunks,
                 ):
-                    lines = _Lines()
+                    lines = _LineReader()
                     async for chunk in chunks:
                         for line in lines.feed(chunk):
                             if not self._connected:
                                 failed = 0
                                 patience.reschedule(None)
-                                self._up()
+                                self._mark_connected()
                             self._route(line)
                 raise UpstreamUnreachable("OpenCode closed the event stream.", retry_after=5)
             except TimeoutError:
-                self._down(UpstreamTimeout("OpenCode does not send events.", retry_after=5))
+                self._mark_lost(UpstreamTimeout("OpenCode does not send events.", retry_after=5))
             except UpstreamError as exc:
-                self._down(exc)
-            except Exception:  # without events nobody would ever see an end
-                self._broken()
+                self._mark_lost(exc)
+            except Exception:  # the loop must go on: without events no task would end
+                self._mark_broken()
             wait = BACKOFF[min(failed, len(BACKOFF) - 1)]
             failed += 1
-            await self._pause(_about(wait))
+            await self._pause(_jittered(wait))
 
     async def _pause(self, seconds: float) -> None:
-        """Wait; what OpenCode answers to others meanwhile shortens it."""
-        await asyncio.sleep(min(seconds, SHORTEST_PAUSE))
+        """Wait; any answer of OpenCode's meanwhile ends the wait."""
+        await asyncio.sleep(min(seconds, MIN_PAUSE_SECONDS))
         self._http.answered.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds - SHORTEST_PAUSE):
+            async with asyncio.timeout(seconds - MIN_PAUSE_SECONDS):
                 await self._http.answered.wait()
 
-    async def _until_it_answers(self) -> None:
-        """Return as soon as OpenCode answers anything, whoever asked.
+    async def _wait_for_answer(self) -> None:
+        """Return as soon as OpenCode answers any request of this process.
 
-        A request that arrives while OpenCode starts is never answered, and a busy OpenCode answers
-        late. So it is asked again and again, and each request keeps its time.
+        OpenCode never answers a request that arrives while it starts, and answers late when it is
+        busy. So a new probe is sent again and again, and each keeps its full timeout.
         """
         self._http.answered.clear()
         probes: set[asyncio.Task[None]] = set()
@@ -191,7 +192,7 @@ class Feed:
                 probes.add(probe)
                 probe.add_done_callback(probes.discard)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_about(PROBE_EVERY)):
+                    async with asyncio.timeout(_jittered(PROBE_SECONDS)):
                         await self._http.answered.wait()
                         return
         finally:
@@ -201,48 +202,48 @@ class Feed:
 
     async def _probe(self) -> None:
         try:
-            await self._http.probe(PROBE_PATIENCE)
+            await self._http.probe(PROBE_TIMEOUT)
         except UpstreamError as exc:
-            self._down(exc)
+            self._mark_lost(exc)
         except Exception:
-            self._broken()
+            self._mark_broken()
 
-    def _broken(self) -> None:
-        """A fault of ours, while it is handled."""
+    def _mark_broken(self) -> None:
+        """An unexpected error of ours, called while it is handled."""
         logger.exception("opencode.feed.broken")
-        self._down(UpstreamUnreachable("OpenCode's events cannot be read.", retry_after=5))
+        self._mark_lost(UpstreamUnreachable("OpenCode's events cannot be read.", retry_after=5))
 
-    def _up(self) -> None:
-        """The first event is sent only after the subscription is active."""
-        if self._trouble is not None:
+    def _mark_connected(self) -> None:
+        """OpenCode sends the first event once the subscription is active."""
+        if self._problem is not None:
             logger.info("opencode.feed.connected")
-        self._trouble, self._connected = None, True
-        self._http.ask_again()
-        self._wake()
-        self._tell_all()
+        self._problem, self._connected = None, True
+        self._http.retry_pending()
+        self._notify()
+        self._report_gap()
 
-    def _down(self, exc: UpstreamError) -> None:
+    def _mark_lost(self, exc: UpstreamError) -> None:
         was_connected = self._connected
-        if was_connected or self._trouble is None:
+        if was_connected or self._problem is None:
             logger.warning("opencode.feed.lost", type=exc.type, reason=exc.message)
-        self._trouble, self._connected = exc, False
-        self._wake()
+        self._problem, self._connected = exc, False
+        self._notify()
         if was_connected:
-            self._tell_all()
+            self._report_gap()
 
-    def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    def _tell_all(self) -> None:
+    def _report_gap(self) -> None:
         for subscription in set(self._routes.values()):
-            subscription.lost()
+            subscription.add_gap()
 
     def _route(self, line: bytes) -> None:
         try:
             raw: Mapping[str, Any] = orjson.loads(line)["payload"]
-            if self._tally is not None:
-                self._tally.count(raw["type"])
+            if self._counter is not None:
+                self._counter.count(raw["type"])
             if raw["type"] == "sync":
                 return
             session = session_of(raw)
@@ -259,7 +260,7 @@ class Feed:
                 subscription.include(session)
             events = translate(raw)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            # A broken event is a change of contract: seen in the log, survived by the turns.
+            # OpenCode has changed its format: the log shows it, and the tasks go on.
             logger.error("opencode.feed.unreadable", error=type(exc).__name__)
             return
         for event in events:
@@ -269,20 +270,20 @@ class Feed:
             subscription.put(events)
 
 
-def _is_lasting(trouble: UpstreamError | None) -> bool:
-    """Whether somebody has to do something; to wait does not help."""
-    if isinstance(trouble, UpstreamHttpError):
-        return bool(trouble.facts["upstream_status"] < 500)
-    return isinstance(trouble, UpstreamPayloadError)
+def _is_lasting(problem: UpstreamError | None) -> bool:
+    """Whether waiting does not help: somebody has to change something."""
+    if isinstance(problem, UpstreamHttpError):
+        return bool(problem.facts["upstream_status"] < 500)
+    return isinstance(problem, UpstreamPayloadError)
 
 
-def _about(seconds: float) -> float:
-    """So that many services do not come back at the same moment."""
+def _jittered(seconds: float) -> float:
+    """Varied at random, so that many services do not reconnect at the same moment."""
     return seconds * random.uniform(0.7, 1.3)
 
 
-class _Tally:
-    """How many events of each type came, told from time to time."""
+class _EventCounter:
+    """Counts events by type, and logs the counts from time to time."""
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
@@ -292,13 +293,13 @@ class _Tally:
     def count(self, kind: str) -> None:
         self._counts[kind] += 1
         if self._clock() >= self._due:
-            told = " ".join(f"{kind}={number}" for kind, number in self._counts.most_common())
-            logger.debug("opencode.feed.events", total=self._counts.total(), types=told)
+            counts = " ".join(f"{kind}={number}" for kind, number in self._counts.most_common())
+            logger.debug("opencode.feed.events", total=self._counts.total(), types=counts)
             self._counts.clear()
             self._due = self._clock() + TALLY_SECONDS
 
 
-class _Lines:
+class _LineReader:
     """Cuts an event stream into its `data:` lines; a line may span any number of chunks."""
 
     def __init__(self) -> None:

@@ -119,16 +119,16 @@ def become(command: list[str], marker: str, parent: int) -> NoReturn:
 
 def end_everything_below(woken: int, grace: float) -> None:
     """Return when no process is left, or only such as this user must not kill."""
-    asked: set[int] = set()
+    terminated: set[int] = set()
     kill_at = time.monotonic() + grace
     waiting = select.poll()
     waiting.register(woken, select.POLLIN)
     while reap()[1]:
         found = children() if IS_LINUX else descendants()
         if time.monotonic() < kill_at:
-            for pid in found - asked:
+            for pid in found - terminated:
                 send(pid, signal.SIGTERM)
-            asked |= found
+            terminated |= found
         else:
             if not IS_LINUX:
                 found = stop_all(found)

@@ -23,7 +23,7 @@ from ..errors import UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
 if TYPE_CHECKING:
     from .client import Answer, Client
 
-FIRST_TRY = 5.0  # seconds until a question is asked again
+FIRST_TRY_SECONDS = 5.0  # until a read is repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Http:
     async def open(
         cls, endpoint: Endpoint, timeout: float = 30.0, concurrency: int = 0
     ) -> AsyncIterator[Http]:
-        self = cls(endpoint, timeout, concurrency)
+        self = cls(endpoint, timeout, concurrency=concurrency)
         try:
             yield self
         finally:
@@ -91,9 +91,13 @@ class Http:
     ) -> tuple[Any, Mapping[str, str]]:
         """Like `call`, with the answer's headers."""
         if self._slots is None:
-            return await self._exchange(method, segments, query, body, timeout)
+            return await self._exchange(
+                method, segments=segments, query=query, body=body, timeout=timeout
+            )
         async with self._slots:
-            return await self._exchange(method, segments, query, body, timeout)
+            return await self._exchange(
+                method, segments=segments, query=query, body=body, timeout=timeout
+            )
 
     async def _exchange(
         self,
@@ -103,32 +107,44 @@ class Http:
         body: Any,
         timeout: float | None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Questions are asked again: what OpenCode gets while it starts is never answered."""
+        """Repeat a GET once: OpenCode never answers a request that arrives while it starts."""
         patience = timeout or self._timeout
         if method != "GET":
-            return await self._once(method, segments, query, body, patience)
+            return await self._request(
+                method, segments=segments, query=query, body=body, timeout=patience
+            )
         until = time.monotonic() + patience
         with suppress(TimeoutError, UpstreamTimeout):
             async with asyncio.timeout(None) as first_try:
                 self._first_tries.add(first_try)
                 try:
-                    return await self._once(method, segments, query, body, min(patience, FIRST_TRY))
+                    return await self._request(
+                        method,
+                        segments=segments,
+                        query=query,
+                        body=body,
+                        timeout=min(patience, FIRST_TRY_SECONDS),
+                    )
                 finally:
                     self._first_tries.discard(first_try)
-        return await self._once(method, segments, query, body, until - time.monotonic())
+        return await self._request(
+            method, segments=segments, query=query, body=body, timeout=until - time.monotonic()
+        )
 
-    def ask_again(self) -> None:
-        """Repeat the questions that wait for an answer, because OpenCode has just started."""
+    def retry_pending(self) -> None:
+        """Repeat the reads that wait for an answer, because OpenCode has just started."""
         now = asyncio.get_running_loop().time()
         while self._first_tries:
             self._first_tries.pop().reschedule(now)
 
     async def probe(self, timeout: float) -> None:
-        """Ask for a sign of life; raise what is wrong. It does not wait for a free slot."""
+        """Ask OpenCode for its health; raise what is wrong. Does not wait for a free slot."""
         await self._load()
-        await self._once("GET", ("global", "health"), None, None, timeout)
+        await self._request(
+            "GET", segments=("global", "health"), query=None, body=None, timeout=timeout
+        )
 
-    async def _once(
+    async def _request(
         self,
         method: str,
         segments: tuple[str, ...],
@@ -139,10 +155,12 @@ class Http:
         headers = {"content-type": "application/json"} if body is not None else {}
         data = orjson.dumps(body) if body is not None else None
         url = self._url(segments, query)
-        answer, raw = await self._connection().ask(method, url, data, headers, timeout)
-        if answer.status < 500:  # above, it may be a proxy that speaks
+        answer, raw = await self._connection().request(
+            method, url, data=data, headers=headers, timeout=timeout
+        )
+        if answer.status < 500:  # from 500 on it may be the answer of a proxy
             self.answered.set()
-        return _checked(answer, raw), answer.headers
+        return _parse_answer(answer, raw), answer.headers
 
     @asynccontextmanager
     async def stream(self, *segments: str, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -150,13 +168,13 @@ class Http:
         await self._load()
         async with self._connection().listen(self._url(segments, None), silence) as answer:
             if answer.status != 200:
-                _checked(answer, await answer.read())
+                _parse_answer(answer, await answer.read())
             if answer.content_type != "text/event-stream":
                 raise _not_opencode(answer)
             yield answer.content.iter_any()
 
     async def _load(self) -> None:
-        """Load the library in a thread: the service goes on to start meanwhile."""
+        """Import the library in a thread, so that the service can go on starting."""
         if self._client is None:
             await asyncio.to_thread(import_module, ".client", __package__)
 
@@ -169,7 +187,7 @@ class Http:
 
     def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> str:
         if not all(segment.strip(".") for segment in segments):
-            # Encoded or not, dots are resolved on the way: this would be another route.
+            # Dots are resolved even if they are encoded: the request would go to another route.
             raise UpstreamHttpError(
                 "OpenCode has nothing of that name.", upstream_status=404, name="NotFoundError"
             )
@@ -178,10 +196,10 @@ class Http:
         return f"{self._base}/{path}{search}"
 
 
-def _checked(answer: Answer, raw: bytes) -> Any:
+def _parse_answer(answer: Answer, raw: bytes) -> Any:
     is_json = answer.content_type == "application/json"
     if answer.status >= 400:
-        raise _refused(answer.status, raw if is_json else b"")
+        raise _http_error(answer.status, raw if is_json else b"")
     if not raw:
         return None
     if not is_json:
@@ -192,8 +210,8 @@ def _checked(answer: Answer, raw: bytes) -> Any:
         raise UpstreamPayloadError("OpenCode sent an answer that is not valid JSON.") from exc
 
 
-def _refused(status: int, raw: bytes) -> UpstreamHttpError:
-    """With the error's own name. Nothing else of the body is safe to pass on."""
+def _http_error(status: int, raw: bytes) -> UpstreamHttpError:
+    """An error with OpenCode's name for it. The rest of the body may hold secrets."""
     sentence = f"OpenCode answered with HTTP {status}."
     if status == 401:
         sentence = (

@@ -36,13 +36,25 @@ class Marker:
     @classmethod
     def new(cls, root: Path) -> Self:
         pid = os.getpid()
-        return cls(pid, start_time(pid), pid_namespace(), secrets.token_hex(8), str(root))
+        return cls(
+            pid=pid,
+            started=start_time(pid),
+            namespace=pid_namespace(),
+            server=secrets.token_hex(8),
+            root=str(root),
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         with suppress(ValueError):
             pid, started, namespace, server, root = text.split(":", 4)
-            return cls(int(pid), int(started), int(namespace), server, root)
+            return cls(
+                pid=int(pid),
+                started=int(started),
+                namespace=int(namespace),
+                server=server,
+                root=root,
+            )
         return None
 
     def __str__(self) -> str:

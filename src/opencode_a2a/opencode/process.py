@@ -26,9 +26,11 @@ from .http import Endpoint, Http
 from .leftovers import Marker, kill_marked
 
 HOST, USERNAME, PORT_ATTEMPTS = "127.0.0.1", "opencode", 5
-MAX_RESTARTS, WELL, FIRST_DELAY = 5, 20.0, 0.1  # doubled until it was ready for WELL seconds
+# The delay doubles with each restart until OpenCode was ready for STABLE_SECONDS.
+MAX_RESTARTS, STABLE_SECONDS, FIRST_DELAY = 5, 20.0, 0.1
 TERM_GRACE, KILL_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 10.0, 1.0, 20, 2_000
-OURS = re.compile(  # settings have their names in any case; systemd's directory holds our secrets
+# OpenCode does not get these. Settings may be in any case; systemd's directory holds our secrets.
+SERVICE_VARIABLES = re.compile(
     "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME)"
     "|CREDENTIALS_DIRECTORY",
     re.IGNORECASE,
@@ -37,7 +39,7 @@ log = structlog.get_logger()
 
 
 class ManagedProcessFailed(RuntimeError):
-    """OpenCode cannot be had; the message tells the operator why and, where known, what to do."""
+    """OpenCode cannot be started; the message says why and, where known, what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def child_environment(
     base: Mapping[str, str], password: str, config: Mapping[str, Any] | None
 ) -> dict[str, str]:
     """The user's environment without our settings and secrets, locked with `password`."""
-    child = {name: value for name, value in base.items() if not OURS.fullmatch(name)}
+    child = {name: value for name, value in base.items() if not SERVICE_VARIABLES.fullmatch(name)}
     if config is not None:
         try:
             merged = merge(json.loads(base.get("OPENCODE_CONFIG_CONTENT") or "{}"), config)
@@ -73,7 +75,7 @@ def merge(base: Any, over: Any) -> Any:
 
 
 class ManagedOpenCode:
-    """A server on one endpoint for the length of an `async with`, whatever befalls its process."""
+    """A server on one endpoint for the length of an `async with`, restarted when it dies."""
 
     def __init__(self, launch: Launch, sink: BinaryIO) -> None:
         self.restarts = 0
@@ -81,7 +83,9 @@ class ManagedOpenCode:
         self._ready_since = math.inf
         self._launch, self._sink, self._executable = launch, sink, find_executable(launch)
         self._port, self._password = free_port(), secrets.token_urlsafe(32)
-        self._environment = child_environment(launch.environment, self._password, launch.config)
+        self._environment = child_environment(
+            launch.environment, self._password, config=launch.config
+        )
         self._marker = Marker.new(launch.directory)
         self._settled = asyncio.Event()  # it was ready once, or never will be
         self._supervisor = asyncio.create_task(self._supervise())
@@ -106,10 +110,10 @@ class ManagedOpenCode:
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint(f"http://{HOST}:{self._port}", USERNAME, self._password)
+        return Endpoint(f"http://{HOST}:{self._port}", USERNAME, password=self._password)
 
     async def failed(self) -> ManagedProcessFailed:
-        """Why it was given up, once it has been."""
+        """Wait until OpenCode is given up; the reason."""
         return await asyncio.shield(self._supervisor)
 
     async def _supervise(self) -> ManagedProcessFailed:
@@ -124,7 +128,7 @@ class ManagedOpenCode:
                     return death
                 self._port = spare_ports.pop()
                 continue
-            if clock() - self._ready_since >= WELL:
+            if clock() - self._ready_since >= STABLE_SECONDS:
                 in_vain = 0
             if in_vain == MAX_RESTARTS:
                 return ManagedProcessFailed(f"{death}\n{MAX_RESTARTS} restarts did not help.")
@@ -166,14 +170,14 @@ class ManagedOpenCode:
             self.pid, self._ready_since = child.pid, asyncio.get_running_loop().time()
             log.info("opencode.started", pid=child.pid, port=self._port)
             self._settled.set()
-        return how_it_ended(await asyncio.shield(child.exited))
+        return describe_exit(await asyncio.shield(child.exited))
 
     async def _end(self, child: "Child") -> None:
         self.pid = None
         try:
             child.terminate()
             await asyncio.wait({child.exited}, timeout=TERM_GRACE)
-        finally:  # also when a second Ctrl-C cuts the patience short
+        finally:  # also when a second Ctrl-C ends the wait
             child.kill()
         await asyncio.wait({child.exited}, timeout=KILL_GRACE)
         if not child.exited.done():
@@ -236,7 +240,7 @@ class Child(asyncio.SubprocessProtocol):
             self.ready.set_result(False)
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """In words, from the exit code of the outer guardian."""
     if code < 0:
         return f"was lost: its guardian was killed by signal {-code}"

@@ -30,6 +30,7 @@ from ..domain.values import (
     Question,
     QuestionAsk,
     Text,
+    TodoItem,
     Usage,
     file_at,
 )
@@ -116,7 +117,7 @@ class PartInfo(FileInfo):
     call_id: str = Field(default="", alias="callID")
     tool: str = ""
     state: ToolState | None = None
-    tokens: Tokens | None = None  # nothing is made for all the parts that have none
+    tokens: Tokens | None = None  # only few parts have any
     cost: float = 0.0
 
 
@@ -136,7 +137,7 @@ class Status(Wire):
     next: int = 0
 
 
-class AskingTool(Wire):
+class ToolRef(Wire):
     call_id: str = Field(alias="callID")
 
 
@@ -147,7 +148,7 @@ class PermissionInfo(Wire):
     patterns: list[str] = []
     metadata: dict[str, Any] = {}
     always: list[str] = []
-    tool: AskingTool | None = None
+    tool: ToolRef | None = None
 
 
 class QuestionInfo(Wire):
@@ -165,13 +166,7 @@ class QuestionInfo(Wire):
     id: str
     session: str = Field(alias="sessionID")
     questions: list[Item] = []
-    tool: AskingTool | None = None
-
-
-class TodoInfo(Wire):
-    content: str = ""
-    status: str = ""
-    priority: str = ""
+    tool: ToolRef | None = None
 
 
 class DiffInfo(Wire):
@@ -183,7 +178,7 @@ class DiffInfo(Wire):
 
 
 def read(shape: type[T], answer: Any) -> T:
-    """An answer of OpenCode's as what it should be."""
+    """An answer of OpenCode's, parsed as this shape."""
     try:
         found: T = _reader(cast(Hashable, shape)).validate_python(answer)
     except ValidationError as exc:
@@ -234,11 +229,11 @@ def message_events(info: MessageInfo) -> list[ev.AgentEvent]:
     aborted = info.error is not None and info.error.name == "MessageAbortedError"
     return [
         ev.MessageSeen(
-            intern(info.session),
-            intern(info.id),
-            speaker,
-            info.time.created,
-            intern(info.parent) if info.parent else None,
+            session=intern(info.session),
+            message_id=intern(info.id),
+            speaker=speaker,
+            created=info.time.created,
+            parent_id=intern(info.parent) if info.parent else None,
             completed=info.time.completed is not None,
             finish=info.finish,
             problem=problem(info.error) if info.error is not None and not aborted else None,
@@ -248,20 +243,33 @@ def message_events(info: MessageInfo) -> list[ev.AgentEvent]:
 
 
 def part_events(part: PartInfo) -> list[ev.AgentEvent]:
-    # Kept for as long as the task, and the same in many events: once is enough.
+    # Many events have the same ids, which live as long as the task: keep one copy of each.
     where = (intern(part.session), intern(part.message), intern(part.id))
     match part.type:
         case "text" | "reasoning":
             if part.synthetic or part.ignored:
                 return []
             ended = part.time is not None and part.time.end is not None
-            return [ev.TextSnapshot(*where, ev.BlockKind(part.type), part.text, ended)]
+            return [
+                ev.TextSnapshot(*where, kind=ev.BlockKind(part.type), text=part.text, ended=ended)
+            ]
         case "tool" if part.state is not None:
             call = _tool_call(part, part.state)
             return [
-                ev.ToolSnapshot(*where, call, _child(part), _stops(call), _refused(call)),
+                ev.ToolSnapshot(
+                    *where,
+                    call=call,
+                    child=_child(part),
+                    stops=_stops(call),
+                    refused=_refused(call),
+                ),
                 *(
-                    ev.FileSnapshot(part.session, part.message, f"{part.id}-file-{n}", _file(info))
+                    ev.FileSnapshot(
+                        session=part.session,
+                        message_id=part.message,
+                        part_id=f"{part.id}-file-{n}",
+                        part=_file(info),
+                    )
                     for n, info in enumerate(part.state.attachments, 1)
                 ),
             ]
@@ -272,7 +280,14 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
         case "step-finish":
             t = part.tokens or Tokens()
             cost = round(part.cost, COST_DIGITS)
-            usage = Usage(t.input, t.output, t.reasoning, t.cache.read, t.cache.write, cost)
+            usage = Usage(
+                input_tokens=t.input,
+                output_tokens=t.output,
+                reasoning_tokens=t.reasoning,
+                cache_read_tokens=t.cache.read,
+                cache_write_tokens=t.cache.write,
+                cost=cost,
+            )
             return [ev.StepFinished(*where, usage)]
         case "patch":
             return [ev.FilesChanged(part.session, part.message)]
@@ -285,24 +300,24 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
 def _file(info: FileInfo) -> Part:
     if len(info.url) > FILE_LIMIT:
         return Text(f"{info.filename or info.mime or 'A file'} is too large to be handed over.")
-    return file_at(info.url, info.mime or None, info.filename)
+    return file_at(info.url, media_type=info.mime or None, filename=info.filename)
 
 
 def _child(part: PartInfo) -> ev.SubAgent | None:
-    """Who a tool call waits for. Other tools may say what they like about sessions."""
+    """The sub-agent a tool call waits for. Only the `task` tool is trusted to name a session."""
     if part.state is None or part.tool != "task":
         return None
     session = (part.state.metadata or {}).get("sessionId")
     agent = (part.state.input or {}).get("subagent_type")
     if not isinstance(session, str):
         return None
-    return ev.SubAgent(session, agent if isinstance(agent, str) else None, part.call_id)
+    return ev.SubAgent(session, agent if isinstance(agent, str) else None, call_id=part.call_id)
 
 
 def _stops(call: ev.ToolCall) -> bool:
-    """Whether OpenCode ends the run with this call. After any other the model has its say again.
+    """Whether OpenCode ends the run with this call. After any other it calls the model again.
 
-    A refusal with feedback is among the others: the model is to find another way.
+    A refusal with feedback does not end the run: the model looks for another way.
     """
     if _refused(call):
         return "with the following feedback" not in (call.error or "")
@@ -319,14 +334,14 @@ def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
         output = state.metadata["output"][-RUNNING_OUTPUT:]
     subtitle = (state.input or {}).get("description")
     return ev.ToolCall(
-        part.call_id,
-        part.tool,
-        state.status,
-        state.title or None,
-        subtitle if isinstance(subtitle, str) else None,
-        state.input or None,
-        output,
-        state.error,
+        call_id=part.call_id,
+        tool=part.tool,
+        status=state.status,
+        title=state.title or None,
+        subtitle=subtitle if isinstance(subtitle, str) else None,
+        input=state.input or None,
+        output=output,
+        error=state.error,
     )
 
 
@@ -337,7 +352,12 @@ def status_event(session: str, status: Status) -> ev.AgentEvent:
         case "idle":
             return ev.Idle(session)
         case "retry":
-            return ev.Retrying(session, status.attempt, scrub(status.message), status.next)
+            return ev.Retrying(
+                session=session,
+                attempt=status.attempt,
+                message=scrub(status.message),
+                next_at=status.next,
+            )
 
 
 def permission(info: PermissionInfo) -> Interrupt:
@@ -346,44 +366,50 @@ def permission(info: PermissionInfo) -> Interrupt:
         return value if isinstance(value, str) and value else None
 
     return PermissionAsk(
-        info.id,
-        info.session,
-        info.permission,
-        tuple(info.patterns),
-        text("command"),
-        text("filepath"),
-        text("diff"),
-        text("title") or text("description"),
-        tuple(info.always),
-        info.tool.call_id if info.tool else None,
+        request_id=info.id,
+        session=info.session,
+        permission=info.permission,
+        patterns=tuple(info.patterns),
+        command=text("command"),
+        filepath=text("filepath"),
+        diff=text("diff"),
+        title=text("title") or text("description"),
+        always=tuple(info.always),
+        call_id=info.tool.call_id if info.tool else None,
     )
 
 
 def question(info: QuestionInfo) -> Interrupt:
     return QuestionAsk(
-        info.id,
-        info.session,
-        tuple(
+        request_id=info.id,
+        session=info.session,
+        questions=tuple(
             Question(
-                item.header,
-                item.question,
-                tuple(Choice(o.label, o.description) for o in item.options),
-                item.multiple,
-                item.custom,
+                header=item.header,
+                question=item.question,
+                options=tuple(Choice(o.label, o.description) for o in item.options),
+                multiple=item.multiple,
+                custom=item.custom,
             )
             for item in info.questions
         ),
-        info.tool.call_id if info.tool else None,
+        call_id=info.tool.call_id if info.tool else None,
     )
 
 
 def file_change(info: DiffInfo) -> FileChange:
-    return FileChange(info.file, info.additions, info.deletions, info.status, info.patch)
+    return FileChange(
+        file=info.file,
+        additions=info.additions,
+        deletions=info.deletions,
+        status=info.status,
+        patch=info.patch,
+    )
 
 
 def problem(error: ErrorInfo) -> Problem:
-    """What failed, in our words. Headers, bodies and addresses of the provider stay behind."""
-    said = scrub(error.data.message)
+    """What failed, in our words, without headers, bodies and addresses of the provider."""
+    reason = scrub(error.data.message)
     status = error.data.status
     match error.name:
         case "APIError" if status in (401, 403):
@@ -416,7 +442,9 @@ def problem(error: ErrorInfo) -> Problem:
         case _:
             kind = Failure.PROVIDER_ERROR
             sentence = "The model could not answer."
-    return Problem(kind, f"{sentence} It said: {said}" if said else sentence, status)
+    return Problem(
+        kind, f"{sentence} It said: {reason}" if reason else sentence, upstream_status=status
+    )
 
 
 _ADDRESS = re.compile(
@@ -432,7 +460,7 @@ _ADDRESS = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_KEYED = (
+_KEYED_SECRET = (
     re.compile(  # a value after a word for secrets: any after a colon, else if it looks like one
         r"""
     ((?<![\w-]) (?:[\w-]*(?:key|token|passw(?:or)?d|secret|credential|authorization)|bearer|basic)
@@ -454,26 +482,30 @@ _SQL = re.compile(  # capitals, or what no sentence has: people, too, select som
 
 
 def scrub(message: str) -> str:
-    """The first line of a stranger's message without addresses, paths or anything like a key.
+    """The first line of a provider's message, without addresses, paths or anything like a key.
 
-    A database error is nobody's business but the log's: nothing of it is kept.
+    Nothing is kept of a database error.
     """
     message = message.strip()[:1_000]
     if _SQL.search(message):
         return ""
     line = _ADDRESS.sub("[…]", message.partition("\n")[0])
-    return _SECRET.sub("[…]", _KEYED.sub(r"\1\2\3[…]", line))[:300]
+    return _SECRET.sub("[…]", _KEYED_SECRET.sub(r"\1\2\3[…]", line))[:300]
 
 
 def _delta(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     if p["field"] != "text":
         return ()
-    return (ev.TextDelta(p["sessionID"], p["messageID"], p["partID"], p["delta"]),)
+    return (
+        ev.TextDelta(
+            session=p["sessionID"], message_id=p["messageID"], part_id=p["partID"], text=p["delta"]
+        ),
+    )
 
 
 def _session_created(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     info = SessionInfo.model_validate(p["info"])
-    return [ev.ChildStarted(info.id, info.parent, info.agent)] if info.parent else []
+    return [ev.ChildStarted(info.id, info.parent, agent=info.agent)] if info.parent else []
 
 
 def _session_updated(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
@@ -492,17 +524,18 @@ def _question_asked(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
 
 
 def _todos(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
-    todos = (TodoInfo.model_validate(todo) for todo in p["todos"])
-    listed = tuple(ev.Todo(t.content, t.status, t.priority) for t in todos)
-    return [ev.TodosChanged(p["sessionID"], listed)]
+    empty = dict.fromkeys(("content", "status", "priority"), "")  # not every version sends all
+    found = [{**empty, **todo} for todo in p["todos"]]
+    todos: tuple[TodoItem, ...] = _reader(tuple[TodoItem, ...]).validate_python(found)
+    return [ev.TodosChanged(p["sessionID"], todos)]
 
 
-def _erred(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
+def _session_error(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     if "sessionID" not in p:
         return ()
     error = ErrorInfo.model_validate(p.get("error") or {})
     if error.name == "MessageAbortedError":
-        return ()  # somebody's wish, not a failure; the message says it too
+        return ()  # somebody stopped the run, which is no failure; its message says so too
     return [ev.SessionErred(p["sessionID"], problem(error))]
 
 
@@ -510,21 +543,27 @@ _READERS: Mapping[str, Callable[[dict[str, Any]], Sequence[ev.AgentEvent]]] = {
     "message.part.delta": _delta,
     "message.updated": lambda p: message_events(MessageInfo.model_validate(p["info"])),
     "message.part.updated": lambda p: part_events(PartInfo.model_validate(p["part"])),
-    "message.part.removed": lambda p: [ev.PartRemoved(p["sessionID"], p["messageID"], p["partID"])],
+    "message.part.removed": lambda p: [
+        ev.PartRemoved(p["sessionID"], p["messageID"], part_id=p["partID"])
+    ],
     "session.created": _session_created,
     "session.updated": _session_updated,
-    # Nothing more will be heard of it: what is left shows when one looks.
+    # No more events come. The gap makes the turn read what is stored, and find the session gone.
     "session.deleted": lambda p: [ev.Gap(p["sessionID"])],
     "session.status": lambda p: [status_event(p["sessionID"], Status.model_validate(p["status"]))],
     "session.idle": lambda p: [ev.Idle(p["sessionID"])],
-    "session.error": _erred,
+    "session.error": _session_error,
     "session.compacted": lambda p: [ev.Compacting(p["sessionID"], done=True)],
     "permission.asked": _permission_asked,
     "question.asked": _question_asked,
     "permission.replied": lambda p: [
-        ev.InterruptClosed(p["sessionID"], p["requestID"], p["reply"])
+        ev.InterruptClosed(p["sessionID"], p["requestID"], resolution=p["reply"])
     ],
-    "question.replied": lambda p: [ev.InterruptClosed(p["sessionID"], p["requestID"], "answered")],
-    "question.rejected": lambda p: [ev.InterruptClosed(p["sessionID"], p["requestID"], "rejected")],
+    "question.replied": lambda p: [
+        ev.InterruptClosed(p["sessionID"], p["requestID"], resolution="answered")
+    ],
+    "question.rejected": lambda p: [
+        ev.InterruptClosed(p["sessionID"], p["requestID"], resolution="rejected")
+    ],
     "todo.updated": _todos,
 }

@@ -1,1 +1,1 @@
-"""What leaves this service on a caller's behalf, and the policy it leaves under."""
+"""Requests that this service sends on a caller's behalf, and the policy for them."""

@@ -1,4 +1,4 @@
-"""Where this service may connect to when a stranger names the address."""
+"""To which addresses this service may connect when a caller names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files a caller names by URL, fetched by us under the deployment's policy.
+"""Fetches files that callers name by URL, under the deployment's policy.
 
 A name is resolved once, every address it has must be allowed, and the connection
 goes to those addresses: a second look-up could be answered differently. URLs are
@@ -45,7 +45,7 @@ class _GuardedResolver(AbstractResolver):
 
 
 class Fetcher:
-    """What `NamedFiles` asks; one file may take so many seconds, redirects included."""
+    """Fetches for `NamedFiles`; one file may take `seconds`, redirects included."""
 
     def __init__(self, egress: Egress, root: Path, seconds: float) -> None:
         self._session = aiohttp.ClientSession(

@@ -1,4 +1,4 @@
-"""Files that callers name, once one of them does: most never need what fetches them."""
+"""Files that callers name. The fetcher is imported with the first one: most never need it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NamedFiles:
     async def open(
         cls, egress: Egress, root: Path, seconds: float = SECONDS
     ) -> AsyncIterator[NamedFiles]:
-        self = cls(egress, root, seconds)
+        self = cls(egress, root, seconds=seconds)
         try:
             yield self
         finally:
@@ -39,7 +39,9 @@ class NamedFiles:
 
     async def fetch(self, url: str, limit: int) -> Fetched:
         if self._fetcher is None:
-            from .fetch import Fetcher  # with the HTTP library, for which no start should wait
+            from .fetch import (
+                Fetcher,  # imports the HTTP library, which would slow down every start
+            )
 
-            self._fetcher = Fetcher(self._egress, self._root, self._seconds)
+            self._fetcher = Fetcher(self._egress, self._root, seconds=self._seconds)
         return await self._fetcher.fetch(url, limit)

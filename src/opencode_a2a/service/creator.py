@@ -1,9 +1,9 @@
-"""Creates and removes worktrees and workspaces for callers, wholly or not at all.
+"""Creates and removes worktrees and workspaces for callers, completely or not at all.
 
 OpenCode makes a git worktree before it knows whether it can go on, and keeps it when it cannot:
-where workspaces are switched off, every attempt leaves one behind. What a failed creation has made
-is removed here, with its branch. A workspace is known by an id that we choose beforehand. A
-worktree is the one that git has registered under the name we asked for since we asked.
+where workspaces are switched off, every attempt leaves a worktree behind. The creator removes what
+a failed creation has left, with its branch. It finds a workspace by the id that it chose
+beforehand, and a worktree by its name among those that git has registered since the request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import structlog
 
-from ..domain.catalog import Place, Workspace, Worktree
+from ..domain.catalog import Location, Workspace, Worktree
 from ..domain.values import Caller
 from ..errors import (
     MethodDisabled,
@@ -28,103 +28,114 @@ from ..errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from .places import Places, git_directory, is_registered, registered_worktrees
+from . import git
+from .locations import Locations
 
 logger = structlog.get_logger()
 T = TypeVar("T")
 
-UNDO_SECONDS = 30.0  # OpenCode may be away before what it left is given up
-CHECKOUT_SECONDS = 15.0  # without git at work on the files of a new worktree …
-CHECKOUT_AT_MOST = 600.0  # … and with it
-AGAIN = 0.5  # seconds between two attempts to reach OpenCode
-LOOK = 0.05  # seconds between two looks at git's files
+UNDO_SECONDS = 30.0  # how long the creator tries to reach OpenCode to remove what it left
+CHECKOUT_SECONDS = 15.0  # for the files of a new worktree, while git does not write …
+MAX_CHECKOUT_SECONDS = 600.0  # … and while it does
+RETRY_SECONDS = 0.5  # between two attempts to reach OpenCode
+POLL_SECONDS = 0.05  # between two reads of git's files
 
 
 @dataclass(frozen=True, slots=True)
 class Creator:
-    places: Places
+    locations: Locations
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one new worktree at a time
 
     # -- workspaces
 
     async def create_workspace(
-        self, caller: Caller, place: Place, type: str, branch: str | None
+        self, caller: Caller, location: Location, *, type: str, branch: str | None
     ) -> Workspace:
-        """A workspace of the caller's, with its files in place."""
-        catalog = self.places.catalog
+        """Create a workspace that the caller owns, and wait for its files."""
+        catalog = self.locations.catalog
         workspace_id = catalog.new_workspace_id()
         # Owned before it exists: if this process dies now, its owner can find and remove it.
-        await self.places.own(caller, [workspace_id])
+        await self.locations.own(caller, [workspace_id])
         try:
-            made = await catalog.create_workspace(place, workspace_id, type, branch)
-            names = (workspace_id, made.directory)
-            await self.places.own(caller, filter(None, names))
-            if made.directory is not None:
-                await _checked_out(Path(made.directory))
+            workspace = await catalog.create_workspace(
+                location, workspace_id=workspace_id, type=type, branch=branch
+            )
+            names = (workspace_id, workspace.directory)
+            await self.locations.own(caller, filter(None, names))
+            if workspace.directory is not None:
+                await _wait_for_checkout(Path(workspace.directory))
         except BaseException as exc:
-            off = await self._undo(exc, lambda: self._undo_workspace(place, workspace_id))
+            off = await self._undo(exc, lambda: self._undo_workspace(location, workspace_id))
             if off and isinstance(exc, UpstreamError):
-                raise _switched_off() from exc
+                raise _workspaces_are_off() from exc
             raise
-        return made
+        return workspace
 
-    async def _undo_workspace(self, place: Place, workspace_id: str) -> bool:
+    async def _undo_workspace(self, location: Location, workspace_id: str) -> bool:
         """Whether OpenCode had stored a workspace that it does not list: they are switched off."""
-        listed = await self.places.catalog.workspaces(place)
-        removed = await self.remove_workspace(place, workspace_id)
+        listed = await self.locations.catalog.workspaces(location)
+        removed = await self.remove_workspace(location, workspace_id)
         return removed is not None and workspace_id not in {each.workspace_id for each in listed}
 
-    async def remove_workspace(self, place: Place, workspace_id: str) -> Workspace | None:
-        main, catalog = self.places.main(place), self.places.catalog
+    async def remove_workspace(self, location: Location, workspace_id: str) -> Workspace | None:
+        main, catalog = await self.locations.main_checkout(location), self.locations.catalog
         removed = await catalog.remove_workspace(main, workspace_id)
         directory = removed.directory if removed is not None else None
-        # OpenCode does not say when it could not remove the directory.
-        if directory is not None and is_registered(directory, Path(main.directory)):
+        # OpenCode does not report that it could not remove the directory.
+        if directory is not None and await asyncio.to_thread(
+            git.is_registered, directory, near=Path(main.directory)
+        ):
             await catalog.remove_worktree(main, directory)
-        await self.places.forget(filter(None, (workspace_id, directory)))
+        await self.locations.forget(filter(None, (workspace_id, directory)))
         return removed
 
     # -- worktrees
 
-    async def create_worktree(self, caller: Caller, place: Place, name: str | None) -> Worktree:
-        """A worktree of the caller's, with its files in place."""
-        catalog, near = self.places.catalog, Path(place.directory)
+    async def create_worktree(
+        self, caller: Caller, location: Location, name: str | None
+    ) -> Worktree:
+        """Create a worktree that the caller owns, and wait for its files."""
+        catalog, near = self.locations.catalog, Path(location.directory)
         name = name or f"a2a-{secrets.token_hex(4)}"
         async with self.lock:
-            await catalog.worktrees(place)  # where OpenCode is away, nothing is asked of it
-            before = registered_worktrees(near)
+            await catalog.worktrees(location)  # raises where OpenCode is away: nothing is made then
+            before = await asyncio.to_thread(git.registered_worktrees, near)
             try:
-                made = await catalog.create_worktree(place, name)
+                worktree = await catalog.create_worktree(location, name)
             except BaseException as exc:
-                await self._undo(exc, lambda: self._undo_worktree(place, name, before))
+                await self._undo(
+                    exc, lambda: self._undo_worktree(location, name=name, before=before)
+                )
                 raise
         try:
-            await self.places.own(caller, [made.directory])
-            await _checked_out(Path(made.directory))
+            await self.locations.own(caller, [worktree.directory])
+            await _wait_for_checkout(Path(worktree.directory))
         except BaseException as exc:
-            await self._undo(exc, lambda: self.remove_worktree(place, made.directory))
+            await self._undo(exc, lambda: self.remove_worktree(location, worktree.directory))
             raise
-        return made
+        return worktree
 
-    async def _undo_worktree(self, place: Place, name: str, before: set[Path]) -> None:
-        await self.places.catalog.worktrees(place)  # OpenCode is back, and git has done its part
-        new = registered_worktrees(Path(place.directory)) - before
-        made = [str(directory) for directory in new if _is_named(directory.name, name)]
+    async def _undo_worktree(self, location: Location, *, name: str, before: set[Path]) -> None:
+        # Once OpenCode answers this, git has done its part of the creation.
+        await self.locations.catalog.worktrees(location)
+        after = await asyncio.to_thread(git.registered_worktrees, Path(location.directory))
+        new = [str(path) for path in after - before if _is_named(path.name, name)]
         # Another service in this root may have made one of the same name meanwhile.
-        owned = await self.places.owners.place_owners(made)
-        for directory in made:
+        owned = await self.locations.owned(new)
+        for directory in new:
             if directory not in owned:
-                await self.remove_worktree(place, directory)
+                await self.remove_worktree(location, directory)
 
-    async def remove_worktree(self, place: Place, directory: str) -> None:
+    async def remove_worktree(self, location: Location, directory: str) -> None:
         """Remove a directory that OpenCode lists, or git has registered, as a worktree."""
-        await self.places.catalog.remove_worktree(self.places.main(place), directory)
-        await self.places.forget([directory])
+        main = await self.locations.main_checkout(location)
+        await self.locations.catalog.remove_worktree(main, directory)
+        await self.locations.forget([directory])
 
-    # -- what is left of a failed creation
+    # -- failed creations
 
     async def _undo(self, reason: BaseException, undo: Callable[[], Awaitable[T]]) -> T | None:
-        """Remove what there is, as soon as OpenCode answers; what `undo` has found, if it could."""
+        """Call `undo` until OpenCode answers; its result, or None when it could not be done."""
         until = time.monotonic() + UNDO_SECONDS
         try:
             while True:
@@ -133,7 +144,7 @@ class Creator:
                 except (UpstreamUnreachable, UpstreamTimeout):
                     if time.monotonic() > until:
                         raise
-                    await asyncio.sleep(AGAIN)
+                    await asyncio.sleep(RETRY_SECONDS)
         except ServiceError as exc:
             logger.warning("creation.left_behind", reason=type(reason).__name__, problem=exc.type)
             if isinstance(reason, UpstreamError):
@@ -144,7 +155,7 @@ class Creator:
             return None
 
 
-def _switched_off() -> MethodDisabled:
+def _workspaces_are_off() -> MethodDisabled:
     return MethodDisabled(
         "Workspaces are switched off in OpenCode. Start OpenCode with "
         "OPENCODE_EXPERIMENTAL_WORKSPACES=1 in its environment to use them. "
@@ -155,24 +166,25 @@ def _switched_off() -> MethodDisabled:
 
 
 def _is_named(directory: str, name: str) -> bool:
-    """Whether OpenCode may name a worktree so when it is asked for this name."""
+    """Whether OpenCode may have given a worktree this directory name for the requested one."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return re.fullmatch(rf"{slug}(-[a-z]+-[a-z]+)?", directory) is not None
 
 
-async def _checked_out(worktree: Path) -> None:
+async def _wait_for_checkout(worktree: Path) -> None:
     """Wait until git has written the files of a new worktree.
 
-    OpenCode answers before, and git would overwrite what somebody changes there meanwhile. Git
+    OpenCode answers earlier, and git would overwrite what somebody changes there meanwhile. Git
     writes the index last.
     """
-    if (git := git_directory(worktree)) is None:
+    directory = await asyncio.to_thread(git.worktree_directory, worktree)
+    if directory is None:
         return
     until = time.monotonic() + CHECKOUT_SECONDS
-    at_last = time.monotonic() + CHECKOUT_AT_MOST
-    while not (git / "index").exists():
-        if (git / "index.lock").exists():
+    at_last = time.monotonic() + MAX_CHECKOUT_SECONDS
+    while not await asyncio.to_thread((directory / "index").exists):
+        if await asyncio.to_thread((directory / "index.lock").exists):
             until = min(time.monotonic() + CHECKOUT_SECONDS, at_last)
         if time.monotonic() > until:
             raise UpstreamTimeout("OpenCode has not written the files of the new worktree in time.")
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_SECONDS)

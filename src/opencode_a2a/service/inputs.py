@@ -1,8 +1,8 @@
-"""From what a caller sent to what the agent is asked.
+"""Turns the parts of a message into what the agent gets.
 
 Text stays text, data becomes labelled JSON text, and files become bytes: OpenCode
-would read any `file://` path without asking and fetches no `http://` one, so a
-file reaches it only in the form of an attachment that we have made.
+would read any `file://` path without asking, and fetches no `http://` one. So the
+service reads every file itself, and OpenCode gets the bytes.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ OUTPUT_MODES = ("text/plain", "application/json", "text/x-diff", *BINARY_TYPES)
 
 
 @dataclass(slots=True)
-class Room:
-    """What the parts of one message may still take together."""
+class ByteBudget:
+    """How many bytes the parts of one message may still have."""
 
-    bytes: int
+    left: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,80 +55,90 @@ class Inputs:
     part_bytes: int
     message_bytes: int
 
-    def room(self) -> Room:
-        return Room(self.message_bytes)
+    def budget(self) -> ByteBudget:
+        """For the parts of one message."""
+        return ByteBudget(self.message_bytes)
 
     async def prepare(self, parts: tuple[Part, ...]) -> tuple[str | Attachment, ...]:
-        """The agent's side of a message; refuses what the agent could not read."""
-        room = self.room()
-        named = [(f"message.parts[{i}]", part) for i, part in enumerate(parts)]
-        return tuple([await self.prepare_at(where, part, room) for where, part in named])
+        """The parts as the agent gets them; refuses what the agent could not read."""
+        budget = self.budget()
+        return tuple(
+            [
+                await self.prepare_part(part, field=f"message.parts[{i}]", budget=budget)
+                for i, part in enumerate(parts)
+            ]
+        )
 
-    async def prepare_at(self, where: str, part: Part, room: Room) -> str | Attachment:
-        """One part, known to its sender as `where`."""
+    async def prepare_part(self, part: Part, *, field: str, budget: ByteBudget) -> str | Attachment:
+        """One part, which the request has in `field`."""
         match part:
             case Text(text=text):
-                self._bounded(where, len(text.encode()), room)
+                self._check_size(len(text.encode()), field=field, budget=budget)
                 return text
             case Data(value=value):
                 text = json.dumps(value, ensure_ascii=False, indent=2)
-                self._bounded(where, len(text.encode()), room)
+                self._check_size(len(text.encode()), field=field, budget=budget)
                 return f"Data (application/json):\n```json\n{text}\n```"
             case FileBytes(content=content, media_type=media_type, filename=name):
                 try:
-                    raw = _decoded(content)
+                    raw = _decode(content)
                 except (binascii.Error, ValueError):
-                    raise InvalidParams.at(where, "file bytes must be base64") from None
-                return self._attached(where, raw, media_type, name, room)
+                    raise InvalidParams.at(field, "file bytes must be base64") from None
+                self._check_size(len(raw), field=field, budget=budget)
+                return _attachment(raw, media_type=media_type, filename=name, field=field)
             case FileUrl(url=url, media_type=media_type, filename=name):
                 try:
                     fetched = await self.files.fetch(url, self.part_bytes)
                 except Refused as exc:
-                    raise InvalidParams.at(where, str(exc)) from exc
+                    raise InvalidParams.at(field, str(exc)) from exc
                 name = name or url.rsplit("/", 1)[-1].partition("?")[0] or None
                 media_type = media_type or fetched.media_type
-                return self._attached(where, fetched.content, media_type, name, room)
+                self._check_size(len(fetched.content), field=field, budget=budget)
+                return _attachment(
+                    fetched.content, media_type=media_type, filename=name, field=field
+                )
             case _:
                 assert_never(part)
 
-    def _attached(
-        self, where: str, raw: bytes, media_type: str | None, name: str | None, room: Room
-    ) -> Attachment:
-        self._bounded(where, len(raw), room)
-        given = (media_type or "text/plain").partition(";")[0].strip().lower()
-        if given in BINARY_TYPES:
-            sent_as, raw = given, _unwrapped(raw, SIGNATURES[given])
-        elif given.startswith("text/") or given in TEXT_TYPES or given.endswith(("+json", "+xml")):
-            sent_as = "text/plain"  # the only text type OpenCode does not drop
-        else:
-            raise ContentTypeNotSupported(
-                f"{where}: {given} is not accepted. Accepted are text, JSON, PNG, JPEG, GIF, WebP "
-                "images and PDF.",
-                media_type=given,
-                accepted=list(INPUT_MODES),
-            )
-        return Attachment(base64.b64encode(raw).decode(), sent_as, name)
-
-    def _bounded(self, where: str, size: int, room: Room) -> None:
+    def _check_size(self, size: int, *, field: str, budget: ByteBudget) -> None:
         if size > self.part_bytes:
             raise InvalidParams.at(
-                where,
+                field,
                 f"{size} bytes are more than the {self.part_bytes} allowed in one part "
                 "(A2A_MAX_PART_BYTES)",
             )
-        room.bytes -= size
-        if room.bytes < 0:
+        budget.left -= size
+        if budget.left < 0:
             raise InvalidParams.at(
-                where,
+                field,
                 f"with it the parts have more than the {self.message_bytes} bytes allowed in one "
                 "message (A2A_MAX_MESSAGE_BYTES)",
             )
 
 
-def _unwrapped(raw: bytes, signature: bytes) -> bytes:
+def _attachment(
+    raw: bytes, *, media_type: str | None, filename: str | None, field: str
+) -> Attachment:
+    given = (media_type or "text/plain").partition(";")[0].strip().lower()
+    if given in BINARY_TYPES:
+        sent_as, raw = given, _without_second_base64(raw, SIGNATURES[given])
+    elif given.startswith("text/") or given in TEXT_TYPES or given.endswith(("+json", "+xml")):
+        sent_as = "text/plain"  # the only text type OpenCode does not drop
+    else:
+        raise ContentTypeNotSupported(
+            f"{field}: {given} is not accepted. Accepted are text, JSON, PNG, JPEG, GIF, WebP "
+            "images and PDF.",
+            media_type=given,
+            accepted=list(INPUT_MODES),
+        )
+    content = base64.b64encode(raw).decode()
+    return Attachment(content=content, media_type=sent_as, filename=filename)
+
+
+def _without_second_base64(raw: bytes, signature: bytes) -> bytes:
     """A picture or PDF without the second base64 that the Python SDK 0.3 puts around it.
 
-    That is certain, because no such file consists of base64 characters alone. A text may.
+    No picture or PDF consists of base64 characters alone, so this cannot be wrong. A text may.
     """
     try:
         inner = base64.b64decode(raw, validate=True)
@@ -137,7 +147,7 @@ def _unwrapped(raw: bytes, signature: bytes) -> bytes:
     return inner if inner.startswith(signature) else raw
 
 
-def _decoded(content: str) -> bytes:
-    """ProtoJSON takes base64 in both alphabets, padded or not."""
+def _decode(content: str) -> bytes:
+    """ProtoJSON allows base64 in both alphabets, padded or not."""
     padding = "=" * (-len(content) % 4)
     return base64.b64decode(content.replace("-", "+").replace("_", "/") + padding, validate=True)

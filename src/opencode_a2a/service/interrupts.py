@@ -1,11 +1,11 @@
-"""What the agent is waiting for, and how a caller decides it.
+"""Requests of the agent, and the decisions of callers about them.
 
-By an ordinary message on the task, whose words are understood here, or by the id
-of the request. Either way the decision is committed before the agent hears of it,
-so that an answer that was taken is never lost, and never asked for again.
+A caller decides with an ordinary message on the task, or by the id of the request.
+The service stores a decision before it delivers it to the agent. So no accepted
+answer is lost, and nobody has to answer twice.
 
-"Always" is kept for this caller's context and answered in its name from then on:
-OpenCode's own would hold for everybody who works in the same directory.
+The service remembers "always" for the caller's context, and answers later requests
+itself: OpenCode would apply it to everybody who works in the same directory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ..domain.permissions import Grant, covers
-from ..domain.ports import Asked, Key, Pending, TaskLog
+from ..domain.permissions import AllowRule, covers
+from ..domain.ports import InterruptStore, Key, Pending, TaskLog
 from ..domain.replies import NotUnderstood, check_answers, understand
 from ..domain.requests import EXPIRED
 from ..domain.task import Task
@@ -42,104 +42,110 @@ from ..errors import (
     InterruptTypeMismatch,
     InvalidParams,
     ServiceError,
+    TaskHandover,
 )
-from .turns import Turns, in_transit
+from .scheduler import Scheduler
 
 
 class Interrupts:
     def __init__(
         self,
+        *,
         log: TaskLog,
-        turns: Turns,
-        asked: Asked,
+        scheduler: Scheduler,
+        store: InterruptStore,
         always: Literal["context", "workspace"] = "context",
     ) -> None:
         self._log = log
-        self._turns = turns
-        self._asked = asked
+        self._scheduler = scheduler
+        self._store = store
         self._always = always
 
     async def pending(self, caller: Caller) -> Sequence[Pending]:
-        """Everything this caller could decide now."""
-        return await self._asked.pending(caller.principal)
+        """The requests that this caller can decide now."""
+        return await self._store.pending(caller.principal)
 
-    async def reply(self, task: Task, message: Message, keys: Sequence[Key]) -> bool:
-        """Take a message for an answer. False when nothing is asked (any more)."""
+    async def reply(self, task: Task, message: Message, *, keys: Sequence[Key]) -> bool:
+        """Use a message as an answer. False when no request of the task is open (any more)."""
         task_id = task.head.id
-        async with self._turns.deciding(task_id):
-            waiting = self._turns.waiting(task)
+        async with self._scheduler.deciding(task_id):
+            waiting = self._scheduler.open_requests(task)
             if not waiting:
                 return False
-            if not self._log.holds(task_id):
-                raise in_transit()
-            _has_no_file(message)
-            said = MessageAdded(message, None)
-            asked = [opened.interrupt for opened in waiting.values()]
+            if not self._log.is_mine(task_id):
+                raise TaskHandover
+            _check_no_files(message)
+            added = MessageAdded(message, None)
+            interrupts = [opened.interrupt for opened in waiting.values()]
             try:
-                decided = understand(asked, message)
+                decisions = understand(interrupts, message)
             except NotUnderstood as exc:
                 about = waiting[exc.request_id]
-                unclear = InterruptUnclear(about.interrupt, exc.note, about.expires_at)
-                await self._log.write(task_id, [said, unclear], keys)
+                unclear = InterruptUnclear(about.interrupt, exc.note, expires_at=about.expires_at)
+                await self._log.write(task_id, [added, unclear], keys=keys)
             else:
-                await self._decide(task_id, waiting, decided, [said], keys)
+                await self._decide(task_id, waiting, decisions=decisions, added=added, keys=keys)
         return True
 
     async def decide(self, caller: Caller, request_id: str, decision: Decision) -> None:
-        """Decide one request, known by its id."""
-        found = await self._asked.find(caller.principal, request_id)
+        """Decide the request with this id."""
+        found = await self._store.find(caller.principal, request_id)
         if found is None or found.resolution == EXPIRED:
-            raise _too_late(found, request_id)
+            raise _not_open(found, request_id)
         _check(found.interrupt, decision)
-        async with self._turns.deciding(found.task_id):
+        async with self._scheduler.deciding(found.task_id):
             task = await self._log.get_own(caller.principal, found.task_id)
-            waiting = self._turns.waiting(task)
+            waiting = self._scheduler.open_requests(task)
             if request_id in waiting:
-                if not self._log.holds(found.task_id):
-                    raise in_transit()
-                if await self._decide(found.task_id, waiting, {request_id: decision}, [], []):
+                if not self._log.is_mine(found.task_id):
+                    raise TaskHandover
+                if await self._decide(found.task_id, waiting, decisions={request_id: decision}):
                     return
-        await self._log.flushed(found.task_id)  # what was faster may still be on its way there
-        raise _too_late(await self._asked.find(caller.principal, request_id), request_id)
+        await self._log.flushed(found.task_id)  # another decision may not be stored yet
+        raise _not_open(await self._store.find(caller.principal, request_id), request_id)
 
     async def _decide(
         self,
         task_id: str,
         waiting: Mapping[str, InterruptOpened],
-        decided: Mapping[str, Decision],
-        said: Sequence[Update],
-        keys: Sequence[Key],
+        decisions: Mapping[str, Decision],
+        *,
+        added: MessageAdded | None = None,
+        keys: Sequence[Key] = (),
     ) -> bool:
-        """Commit, then tell the agent. Whether that changed anything."""
+        """Store the decisions, then deliver them. Whether they changed anything."""
         left = {request_id: opened.interrupt for request_id, opened in waiting.items()}
         answers: list[InterruptAnswered] = []
-        for request_id, decision in decided.items():
+        for request_id, decision in decisions.items():
             if (ask := left.pop(request_id, None)) is None:
-                continue  # allowed by what was decided just before
-            answers.append(self._answered(ask, decision, len(left)))
+                continue  # an "always" of this loop has allowed it
+            answers.append(self._answer(ask, decision, still_open=len(left)))
             if isinstance(ask, PermissionAsk) and answers[-1].grants:
-                granted = [Grant(ask.permission, pattern) for pattern in answers[-1].grants]
-                for other in [o for o in left.values() if _covered(granted, o)]:
+                rules = [AllowRule(ask.permission, pattern) for pattern in answers[-1].grants]
+                for other in [o for o in left.values() if _is_covered(rules, o)]:
                     del left[other.request_id]
-                    answers.append(self._answered(other, decision, len(left)))
-        await self._log.write(task_id, [*said, *answers], keys)
-        heard = await self._turns.answered(task_id, answers)
-        return heard or any(answer.grants for answer in answers)  # those hold from now on
+                    answers.append(self._answer(other, decision, still_open=len(left)))
+        updates: list[Update] = [*answers] if added is None else [added, *answers]
+        await self._log.write(task_id, updates, keys=keys)
+        wanted = await self._scheduler.deliver(task_id, answers)
+        return wanted or any(answer.grants for answer in answers)  # new rules hold in any case
 
-    def _answered(self, ask: Interrupt, decision: Decision, still_open: int) -> InterruptAnswered:
+    def _answer(self, ask: Interrupt, decision: Decision, *, still_open: int) -> InterruptAnswered:
         if not isinstance(decision, PermissionDecision):
             word = "answered" if decision.answers is not None else "rejected"
-            return InterruptAnswered(ask, decision, word, still_open)
+            return InterruptAnswered(ask, decision, resolution=word, still_open=still_open)
         grants: tuple[str, ...] = ()
-        told = decision
+        delivered = decision
         if decision.reply == "always" and self._always == "context":
-            told = PermissionDecision("once")
+            delivered = PermissionDecision("once")
             grants = ask.always if isinstance(ask, PermissionAsk) else ()
-        return InterruptAnswered(ask, told, decision.reply, still_open, grants)
+        return InterruptAnswered(
+            ask, delivered, resolution=decision.reply, still_open=still_open, grants=grants
+        )
 
 
-def _has_no_file(message: Message) -> None:
-    """The agent takes words for an answer: a file would be lost."""
+def _check_no_files(message: Message) -> None:
+    """OpenCode takes only text as an answer: a file would be lost."""
     for i, part in enumerate(message.parts):
         if isinstance(part, FileBytes | FileUrl):
             raise InvalidParams.at(
@@ -149,14 +155,14 @@ def _has_no_file(message: Message) -> None:
             )
 
 
-def _too_late(found: Pending | None, request_id: str) -> ServiceError:
+def _not_open(found: Pending | None, request_id: str) -> ServiceError:
     if found is not None and found.resolution == EXPIRED:
         return InterruptRequestExpired(request_id)
     return InterruptRequestNotFound(request_id)
 
 
-def _covered(grants: Sequence[Grant], ask: Interrupt) -> bool:
-    return isinstance(ask, PermissionAsk) and covers(grants, ask)
+def _is_covered(rules: Sequence[AllowRule], ask: Interrupt) -> bool:
+    return isinstance(ask, PermissionAsk) and covers(rules, ask)
 
 
 def _check(ask: Interrupt, decision: Decision) -> None:

@@ -1,9 +1,9 @@
-"""Nothing stays unfinished because a process died.
+"""Takes over the tasks of processes that died.
 
-At the start, and then every few seconds, the tasks that no process holds are
-taken up: queued ones run in their order, running ones go on where OpenCode is,
-lost ones end with the reason. The same beat renews the lease on what we hold and
-hears of tasks that another process was asked to cancel.
+At the start, and then every few seconds, this process claims the tasks whose lease
+has expired: queued ones run in their order, running ones go on where OpenCode is,
+lost ones end with the reason. The same loop renews the leases of this process and
+cancels tasks when a caller has asked another process to cancel them.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from ..domain.updates import MessageAdded
 from ..domain.values import Prompt
 from ..errors import StoreUnavailable
 from .inputs import Inputs
+from .scheduler import Scheduler
 from .tasks import title_of
-from .turns import Turns
 
 logger = structlog.get_logger()
 
 
 class Recovery:
-    def __init__(self, log: TaskLog, turns: Turns, inputs: Inputs) -> None:
+    def __init__(self, log: TaskLog, scheduler: Scheduler, inputs: Inputs) -> None:
         self._log = log
-        self._turns = turns
+        self._scheduler = scheduler
         self._inputs = inputs
         self._stopping: set[asyncio.Task[None]] = set()
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, log: TaskLog, turns: Turns, inputs: Inputs, every: float = 2.0
+        cls, log: TaskLog, scheduler: Scheduler, *, inputs: Inputs, every: float = 2.0
     ) -> AsyncIterator[Recovery]:
-        """On entry everything orphaned is taken up, if the store allows; then watch for more."""
-        self = cls(log, turns, inputs)
-        with suppress(StoreUnavailable):  # reading may go on; what is orphaned waits for the disk
-            await self.take_up()
+        """Take over expired tasks on entry, if the store is available, and then again and again."""
+        self = cls(log, scheduler, inputs=inputs)
+        with suppress(StoreUnavailable):  # callers can still read; the loop tries again
+            await self.resume_expired()
         watching = asyncio.create_task(self._watch(every))
         try:
             yield self
@@ -54,28 +54,35 @@ class Recovery:
         while True:
             await asyncio.sleep(every)
             try:
-                for task_id in await self._log.beat():
-                    stop = asyncio.create_task(self._turns.cancel(task_id))
+                for task_id in await self._log.renew_leases():
+                    stop = asyncio.create_task(self._scheduler.cancel(task_id))
                     self._stopping.add(stop)
                     stop.add_done_callback(self._stopping.discard)
-                await self.take_up()
+                await self.resume_expired()
             except StoreUnavailable:
                 continue  # logged where it happened
             except Exception:
-                logger.exception("recovery.broken")  # the beat must go on
+                logger.exception("recovery.broken")  # the leases must be renewed
 
-    async def take_up(self) -> None:
-        for task in await self._log.take_orphans():
+    async def resume_expired(self) -> None:
+        for task in await self._log.claim_expired():
             logger.info("task.resumed", task=task.head.id, state=task.state.value)
-            asked: dict[str, MessageAdded] = {
+            messages: dict[str, MessageAdded] = {
                 entry.update.upstream_id: entry.update
                 for entry in task.history
                 if isinstance(entry.update, MessageAdded) and entry.update.upstream_id
             }
 
-            async def prepare(message_id: str, asked: dict[str, MessageAdded] = asked) -> Prompt:
-                added = asked[message_id]
+            async def prepare(
+                message_id: str, messages: dict[str, MessageAdded] = messages
+            ) -> Prompt:
+                added = messages[message_id]
                 parts = await self._inputs.prepare(added.message.parts)
-                return Prompt(message_id, parts, added.selection)
+                return Prompt(message_id, parts, selection=added.selection)
 
-            self._turns.resume(task, title_of(task.messages[0]), list(asked), prepare)
+            self._scheduler.resume(
+                task,
+                title=title_of(task.messages[0]),
+                message_ids=list(messages),
+                prepare=prepare,
+            )

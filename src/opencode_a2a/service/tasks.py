@@ -16,20 +16,21 @@ from ..domain.replies import is_only_a_reply
 from ..domain.task import Task, TaskHead
 from ..domain.updates import MessageAdded
 from ..domain.values import (
-    TERMINAL,
+    TERMINAL_STATES,
     Caller,
     Message,
     OutputModes,
     Prompt,
+    RequestOptions,
     TaskQuery,
     TaskState,
     Text,
-    Wish,
 )
 from ..errors import (
     IdempotencyConflict,
     InvalidParams,
     OutcomeUnknown,
+    TaskHandover,
     TaskNotCancelable,
     TaskNotFound,
     UnsupportedOperation,
@@ -37,15 +38,15 @@ from ..errors import (
 )
 from .inputs import Inputs
 from .interrupts import Interrupts
-from .sessions import Lanes
-from .turns import Turns, in_transit
-from .wishes import Granting
+from .locks import KeyedLock
+from .options import OptionsResolver
+from .scheduler import Scheduler
 
-TITLE = 60
-HOLDER_SECONDS = 20.0  # for another process to hear of a cancel, and to do it
-UNKNOWN = 1_024  # requests whose outcome was unknown, remembered …
+MAX_TITLE = 60  # characters
+HOLDER_SECONDS = 20.0  # for another process to see the request to cancel, and to do it
+MAX_UNKNOWN_TASKS = 1_024  # remembered requests whose outcome is unknown …
 UNKNOWN_SECONDS = 600  # … for so long
-RESTING = TERMINAL | {TaskState.INPUT_REQUIRED}  # nothing happens any more until somebody acts
+RESTING_STATES = TERMINAL_STATES | {TaskState.INPUT_REQUIRED}  # nothing happens until a person acts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,54 +58,54 @@ class Request:
     task_id: str | None = None
     modes: OutputModes = OutputModes()
     idempotency_key: str | None = None
-    wish: Wish = Wish()
+    options: RequestOptions = RequestOptions()
 
     def keys(self, now: int) -> list[Key]:
-        """What this request is known by if it is sent again.
+        """The keys by which the service recognises this request when it is sent again.
 
-        The key its client chose, and its message id, which counts only together with the
-        same content in the same place: some clients use one id for many messages.
+        They are the key that the client chose, and the message id together with the content and
+        the context or task: some clients use one id for many messages.
         """
-        placed = self.context_id is not None or self.task_id is not None
-        if self.idempotency_key is None and not placed:
+        continues = self.context_id is not None or self.task_id is not None
+        if self.idempotency_key is None and not continues:
             return []
         digest = self.digest()
         keys = []
         if self.idempotency_key is not None:
-            keys.append(Key(f"key:{self.idempotency_key}", digest, now))
-        if placed:
-            keys.append(Key(f"message:{self.message.message_id}:{digest}", digest, now))
+            keys.append(Key(name=f"key:{self.idempotency_key}", digest=digest, at=now))
+        if continues:
+            name = f"message:{self.message.message_id}:{digest}"
+            keys.append(Key(name=name, digest=digest, at=now))
         return keys
 
     def digest(self) -> str:
-        """The same for the same content in the same place."""
+        """The same for the same content and options in the same context and task."""
         message = asdict(self.message)
         del message["message_id"]
-        place = [self.context_id, self.task_id, asdict(self.wish)]
-        told = json.dumps([message, *place], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()
+        content = [message, self.context_id, self.task_id, asdict(self.options)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class _UnknownTasks:
-    """Tasks of which nobody knew whether they were stored, by the requests that asked for them.
+    """Tasks that may or may not have been stored, by the requests that started them.
 
-    A request without a context and without an Idempotency-Key makes a new task each time. But a
-    caller who was told to send it again must not get a second one.
+    A request without a context and without an Idempotency-Key starts a new task each time. But a
+    caller whom the service has asked to send it again must not get a second task.
     """
 
     def __init__(self) -> None:
-        self._tasks: dict[tuple[str, str, str], tuple[str, int]] = {}  # and since when
+        self._tasks: dict[tuple[str, str, str], tuple[str, int]] = {}  # with the time it was added
 
-    def add(self, owner: str, request: Request, task_id: str, now: int) -> None:
+    def add(self, owner: str, request: Request, *, task_id: str, now: int) -> None:
         self._tasks[self._key(owner, request)] = (task_id, now)
-        if len(self._tasks) > UNKNOWN:
+        if len(self._tasks) > MAX_UNKNOWN_TASKS:
             del self._tasks[next(iter(self._tasks))]
 
-    def find(self, owner: str, request: Request, now: int) -> str | None:
+    def find(self, owner: str, request: Request, *, now: int) -> str | None:
         if not self._tasks:
-            return None  # nearly always: nothing is computed then
-        task_id, since = self._tasks.get(self._key(owner, request), (None, 0))
-        return task_id if now - since < UNKNOWN_SECONDS * 1_000 else None
+            return None  # nearly always: no digest is needed then
+        task_id, added_at = self._tasks.get(self._key(owner, request), (None, 0))
+        return task_id if now - added_at < UNKNOWN_SECONDS * 1_000 else None
 
     def remove(self, owner: str, request: Request) -> None:
         self._tasks.pop(self._key(owner, request), None)
@@ -114,44 +115,45 @@ class _UnknownTasks:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """A task from some point of its log on: as it was there, and everything after.
+class Replay:
+    """A task as it was after some entry of its log, and a cursor to all later entries.
 
-    `gap` says why it does not begin where it was asked to: the single events are gone
-    (`compacted`), or the point does not exist (`unknown`).
+    `gap` says why it does not begin after the entry that the client has named: the log has been
+    compacted since (`compacted`), or has no such entry (`unknown`).
     """
 
-    task: Task
-    after: Cursor
+    snapshot: Task
+    cursor: Cursor
     gap: Literal["compacted", "unknown"] | None = None
 
 
 class Tasks:
     def __init__(
         self,
+        *,
         agent: Agent,
         log: TaskLog,
-        turns: Turns,
+        scheduler: Scheduler,
         interrupts: Interrupts,
-        wishes: Granting,
+        options: OptionsResolver,
         inputs: Inputs,
         clock: Callable[[], int],
     ) -> None:
         self._agent = agent
         self._log = log
-        self._turns = turns
+        self._scheduler = scheduler
         self._interrupts = interrupts
-        self._wishes = wishes
+        self._options = options
         self._inputs = inputs
         self._clock = clock
-        self._repeats: Lanes[tuple[str, str]] = Lanes()
-        self._newest = 0  # when the last task was created
+        self._repeats: KeyedLock[tuple[str, str]] = KeyedLock()
+        self._last_created_at = 0
         self._unknown = _UnknownTasks()
 
     async def send(self, caller: Caller, request: Request) -> Task:
-        """Start a task, or say more in one. What is returned is committed.
+        """Start or continue a task; the task as it is stored.
 
-        The same request again, also at the same time, is answered with the same task.
+        The same request again, also at the same time, returns the same task.
         """
         keys = request.keys(self._clock())
         async with AsyncExitStack() as stack:
@@ -163,10 +165,10 @@ class Tasks:
                         return task
                 try:
                     if request.task_id is None:
-                        return await self._start(caller, request, keys)
-                    return await self._continue(caller, request, request.task_id, keys)
+                        return await self._start(caller, request, keys=keys)
+                    return await self._continue(caller, request, task_id=request.task_id, keys=keys)
                 except KeyTaken:
-                    continue  # another process was faster: its task is the one
+                    continue  # another process has stored the same request: return its task
 
     async def _known(self, caller: Caller, key: Key) -> Task | None:
         found = await self._log.known(caller.principal, key.name)
@@ -180,37 +182,45 @@ class Tasks:
             )
         return await self._log.get_own(caller.principal, task_id)
 
-    async def _start(self, caller: Caller, request: Request, keys: Sequence[Key]) -> Task:
-        if not keys and (task := await self._settled(caller, request)) is not None:
+    async def _start(self, caller: Caller, request: Request, *, keys: Sequence[Key]) -> Task:
+        if not keys and (task := await self._find_unknown(caller, request)) is not None:
             return task
-        with self._turns.admit(caller.principal):
+        with self._scheduler.admit(caller.principal):
             parts = await self._inputs.prepare(request.message.parts)
             await self._agent.available()
             title = title_of(request.message)
-            context_id = await self._wishes.context(caller, request.context_id, request.wish)
+            context_id = await self._options.context_for(
+                caller, named=request.context_id, options=request.options
+            )
             if request.context_id is not None:
                 await self._log.check_context(caller.principal, context_id)
-            selection = await self._wishes.grant(caller, context_id, title, request.wish)
-            head = TaskHead(
-                str(uuid.uuid4()), context_id, caller.principal, self._moment(), request.modes
+            selection = await self._options.resolve(
+                caller, context_id, title=title, options=request.options
             )
-            prompt = Prompt(self._agent.new_message_id(), parts, selection)
-            added = MessageAdded(request.message, prompt.message_id, selection)
-            fresh = request.context_id is None and request.wish == Wish()
-            place = self._turns.start(head, title, fresh=fresh)
+            head = TaskHead(
+                id=str(uuid.uuid4()),
+                context_id=context_id,
+                owner=caller.principal,
+                created_at=self._creation_time(),
+                modes=request.modes,
+            )
+            prompt = Prompt(self._agent.new_message_id(), parts, selection=selection)
+            added = MessageAdded(request.message, prompt.message_id, selection=selection)
+            fresh = request.context_id is None and request.options == RequestOptions()
+            pending_prompt = self._scheduler.start(head, title, fresh=fresh)
         try:
-            task = await self._log.create(head, [added], keys)
+            task = await self._log.create(head, [added], keys=keys)
         except BaseException as exc:
-            self._turns.abandon(head.id)
+            self._scheduler.abandon(head.id)
             if isinstance(exc, OutcomeUnknown) and not keys:
-                self._unknown.add(caller.principal, request, head.id, self._clock())
+                self._unknown.add(caller.principal, request, task_id=head.id, now=self._clock())
             raise
-        place.set_result(prompt)
+        pending_prompt.stored(prompt)
         return task
 
-    async def _settled(self, caller: Caller, request: Request) -> Task | None:
-        """The task of the same request, if its caller was told that nobody knows whether it is."""
-        task_id = self._unknown.find(caller.principal, request, self._clock())
+    async def _find_unknown(self, caller: Caller, request: Request) -> Task | None:
+        """The task of the same request, if its outcome was unknown and it was stored after all."""
+        task_id = self._unknown.find(caller.principal, request, now=self._clock())
         if task_id is None:
             return None
         await self._log.settled(task_id)
@@ -220,55 +230,58 @@ class Tasks:
             self._unknown.remove(caller.principal, request)
             return None
 
-    def _moment(self) -> int:
-        """Now, but never twice the same: a context's tasks go on in this order after a restart."""
-        self._newest = max(self._clock(), self._newest + 1)
-        return self._newest
+    def _creation_time(self) -> int:
+        """Now, but never the same twice: after a restart a context's tasks run in this order."""
+        self._last_created_at = max(self._clock(), self._last_created_at + 1)
+        return self._last_created_at
 
     async def _continue(
-        self, caller: Caller, request: Request, task_id: str, keys: Sequence[Key]
+        self, caller: Caller, request: Request, *, task_id: str, keys: Sequence[Key]
     ) -> Task:
         task = await self._log.get_own(caller.principal, task_id)
         if request.context_id is not None and request.context_id != task.head.context_id:
             raise InvalidParams.at(
                 "message.contextId", "is not the context of the task named by message.taskId"
             )
-        if await self._interrupts.reply(task, request.message, keys):
+        if await self._interrupts.reply(task, request.message, keys=keys):
             return await self._log.get(caller.principal, task_id)
         if is_only_a_reply(request.message) and not task.state.terminal:
             raise UnsupportedOperation(
-                "This is an answer, and the task waits for none (any more).", task_id=task_id
+                "This message is an answer, but the agent waits for none (any more).",
+                task_id=task_id,
             )
         parts = await self._inputs.prepare(request.message.parts)
-        selection = await self._wishes.next(caller, task.head.context_id, request.wish)
-        place = self._turns.steer(task_id)
-        if place is None:
+        selection = await self._options.resolve_next(
+            caller, task.head.context_id, options=request.options
+        )
+        pending_prompt = self._scheduler.steer(task_id)
+        if pending_prompt is None:
             if not task.state.terminal:
-                raise in_transit()
+                raise TaskHandover
             raise UnsupportedOperation(
-                "This task has ended. Send the message without taskId, in the same context, to "
-                "go on in a new task.",
+                f"This task has already ended (state: {task.state.value}). Send the message "
+                "without taskId, in the same context, to go on in a new task.",
                 task_id=task_id,
                 state=task.state.value,
             )
         upstream_id = self._agent.new_message_id()
         try:
-            added = MessageAdded(request.message, upstream_id, selection)
-            await self._log.write(task_id, [added], keys)
-        except BaseException:  # a place that is never filled would keep the task open for ever
-            place.set_result(None)
+            added = MessageAdded(request.message, upstream_id, selection=selection)
+            await self._log.write(task_id, [added], keys=keys)
+        except BaseException:  # a prompt that stays pending would keep the task open for ever
+            pending_prompt.withdraw()
             raise
-        place.set_result(Prompt(upstream_id, parts, selection))
+        pending_prompt.stored(Prompt(upstream_id, parts, selection=selection))
         return await self._log.get(caller.principal, task_id)
 
     async def settled(self, caller: Caller, task: Task) -> Task:
         """Wait until the task has ended or needs a person."""
         cursor = self._log.follow(task.head.id, task.last_seq)
-        if task.state in RESTING:
+        if task.state in RESTING_STATES:
             return task
         while entries := await cursor.read():
             state = next((s for e in reversed(entries) if (s := e.state)), None)
-            if state in RESTING:
+            if state in RESTING_STATES:
                 break
         return await self._log.get(caller.principal, task.head.id)
 
@@ -281,21 +294,23 @@ class Tasks:
     async def cancel(self, caller: Caller, task_id: str) -> Task:
         task = await self._log.get_own(caller.principal, task_id)
         if not task.state.terminal:
-            if self._log.holds(task_id):
-                await self._turns.cancel(task_id)
+            if self._log.is_mine(task_id):
+                await self._scheduler.cancel(task_id)
             else:
                 await self._ask_holder_to_stop(task)
             task = await self._log.get(caller.principal, task_id)
             if task.state is TaskState.CANCELED:
                 return task
             if not task.state.terminal:
-                raise in_transit()
+                raise TaskHandover
         raise TaskNotCancelable(
-            "This task has ended already.", task_id=task_id, state=task.state.value
+            f"This task has already ended (state: {task.state.value}), so it cannot be canceled.",
+            task_id=task_id,
+            state=task.state.value,
         )
 
     async def _ask_holder_to_stop(self, task: Task) -> None:
-        """Another process works on it, and looks every few seconds whether it should stop."""
+        """Another process works on the task, and checks every few seconds whether to stop it."""
         cursor = self._log.follow(task.head.id, task.last_seq)
         await self._log.ask_to_stop(task.head.id)
         try:
@@ -304,25 +319,26 @@ class Tasks:
                     pass
         except TimeoutError:
             raise UpstreamBusy(
-                "Another process of this service works on the task and was asked to stop it.",
+                "Another process of this service works on the task and has been asked to stop it. "
+                "Try again in a moment.",
                 retry_after=5,
             ) from None
 
-    def now(self, task: Task) -> Story:
-        """The task as it is, and everything after. Tell it before awaiting anything."""
-        return Story(task, self._log.follow(task.head.id, task.last_seq))
+    def replay(self, task: Task) -> Replay:
+        """The task as it is, and all later entries. Render it before you await anything."""
+        return Replay(task, self._log.follow(task.head.id, task.last_seq))
 
-    async def since(self, task: Task, seq: int) -> Story:
-        """The task as it was after an entry a client has seen, and everything after that."""
+    async def replay_from(self, task: Task, seq: int) -> Replay:
+        """The task as it was after an entry that a client has seen, and all later entries."""
         if seq > task.last_seq:
-            return replace(self.now(task), gap="unknown")
-        then = task if seq == task.last_seq else await self._log.as_of(task.head.id, seq)
-        if then is None:
-            return replace(self.now(task), gap="compacted")
-        return Story(then, self._log.follow(task.head.id, seq))
+            return replace(self.replay(task), gap="unknown")
+        snapshot = task if seq == task.last_seq else await self._log.as_of(task.head.id, seq)
+        if snapshot is None:
+            return replace(self.replay(task), gap="compacted")
+        return Replay(snapshot, self._log.follow(task.head.id, seq))
 
 
 def title_of(message: Message) -> str:
     words = next((part.text for part in message.parts if isinstance(part, Text)), "")
     line = " ".join(words.split())
-    return (line if len(line) <= TITLE else line[: TITLE - 1] + "…") or "A2A task"
+    return (line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "…") or "A2A task"

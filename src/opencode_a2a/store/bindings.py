@@ -21,7 +21,7 @@ from .tables import contexts, home_models, places, sessions
 
 T = TypeVar("T")
 
-AT_ONCE = 500  # names in one question; databases have a limit
+IDS_PER_QUERY = 500  # databases limit the number of parameters
 
 
 class SqlBindings:
@@ -45,7 +45,9 @@ class SqlBindings:
         return await self._database.read(_context_of, owner, session_id)
 
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
-        await self._claiming(_bind, owner, context_id, session, now_ms(), self._root.path)
+        await self._claiming(
+            _bind, owner, session, context_id=context_id, at=now_ms(), root=self._root.path
+        )
 
     async def owners(self, sessions: Sequence[str]) -> Mapping[str, SessionOwner]:
         rows = await self._database.read(_owners, sessions, now_ms())
@@ -57,22 +59,24 @@ class SqlBindings:
         }
 
     async def _adopted(self, directories: Mapping[str, str]) -> dict[str, str | None]:
-        """The roots of sessions stored without one: this one, where it contains them."""
+        """The roots of sessions stored without one: this root, if it contains their directory."""
         roots: dict[str, str | None] = dict.fromkeys(directories)
         ours = [id for id, directory in directories.items() if self._root.contains(directory)]
-        for start in range(0, len(ours), AT_ONCE):
-            some = ours[start : start + AT_ONCE]
+        for start in range(0, len(ours), IDS_PER_QUERY):
+            some = ours[start : start + IDS_PER_QUERY]
             roots |= await self._database.write(adopt, some, self._root)
         return roots
 
     async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
-        return await self._claiming(_claim, owner, session, now_ms(), until, self._root.path)
+        return await self._claiming(
+            _claim, owner, session, at=now_ms(), until=until, root=self._root.path
+        )
 
-    async def _claiming(self, work: Callable[..., T], *args: Any) -> T:
-        for _ in range(2):  # where another process was faster, its claim is seen the second time
+    async def _claiming(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
+        for _ in range(2):  # the second attempt sees the claim of a process that was faster
             with suppress(Conflict):
-                return await self._database.write(work, *args)
-        raise _taken()
+                return await self._database.write(work, *args, **named)
+        raise _session_taken()
 
     async def contexts(self, ids: Sequence[str]) -> Mapping[str, frozenset[str]]:
         return await self._database.read(_contexts, ids)
@@ -80,13 +84,13 @@ class SqlBindings:
     async def contexts_of(self, owner: str, sessions: Sequence[str]) -> Mapping[str, str]:
         return await self._database.read(_contexts_of, owner, sessions)
 
-    async def place_owners(self, names: Sequence[str]) -> Mapping[str, str]:
+    async def location_owners(self, names: Sequence[str]) -> Mapping[str, str]:
         return await self._database.read(_place_owners, names) if names else {}
 
-    async def own_places(self, owner: str, names: Sequence[str]) -> None:
-        await self._database.write(_own_places, owner, names, now_ms())
+    async def own_locations(self, owner: str, names: Sequence[str]) -> None:
+        await self._database.write(_own_places, owner, names, at=now_ms())
 
-    async def forget_places(self, names: Sequence[str]) -> None:
+    async def forget_locations(self, names: Sequence[str]) -> None:
         await self._database.write(_forget_places, names)
 
     async def forget_model(self, session_id: str) -> None:
@@ -96,7 +100,7 @@ class SqlBindings:
         await self._database.write(_keep_model, session_id, model)
 
     async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
-        await self._database.write(_unbind, owner, context_id, session_id)
+        await self._database.write(_unbind, owner, context_id, session_id=session_id)
 
 
 def _session_of(
@@ -122,29 +126,29 @@ def _session_of(
 
 
 def _bind(
-    db: Connection, owner: str, context_id: str, session: SessionRef, at: int, root: str
+    db: Connection, owner: str, session: SessionRef, *, context_id: str, at: int, root: str
 ) -> None:
-    taken = _claim(db, owner, session, at, None, root) != owner
-    if taken or _context_of(db, owner, session.id) is not None:
-        raise _taken()
+    owned_by = _claim(db, owner, session, at=at, until=None, root=root)
+    if owned_by != owner or _context_of(db, owner, session.id) is not None:
+        raise _session_taken()
     bound = {"owner": owner, "context_id": context_id, "session_id": session.id}
-    _NEW_CONTEXT.change(db, {**bound, "created_at": at})
+    _INSERT_CONTEXT.change(db, {**bound, "created_at": at})
 
 
-def _taken() -> StoreUnavailable:
+def _session_taken() -> StoreUnavailable:
     return StoreUnavailable(
         "The session was given another use at the same moment. Try again.", retry_after=1
     )
 
 
-_NEW_SESSION = Prepared(insert(sessions), [column.name for column in sessions.c])
-_NEW_CONTEXT = Prepared(insert(contexts), [column.name for column in contexts.c])
-_CONTEXT = Prepared(
+_INSERT_SESSION = Prepared(insert(sessions), [column.name for column in sessions.c])
+_INSERT_CONTEXT = Prepared(insert(contexts), [column.name for column in contexts.c])
+_FIND_CONTEXT = Prepared(
     select(contexts.c.context_id).where(
         contexts.c.owner == bindparam("owner"), contexts.c.session_id == bindparam("session")
     )
 )
-_CLAIMED = Prepared(
+_FIND_CLAIM = Prepared(
     select(sessions.c.owner, sessions.c.claimed_until, sessions.c.root).where(
         sessions.c.session_id == bindparam("session")
     )
@@ -152,7 +156,7 @@ _CLAIMED = Prepared(
 
 
 def _context_of(db: Connection, owner: str, session_id: str) -> str | None:
-    row = _CONTEXT.first(db, {"owner": owner, "session": session_id})
+    row = _FIND_CONTEXT.first(db, {"owner": owner, "session": session_id})
     return row.context_id if row is not None else None
 
 
@@ -169,8 +173,8 @@ def _forget_model(db: Connection, session_id: str) -> None:
 
 def _contexts(db: Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
-    for start in range(0, len(ids), AT_ONCE):
-        some = contexts.c.context_id.in_(ids[start : start + AT_ONCE])
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        some = contexts.c.context_id.in_(ids[start : start + IDS_PER_QUERY])
         for row in db.execute(select(contexts.c.context_id, contexts.c.owner).where(some)):
             found[row.context_id] = found.get(row.context_id, frozenset()) | {row.owner}
     return found
@@ -178,8 +182,8 @@ def _contexts(db: Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
 
 def _contexts_of(db: Connection, owner: str, ids: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for start in range(0, len(ids), AT_ONCE):
-        some = contexts.c.session_id.in_(ids[start : start + AT_ONCE])
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        some = contexts.c.session_id.in_(ids[start : start + IDS_PER_QUERY])
         own = select(contexts.c.session_id, contexts.c.context_id).where(
             contexts.c.owner == owner, some
         )
@@ -188,14 +192,14 @@ def _contexts_of(db: Connection, owner: str, ids: Sequence[str]) -> dict[str, st
 
 
 def _key(name: str) -> str:
-    """A directory can be longer than what a database likes to index."""
+    """A key of at most 64 characters, because a directory may be too long for an index."""
     return name if len(name) < 64 else hashlib.sha256(name.encode()).hexdigest()
 
 
 def _place_owners(db: Connection, names: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for start in range(0, len(names), AT_ONCE):
-        keys = {_key(name): name for name in names[start : start + AT_ONCE]}
+    for start in range(0, len(names), IDS_PER_QUERY):
+        keys = {_key(name): name for name in names[start : start + IDS_PER_QUERY]}
         rows = db.execute(select(places.c.key, places.c.owner).where(places.c.key.in_(keys)))
         found |= {keys[row.key]: row.owner for row in rows}
     return found
@@ -212,20 +216,20 @@ def _forget_places(db: Connection, names: Sequence[str]) -> None:
 
 
 def _owners(db: Connection, ids: Sequence[str], at: int) -> list[Any]:
-    """The rows of those that somebody owns."""
+    """The rows of the sessions that have an owner."""
     holds = or_(sessions.c.claimed_until.is_(None), sessions.c.claimed_until > at)
     columns = (sessions.c.session_id, sessions.c.owner, sessions.c.root, sessions.c.directory)
     found: list[Any] = []
-    for start in range(0, len(ids), AT_ONCE):
-        some = sessions.c.session_id.in_(ids[start : start + AT_ONCE])
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        some = sessions.c.session_id.in_(ids[start : start + IDS_PER_QUERY])
         found += db.execute(select(*columns).where(some, holds))
     return found
 
 
 def _claim(
-    db: Connection, owner: str, session: SessionRef, at: int, until: int | None, root: str
+    db: Connection, owner: str, session: SessionRef, *, at: int, until: int | None, root: str
 ) -> str:
-    known = _CLAIMED.first(db, {"session": session.id})
+    known = _FIND_CLAIM.first(db, {"session": session.id})
     if known is not None:
         this = sessions.c.session_id == session.id
         if known.claimed_until is None or known.claimed_until > at:
@@ -245,7 +249,7 @@ def _claim(
         "root": root,
     }
     try:
-        _NEW_SESSION.change(db, row)
+        _INSERT_SESSION.change(db, row)
     except IntegrityError as exc:
         raise Conflict from exc
     return owner

@@ -12,12 +12,14 @@ from ..domain.task import Task, TaskHead
 from ..domain.updates import LogEntry, Update
 from ..errors import Internal
 
+Encoded = tuple[str, bytes]  # the kind and the body of an update, as they are stored
+
 _kinds: dict[str, type[Update]] = {kind.__name__: kind for kind in get_args(Update)}
 
 
 @cache
 def _reader(kind: str) -> TypeAdapter[Update]:
-    """Made when first needed: a service that starts has nothing to read yet."""
+    """Made when first needed, because it is slow to make and a start does not need it."""
     return TypeAdapter(_kinds[kind])
 
 
@@ -28,7 +30,7 @@ class Unreadable(Internal):
         super().__init__("What is stored of this task cannot be read.")
 
 
-def encode(update: Update) -> tuple[str, bytes]:
+def encode(update: Update) -> Encoded:
     try:
         return type(update).__name__, orjson.dumps(update)
     except TypeError as exc:
@@ -37,7 +39,7 @@ def encode(update: Update) -> tuple[str, bytes]:
 
 def decode(seq: int, at: int, kind: str, body: bytes) -> LogEntry:
     try:
-        return _entry(seq, at, kind, orjson.loads(body))
+        return _entry(seq=seq, at=at, kind=kind, body=orjson.loads(body))
     except (KeyError, ValueError) as exc:
         raise Unreadable from exc
 

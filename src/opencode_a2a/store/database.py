@@ -1,11 +1,10 @@
-"""The database: how it is opened, who may use it when, and what its failures are called.
+"""Opens the database, runs transactions in threads, and translates the errors of its libraries.
 
-SQLite has one writer thread and readers apart; PostgreSQL runs the same
-statements. `sqlite://` is a database in memory, reached by one thread only.
-Nothing outside this package sees a library's exception.
+One thread writes and four read; a database in memory (`sqlite://`) has one thread for both.
+SQLite and PostgreSQL run the same statements.
 
-A failure before COMMIT means that nothing was changed, and so does a COMMIT that the database
-refused (`StoreUnavailable`). A COMMIT that was not answered may have been done (`OutcomeUnknown`).
+If a transaction fails before COMMIT, or the database refuses the COMMIT, nothing was changed
+(`StoreUnavailable`). A COMMIT that was not answered may have been done (`OutcomeUnknown`).
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import asyncio
 import math
 import os
 import sqlite3
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -33,7 +33,6 @@ from ..errors import OutcomeUnknown, StoreUnavailable
 from ..paths import make_private_file, tighten
 from .migrate import is_current, touch, upgrade
 from .prepared import run
-from .threads import Threads
 
 T = TypeVar("T")
 logger = structlog.get_logger()
@@ -41,14 +40,14 @@ logger = structlog.get_logger()
 
 CHECK_BYTES = 256 << 20
 BUSY_SECONDS = 5.0  # what a statement waits for another process that holds the file
-FRESH_SECONDS = 1.0  # for which the outcome of a write tells whether another would succeed
-PROBE_SECONDS = 2.0  # that may be spent on finding out
-ROOM_BYTES = 1 << 20  # that must be free on the disk: what one request may take
+PROBE_VALID_SECONDS = 1.0  # for which the outcome of a write tells whether another would succeed
+PROBE_SECONDS = 2.0  # for a write that finds out
+MIN_FREE_BYTES = 1 << 20  # on the disk: what one request may take
 
 IDLE_MILLISECONDS = 60_000  # between two statements of a transaction on a server
-# A connection to a server that is gone without a word is given up, in seconds (`tcp_user_timeout`:
-# milliseconds). What the URL says counts more.
-LIBPQ = {
+# When to give up a connection to a server that no longer answers, in seconds (`tcp_user_timeout`:
+# milliseconds). Options in the URL override these.
+POSTGRES_OPTIONS = {
     "connect_timeout": 5,
     "keepalives_idle": 15,
     "keepalives_interval": 5,
@@ -62,16 +61,16 @@ class Conflict(Exception):
 
 
 class Database:
+    """A database that is open, and the threads that use it."""
+
     def __init__(self, url: str) -> None:
         self._file = _File()
         self._engine = engine = _engine(url, self._file)
-        self._writer = Threads(1, "store-writer")
-        alone = _in_memory(engine.url)
-        self._readers = self._writer if alone else Threads(4, "store-reader")
-        writing = engine.execution_options(writes=True)
-        self._writing = _Connections(writing, self._file, writes=True)
-        self._reading = _Connections(engine, self._file)
-        self._last_succeeded, self._last_at = False, -math.inf  # what we know of writes
+        self._write_engine = engine.execution_options(writes=True)
+        self._writer = ThreadPoolExecutor(1, "store-writer")
+        one_thread = _in_memory(engine.url)
+        self._readers = self._writer if one_thread else ThreadPoolExecutor(4, "store-reader")
+        self._last_succeeded, self._last_at = False, -math.inf  # the last write or probe
         self._probing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -83,41 +82,50 @@ class Database:
                 if tighten(part):
                     logger.warning("store.tightened", file=str(part), mode="0600")
         try:
+            # Start the thread now. If an executor cannot start one for a write, it reports an
+            # error, but runs the write later.
+            self._writer.submit(int)
             if not await self.read(is_current):
                 await self.write(upgrade)
-            checking = asyncio.create_task(self.read(check))  # nobody needs to wait for it
+            checking = asyncio.create_task(self.read(check))  # the service starts meanwhile
             try:
                 yield self
             finally:
                 await asyncio.gather(checking, return_exceptions=True)
         finally:
-            self._readers.close()
-            self._writer.close()
-            self._reading.close()
-            self._writing.close()
+            self._readers.shutdown()
+            self._writer.shutdown()
             self._engine.dispose()
             if self._probing is not None:
                 await asyncio.gather(self._probing, return_exceptions=True)
 
-    async def write(self, work: Callable[..., T], *args: Any) -> T:
-        """Run `work(connection, *args)` as one transaction, after every write before it."""
+    async def write(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
+        """Run `work(connection, *args, **named)` as one transaction, after all earlier writes."""
         try:
-            return await self._writer.run(_work, self._writing, work, args)
+            return await self._run(
+                self._writer, self._write_engine, lambda db: work(db, *args, **named)
+            )
         except StoreUnavailable:
             self._last_succeeded, self._last_at = False, time.monotonic()
             raise
 
-    async def read(self, work: Callable[..., T], *args: Any) -> T:
-        return await self._readers.run(_work, self._reading, work, args)
+    async def read(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
+        return await self._run(self._readers, self._engine, lambda db: work(db, *args, **named))
+
+    async def _run(
+        self, threads: ThreadPoolExecutor, engine: Engine, work: Callable[[Connection], T]
+    ) -> T:
+        transaction = partial(_transact, engine, self._file, work)
+        return await asyncio.get_running_loop().run_in_executor(threads, transaction)
 
     async def takes_writes(self) -> bool:
         """Whether a write succeeds: as the last one did a moment ago, or as one does now."""
-        if time.monotonic() - self._last_at > FRESH_SECONDS:
+        if time.monotonic() - self._last_at > PROBE_VALID_SECONDS:
             if self._probing is None:
                 self._probing = asyncio.create_task(self._probe())
             await asyncio.wait({self._probing}, timeout=PROBE_SECONDS)
             if self._probing is not None:
-                return False  # it takes too long, and so would everything else
+                return False  # the probe takes too long, and so would every other write
         return self._last_succeeded
 
     async def _probe(self) -> None:
@@ -125,7 +133,7 @@ class Database:
             await self.write(self._try_to_write)
             self._last_succeeded, self._last_at = True, time.monotonic()
         except StoreUnavailable:
-            pass  # logged and noted where it happened
+            pass  # `write` has noted it, and `_transact` has logged it
         except Exception:
             logger.exception("store.probe_broken")
             self._last_succeeded, self._last_at = False, time.monotonic()
@@ -133,96 +141,34 @@ class Database:
             self._probing = None
 
     def _try_to_write(self, db: Connection) -> None:
-        # What is on a full disk already can be overwritten, so that a small write succeeds there.
-        self._file.check_room()
+        # On a full disk a small write still succeeds: it overwrites what is there already.
+        self._file.check_free_space()
         touch(db)
 
 
-class _Connections:
-    """A connection for each thread, kept from one transaction to the next where that is safe.
-
-    To take one out of the pool and to put it back is more work than most transactions are.
-    """
-
-    def __init__(self, engine: Engine, file: _File, *, writes: bool = False) -> None:
-        self._engine = engine
-        self._file = file
-        self._writes = writes
-        self._keeps = engine.dialect.name == "sqlite"  # others may break, and the pool asks them
-        self._mine = threading.local()
-        self._kept: set[Connection] = set()
-
-    @contextmanager
-    def begin(self) -> Iterator[Connection]:
-        """A transaction."""
-        self._file.check()
-        connection = self._take()
-        try:
-            with connection.begin() as transaction:
-                yield connection
-                if self._writes:
-                    self._commit(connection, transaction)
-        except SQLAlchemyError:
-            self._drop(connection)
-            raise
-        finally:
-            if not self._keeps:
-                connection.close()
-
-    def close(self) -> None:
-        while self._kept:
-            self._kept.pop().close()
-
-    def _commit(self, connection: Connection, transaction: RootTransaction) -> None:
-        try:
-            transaction.commit()
-        except DBAPIError as exc:
-            if not connection.invalidated:  # SQLite keeps it open if it could not get its lock
-                with suppress(connection.dialect.loaded_dbapi.Error):
-                    connection.connection.rollback()
-            if _may_be_committed(exc):
-                raise _CommitLost from exc.orig
-            raise
-        if not self._file.is_there():
-            raise _CommitLost  # it is in a file that the next process will not find
-
-    def _take(self) -> Connection:
-        kept: Connection | None = getattr(self._mine, "connection", None)
-        if kept is not None:
-            if _sees_changes(kept.info, kept.connection.driver_connection):
-                return kept
-            self._drop(kept)
-        connection = self._engine.connect()
-        if self._keeps:
-            self._mine.connection = connection
-            self._kept.add(connection)
-        return connection
-
-    def _drop(self, connection: Connection) -> None:
-        """Back to the pool, which looks whether it is still of use."""
-        self._mine.connection = None
-        self._kept.discard(connection)
-        connection.close()
-
-
 class _CommitLost(SQLAlchemyError):
-    """A transaction was to be committed, and nobody knows whether it was."""
+    """The database did not answer a COMMIT, so the outcome is unknown."""
 
 
 def _may_be_committed(failed: DBAPIError) -> bool:
     """Whether a COMMIT that failed may have been done all the same."""
     if isinstance(failed.orig, sqlite3.Error):
-        # What could not be written is not committed, nor what waited for a lock in vain. But it may
-        # be written although the system says that something else went wrong.
+        # A failed write or lock means that nothing is committed. After any other I/O error (of a
+        # sync, for instance) the transaction may be in the file.
         name = failed.orig.sqlite_errorname
         return name.startswith("SQLITE_IOERR") and name != "SQLITE_IOERR_WRITE"
-    return failed.connection_invalidated  # else the server has answered: it did not
+    return failed.connection_invalidated  # otherwise the server has answered that it did not commit
 
 
-def _work(connections: _Connections, work: Callable[..., T], args: Any) -> T:
+def _transact(engine: Engine, file: _File, work: Callable[[Connection], T]) -> T:
+    """Run `work` in one transaction, in a thread of the database."""
     try:
-        with connections.begin() as connection:
-            return work(connection, *args)
+        file.check()
+        with engine.connect() as connection, connection.begin() as transaction:
+            result = work(connection)
+            if _writes(connection):
+                _commit(connection, transaction, file)
+            return result
     except _CommitLost as exc:
         logger.error("store.commit_lost", reason=str(exc.__cause__ or "the file is not there"))
         raise OutcomeUnknown from exc
@@ -234,12 +180,30 @@ def _work(connections: _Connections, work: Callable[..., T], args: Any) -> T:
         ) from exc
 
 
+def _commit(connection: Connection, transaction: RootTransaction, file: _File) -> None:
+    try:
+        transaction.commit()
+    except DBAPIError as exc:
+        if not connection.invalidated:  # SQLite keeps it open if it could not get its lock
+            with suppress(connection.dialect.loaded_dbapi.Error):
+                connection.connection.rollback()
+        if _may_be_committed(exc):
+            raise _CommitLost from exc.orig
+        raise
+    if not file.is_there():
+        raise _CommitLost  # the commit is in a file that the next process will not find
+
+
+def _writes(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get("writes", False))
+
+
 @dataclass(slots=True)
 class _File:
     """The file of an SQLite database, as it was when it was opened first.
 
-    SQLite would go on writing to a file that was deleted or replaced, and tell nobody; what it
-    writes is lost when the process ends. And a file that takes its place is another database.
+    SQLite goes on writing to a file that was deleted or replaced, without an error. What it writes
+    there is lost when the process ends, and the file at the path is another database.
     """
 
     path: str | None = None  # none in memory, or on a server
@@ -249,27 +213,27 @@ class _File:
     def opened(self, path: str) -> None:
         if self.path is None and path:
             self.path, self.identity = path, _identity(path)
-            # They may have been made just now, through a link or an URL of SQLite's own.
+            # SQLite may just have created them, through a link or a `file:` URL.
             for part in ("", "-wal", "-shm"):
                 tighten(Path(f"{path}{part}"))
 
     def is_there(self) -> bool:
         return self.path is None or _identity(self.path) == self.identity
 
-    def check_room(self) -> None:
-        """Refuse to write where hardly anything can be added."""
+    def check_free_space(self) -> None:
+        """Raise if the disk is nearly full."""
         if self.path is not None:
             try:
                 folder = os.statvfs(Path(self.path).parent)
             except OSError as exc:
                 logger.error("store.folder_unreadable", path=self.path, reason=exc.strerror)
                 raise StoreUnavailable("The folder of the task store cannot be read.") from exc
-            if (free := folder.f_bavail * folder.f_frsize) < ROOM_BYTES:
+            if (free := folder.f_bavail * folder.f_frsize) < MIN_FREE_BYTES:
                 logger.error("store.full", path=self.path, free_bytes=free, advice="make room")
                 raise StoreUnavailable("The task store has no room left.")
 
     def check(self) -> None:
-        """Refuse to use anything but this file."""
+        """Raise if the file at the path is no longer the one that was opened."""
         if self.is_there():
             if self.missed:
                 self.missed = False
@@ -290,7 +254,7 @@ class _File:
 
 
 def check(db: Connection) -> bool:
-    """Whether the file is sound, said in the log. A very large one would take too long."""
+    """Whether the file is undamaged; logs an error if not. Skips files that take too long."""
     if db.dialect.name != "sqlite":
         return True
     pages, size = (
@@ -321,9 +285,11 @@ def _engine(url: str, file: _File) -> Engine:
     if parsed.get_backend_name() != "sqlite":
         options: dict[str, Any] = {}
         if parsed.get_driver_name().startswith("psycopg"):
-            options = {name: value for name, value in LIBPQ.items() if name not in parsed.query}
+            options = {
+                name: value for name, value in POSTGRES_OPTIONS.items() if name not in parsed.query
+            }
         server = create_engine(url, pool_pre_ping=True, connect_args=options)
-        event.listen(server, "connect", _end_what_is_left_open)
+        event.listen(server, "connect", _limit_idle_transactions)
         return server
     more: dict[str, Any] = {"connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS}}
     if _in_memory(parsed):
@@ -346,14 +312,13 @@ def _engine(url: str, file: _File) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # A writer takes the lock first: one that has read before it writes cannot wait for it.
-        writes = connection.get_execution_options().get("writes", False)
-        run(connection, "BEGIN IMMEDIATE" if writes else "BEGIN")
+        # A writer takes its lock first: SQLite cannot wait for the lock after a read.
+        run(connection, "BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
 
     return engine
 
 
-def _end_what_is_left_open(connection: Any, _: object) -> None:
+def _limit_idle_transactions(connection: Any, _: object) -> None:
     """A transaction whose client is cut off would keep its rows locked for hours."""
     connection.autocommit = True
     with connection.cursor() as cursor:
@@ -362,12 +327,11 @@ def _end_what_is_left_open(connection: Any, _: object) -> None:
 
 
 def _sees_changes(info: dict[str, Any], connection: object) -> bool:
-    """Whether a connection is as good as a new one."""
-    # Used, a read-only one would see nothing of what happens from now on.
-    return bool(info.pop("unused", False)) or not isinstance(connection, _AsItIs)
+    """Whether a connection sees what others commit. A read-only one sees the file as it was."""
+    return bool(info.pop("unused", False)) or not isinstance(connection, _ReadOnlyConnection)
 
 
-class _AsItIs(sqlite3.Connection):
+class _ReadOnlyConnection(sqlite3.Connection):
     """A connection that can read, and needs no room on the disk for it."""
 
 
@@ -378,8 +342,8 @@ def connect(path: str, options: dict[str, Any]) -> sqlite3.Connection:
     try:
         _prepare(connection)
     except sqlite3.DatabaseError as exc:
-        # On a full disk there may be no room for the index that readers and writers share. What
-        # is all in one file can be read without it, and nobody can write meanwhile.
+        # A full disk may have no room for the `-shm` file that readers and writers share. If the
+        # `-wal` file is empty, the database can be read without it, and nobody can write meanwhile.
         connection.close()
         unmerged = Path(f"{path}-wal")
         if not exc.sqlite_errorname.startswith(("SQLITE_IOERR", "SQLITE_FULL")) or (
@@ -387,27 +351,27 @@ def connect(path: str, options: dict[str, Any]) -> sqlite3.Connection:
         ):
             raise
         logger.warning("store.read_only", reason=str(exc))
-        options = options | {"uri": True, "factory": _AsItIs}
+        options = options | {"uri": True, "factory": _ReadOnlyConnection}
         connection = sqlite3.connect(f"file:{quote(path)}?immutable=1", **options)
         connection.isolation_level = None
     return connection
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    # Ours to begin: the driver would otherwise open transactions at moments of its choosing.
+    # The `begin` listener starts transactions; the driver must not start any by itself.
     connection.isolation_level = None
-    # A killed process loses nothing with NORMAL; only a power cut can take the last moments.
+    # With NORMAL a killed process loses nothing; a power cut can lose the last commits.
     for pragma in ("journal_size_limit=16777216", "synchronous=NORMAL"):
         connection.execute(f"PRAGMA {pragma}")
     if connection.execute("PRAGMA page_count").fetchone() == (0,):
-        # Of use in a new file only; elsewhere it would be written again at each connection.
+        # It has an effect in a new file only, and would be written again by each connection.
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     _write_ahead(connection)
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """The mode a new file is put into once, by whichever process comes first."""
-    # The one statement for which SQLite may say at once that somebody else is there.
+    """Put a new file into write-ahead mode; only the first process has anything to do."""
+    # For this statement SQLite may report BUSY at once, without waiting for `timeout`.
     until = time.monotonic() + BUSY_SECONDS
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Who is writing a task: one process, known by name, for as long as its lease lasts.
+"""The holder of a task: the one process that may write it, for as long as its lease lasts.
 
-A lease is short and renewed often. It is given up early when its holder is known
-to be dead, which the name tells on the same machine; otherwise it runs out.
+A lease is short and renewed often. Another process claims the task when the lease runs
+out, or earlier when it finds, on the same machine, that the holder is dead.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-LEASE = 10_000  # milliseconds a task is held without a sign of life
+LEASE = 10_000  # milliseconds for which a task is held without a sign of life
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process: where it runs, its number, and when it began, so that numbers can be reused."""
+    """A process: where it runs, its number, and when it began, because numbers are reused."""
 
     name: str
 
@@ -34,6 +34,14 @@ class Holder:
         if machine != _machine() or not pid.isdecimal() or not Path("/proc/self/stat").exists():
             return False
         return _began(int(pid)) != began
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A holder, and until when it may write without another sign of life."""
+
+    holder: str
+    until: int
 
 
 def _machine() -> str:

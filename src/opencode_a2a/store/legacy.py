@@ -1,29 +1,44 @@
-"""What an earlier version left in the one database that all workspace roots of a user shared.
+"""Moves rows out of the database that all workspace roots of a user shared in earlier versions.
 
-On the first start of a root, what belongs to it moves from the shared file into its own. A move
-has three steps, each a transaction: the rows are marked with the root, copied, and deleted. So
-nothing is lost or taken twice wherever the process dies, or however many start at once: a row that
-is marked is copied by a process of that root only, at its next start if need be.
+On the first start of a root, its rows move from the shared file into the root's own. A move has
+three steps, each a transaction: the rows are marked with the root, copied, and deleted. Only a
+process of that root copies a marked row, at its next start if need be. So no row is lost or moved
+twice, wherever a process dies and however many start at once.
 
-A session belongs to the root that contains its directory. Its context belongs with it, and so do
-the tasks of that context. What is left is for other roots, is used by a process of an earlier
-version that still runs, or names no directory at all. Whose sessions those are is copied all the
-same: OpenCode lists them here too, and a session without an owner is open to every caller. For
-that reason a service whose rows cannot be moved must not start.
+A session belongs to the root that contains its directory, together with its context and the tasks
+of that context. Other rows stay: they belong to other roots, a process of an earlier version uses
+them, or they name no directory. The owners of sessions that stay are copied too: OpenCode lists
+those sessions here as well, and a session without an owner is open to every caller. For that
+reason a service whose rows cannot be moved must not start.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, closing
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    MetaData,
+    Table,
+    create_engine,
+    delete,
+    insert,
+    literal,
+    null,
+    select,
+    true,
+    tuple_,
+    update,
+)
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from ..domain.values import Root
 from ..errors import StoreUnavailable
@@ -35,51 +50,14 @@ from .tables import IS_OPEN, contexts, metadata, sessions, tasks
 
 logger = structlog.get_logger()
 
-NOT_MOVED = """\
+MOVE_FAILED_TEXT = """\
 An earlier version kept tasks and sessions in {file}. They cannot be moved into the database of \
 this workspace: {reason}. Make sure that no other program holds the file, that this user can write \
 it and that the disk has room, then start again. Or move the file away: what it holds is not seen \
 then."""
-LEFT = """\
+TASKS_LEFT_TEXT = """\
 these tasks belong to other workspace roots (start the service there), are held by an earlier \
 version that still runs (start again when it has ended), or name no directory (send them again)"""
-
-# Which rows of each table move, in terms of the marked ones. The mark is no root: a service of this
-# version may work on the same file, and its rows stay.
-_SESSIONS = "SELECT session_id FROM {db}.sessions WHERE root = :mark"
-_TASKS = "SELECT id FROM {db}.tasks WHERE root = :mark"
-_CONTEXTS = (
-    "SELECT 1 FROM {db}.contexts AS c JOIN {db}.sessions AS s ON s.session_id = c.session_id "
-    "WHERE s.root = :mark AND c.owner = {db}.{table}.owner "
-    "AND c.context_id = {db}.{table}.context_id"
-)
-_MOVED = {  # in the order of deletion: first what is found by other rows
-    "entries": f"task_id IN ({_TASKS})",
-    "keys": f"task_id IN ({_TASKS})",
-    "interrupts": f"task_id IN ({_TASKS})",
-    "grants": f"EXISTS ({_CONTEXTS})",
-    "home_models": f"session_id IN ({_SESSIONS})",
-    "contexts": f"session_id IN ({_SESSIONS})",
-    "tasks": "root = :mark",
-    "sessions": "root = :mark",
-}
-# Rows that stay, and are copied only so that this service knows their owners. A copied session
-# gets a root that no service has, and its owner for good. An earlier version may still change these
-# rows, so each start copies them again, and a row that moves replaces its copy. Nobody noted the
-# root of a worktree, so all of those are copied.
-_OTHERS = {
-    "sessions": "root IS NULL",
-    "contexts": "session_id IN (SELECT session_id FROM shared.sessions WHERE root IS NULL)",
-    "places": "1",
-}
-_AS_OTHER = {"root": "directory || ' (left by an earlier version)'", "claimed_until": "NULL"}
-_OUTDATED = (
-    "DELETE FROM main.contexts"
-    " WHERE session_id IN (SELECT session_id FROM main.sessions WHERE root <> :root)"
-    " AND (owner, context_id) IN (SELECT owner, context_id FROM shared.contexts)",
-    "DELETE FROM main.sessions WHERE root <> :root"
-    " AND session_id IN (SELECT session_id FROM shared.sessions)",
-)
 
 
 class NotMoved(RuntimeError):
@@ -87,40 +65,42 @@ class NotMoved(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """How much was taken, and how much is left."""
+class MoveCounts:
+    """How many rows were moved, and how many unfinished tasks stay."""
 
     tasks: int = 0
     contexts: int = 0
-    open_left: int = 0  # unfinished tasks that stay in the shared file
+    open_left: int = 0
 
 
-async def take_over(shared_url: str, own_url: str, root: Root) -> Moved:
-    """Move what belongs to a root out of the shared file; the root's own has its schema."""
+async def take_over(shared_url: str, own_url: str, root: Root) -> MoveCounts:
+    """Move the rows of a root out of the shared file. Its own file has its tables already."""
     file = make_url(shared_url).database
     async with AsyncExitStack() as stack:
         try:
             shared = await stack.enter_async_context(Database.open(shared_url))
             if not await shared.read(_has_any):
-                return Moved()
+                return MoveCounts()
             await shared.write(_mark, root, now_ms())
-            moved = await asyncio.to_thread(_copy, shared_url, own_url, root.path)
-            # If this failed and the service started, what it does with a task by the next start
-            # could be forgotten: the task would be copied again.
+            moved = await asyncio.to_thread(
+                _copy, shared_url=shared_url, own_url=own_url, root=root.path
+            )
+            # If this fails, the service must not start: the next start would copy the same tasks
+            # again, over what the service did with them meanwhile.
             await shared.write(_delete, root.path)
-            found = Moved(*moved, open_left=await shared.read(_count_open))
+            found = MoveCounts(*moved, open_left=await shared.read(_count_open))
         except (StoreUnavailable, SchemaTooNew, ForeignDatabase) as exc:
-            raise NotMoved(NOT_MOVED.format(file=file, reason=_first_cause(exc))) from exc
+            raise NotMoved(MOVE_FAILED_TEXT.format(file=file, reason=_first_cause(exc))) from exc
     if found.tasks or found.contexts:
-        taken = {"tasks": found.tasks, "contexts": found.contexts}
-        logger.info("state.moved", root=root.path, **taken, came_from=file)
+        counts = {"tasks": found.tasks, "contexts": found.contexts}
+        logger.info("state.moved", root=root.path, **counts, came_from=file)
     if found.open_left:
-        logger.info("state.left", unfinished=found.open_left, file=file, advice=LEFT)
+        logger.info("state.left", unfinished=found.open_left, file=file, advice=TASKS_LEFT_TEXT)
     return found
 
 
 def _first_cause(exc: BaseException) -> str:
-    """What the database or the system said, at the beginning of it all."""
+    """The message of the first error in the chain, from the database or the system."""
     while exc.__cause__ is not None:
         exc = exc.__cause__
     return str(exc).rstrip(".")
@@ -139,7 +119,7 @@ def _mark_of(root: str) -> str:
 
 
 def _mark(db: Connection, root: Root, now: int) -> None:
-    """Mark what belongs to the root, but for what a process of an earlier version works on."""
+    """Mark the rows of the root, except those that a process of an earlier version uses."""
     found = select(sessions.c.session_id, sessions.c.directory).where(sessions.c.root.is_(None))
     ours = [row.session_id for row in db.execute(found) if root.contains(row.directory)]
     in_use, mark = _sessions_in_use(db, now), _mark_of(root.path)
@@ -175,49 +155,94 @@ def _sessions_in_use(db: Connection, now: int) -> set[str]:
     }
 
 
-def _copy(shared_url: str, own_url: str, root: str) -> tuple[int, int]:
-    """Copy the marked rows, unless they are there already. How many tasks and contexts."""
-    shared, own = (str(make_url(url).database) for url in (shared_url, own_url))
-    options: dict[str, Any] = {"timeout": BUSY_SECONDS}
-    try:
-        with closing(connect(own, options)) as db:
-            db.execute("ATTACH DATABASE ? AS shared", (shared,))
-            db.execute("BEGIN IMMEDIATE")
-            for statement in _OUTDATED:
-                db.execute(statement, {"root": root})
-            values = {"root": root, "mark": _mark_of(root)}
-            moved = {
-                name: db.execute(
-                    _insert(name, _MOVED[name].format(db="shared", table=name), {"root": ":root"}),
-                    values,
-                ).rowcount
-                for name in reversed(_MOVED)
-            }
-            for name, where in _OTHERS.items():
-                db.execute(_insert(name, where, _AS_OTHER))
-            db.execute("COMMIT")
-    except sqlite3.Error as exc:
-        raise StoreUnavailable("The tasks of an earlier version cannot be copied.") from exc
-    return moved["tasks"], moved["contexts"]
+def _moving_rows(tables: Mapping[str, Table], mark: str) -> dict[str, ColumnElement[bool]]:
+    """Which rows of each table move, in the order of deletion: first those found by other rows.
 
-
-def _insert(table: str, where: str, instead: Mapping[str, str]) -> str:
-    """Copies rows that are not there yet, with other values in some columns."""
-    columns = _columns(table)
-    names = ", ".join(f'"{column}"' for column in columns)
-    values = ", ".join(instead.get(column, f'"{column}"') for column in columns)
-    return (
-        f'INSERT OR IGNORE INTO main."{table}" ({names}) '
-        f'SELECT {values} FROM shared."{table}" WHERE {where}'
-    )
-
-
-def _columns(table: str) -> Sequence[str]:
-    return [column.name for column in metadata.tables[table].c]
+    They belong to the marked sessions and tasks. The mark is no root: a service of this version may
+    work on the same file, and its rows stay.
+    """
+    tasks, sessions, contexts = tables["tasks"], tables["sessions"], tables["contexts"]
+    grants, home_models = tables["grants"], tables["home_models"]
+    marked_tasks = select(tasks.c.id).where(tasks.c.root == mark)
+    marked_sessions = select(sessions.c.session_id).where(sessions.c.root == mark)
+    of_context = (contexts.c.owner == grants.c.owner, contexts.c.context_id == grants.c.context_id)
+    in_marked_session = contexts.c.session_id.in_(marked_sessions)
+    of_task = ("entries", "keys", "interrupts")
+    return {
+        **{name: tables[name].c.task_id.in_(marked_tasks) for name in of_task},
+        "grants": select(contexts).where(*of_context, in_marked_session).exists(),
+        "home_models": home_models.c.session_id.in_(marked_sessions),
+        "contexts": in_marked_session,
+        "tasks": tasks.c.root == mark,
+        "sessions": sessions.c.root == mark,
+    }
 
 
 def _delete(db: Connection, root: str) -> None:
-    for table, where in _MOVED.items():
-        condition = where.format(db="main", table=table)
-        delete = f'DELETE FROM main."{table}" WHERE {condition}'
-        db.exec_driver_sql(delete, {"mark": _mark_of(root)})
+    for name, where in _moving_rows(metadata.tables, _mark_of(root)).items():
+        db.execute(delete(metadata.tables[name]).where(where))
+
+
+def _copy(shared_url: str, own_url: str, root: str) -> tuple[int, int]:
+    """Copy the marked rows, unless they are there already. How many tasks and contexts."""
+    file, own = (str(make_url(url).database) for url in (shared_url, own_url))
+    copies = MetaData()
+    shared = {
+        table.name: table.to_metadata(copies, schema="shared") for table in metadata.sorted_tables
+    }
+    moving = _moving_rows(shared, _mark_of(root))
+    engine = create_engine("sqlite://", creator=partial(connect, own, {"timeout": BUSY_SECONDS}))
+    try:
+        with engine.connect() as db:
+            db.exec_driver_sql("ATTACH DATABASE ? AS shared", (file,))
+            db.exec_driver_sql("BEGIN IMMEDIATE")
+            _delete_outdated(db, shared, root)
+            moved = {
+                name: _insert(db, shared[name], moving[name], root=literal(root))
+                for name in reversed(moving)
+            }
+            _copy_others(db, shared)
+            db.commit()
+    except SQLAlchemyError as exc:
+        raise StoreUnavailable("The tasks of an earlier version cannot be copied.") from exc
+    finally:
+        engine.dispose()
+    return moved["tasks"], moved["contexts"]
+
+
+def _delete_outdated(db: Connection, shared: Mapping[str, Table], root: str) -> None:
+    """Delete earlier copies of rows that are still in the shared file: they are copied again."""
+    copied = sessions.c.root != root
+    there = select(shared["contexts"].c.owner, shared["contexts"].c.context_id)
+    outdated = (
+        contexts.c.session_id.in_(select(sessions.c.session_id).where(copied)),
+        tuple_(contexts.c.owner, contexts.c.context_id).in_(there),
+    )
+    db.execute(delete(contexts).where(*outdated))
+    there = select(shared["sessions"].c.session_id)
+    db.execute(delete(sessions).where(copied, sessions.c.session_id.in_(there)))
+
+
+def _copy_others(db: Connection, shared: Mapping[str, Table]) -> None:
+    """Copy rows that stay, so that this service knows their owners.
+
+    A copied session gets a root that no service has, and its owner for good. An earlier version
+    may still change these rows, so each start copies them again, and a row that moves replaces its
+    copy. Earlier versions did not note the root of a worktree, so all worktrees are copied.
+    """
+    sessions, contexts = shared["sessions"], shared["contexts"]
+    rootless = sessions.c.root.is_(None)
+    other_root = sessions.c.directory + " (left by an earlier version)"
+    _insert(db, sessions, rootless, root=other_root, claimed_until=null())
+    staying = select(sessions.c.session_id).where(rootless)
+    _insert(db, contexts, contexts.c.session_id.in_(staying))
+    _insert(db, shared["places"], true())
+
+
+def _insert(
+    db: Connection, source: Table, where: ColumnElement[bool], **values: ColumnElement[Any]
+) -> int:
+    """Copy rows that are not there yet, with other values in some columns. How many."""
+    rows = select(*(values.get(column.name, column) for column in source.c)).where(where)
+    copy = insert(metadata.tables[source.name]).prefix_with("OR IGNORE")
+    return db.execute(copy.from_select(source.c.keys(), rows)).rowcount

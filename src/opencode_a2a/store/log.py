@@ -1,18 +1,17 @@
 """The task log: numbered entries, committed before anyone sees them.
 
-One writer collects what all turns have said while the previous commit ran and
-commits it as one transaction, so batches grow under load and the first word of
-an idle service is committed at once. What can wait is gathered for a moment: a
-commit costs as much with one word as with ten. Readers hold a cursor, not a
-queue: they read the in-memory tail of a running task, or the table when they
-are behind.
+One writer commits all updates that arrived during the previous commit as one
+transaction, so batches grow under load, and an idle service commits an update at
+once. Updates that can wait are delayed for up to 33 ms: a commit costs as much with
+one update as with ten. A reader holds a cursor, not a queue: it reads the in-memory
+tail of a running task, or the table when it is behind.
 
     append ──► waiting ──► commit (writer thread) ──► tail + fold ──► cursors
 
-A commit that was not answered may have been done. Before anything else is written, the writer looks
-in the table which of its batches are there. Whoever waits for one of them is held for a few seconds
-and then told that the outcome is unknown. If it turns out to be stored after that, nobody here
-works on it: the task is let go, and taken up again from what the table says.
+A commit that was not answered may have been done. Before the writer writes anything else, it looks
+up which of the batches are stored. Callers that wait for one of them wait a few seconds more and
+then get `OutcomeUnknown`. If the batch turns out to be stored after that, this process closes the
+task, and the task is claimed again from its rows like any task that nobody holds.
 """
 
 from __future__ import annotations
@@ -34,28 +33,29 @@ from ..errors import (
     OtherWorkspace,
     OutcomeUnknown,
     ServiceError,
+    ShuttingDown,
     StoreUnavailable,
     TaskNotFound,
     UnsupportedOperation,
 )
-from . import asked, codec
+from . import codec, interrupts
 from . import statements as sql
 from .database import Conflict, Database
-from .holder import LEASE, Holder
+from .holder import LEASE, Holder, Lease
 
 logger = structlog.get_logger()
 
-TAIL = 2_048  # entries of a running task kept in memory; older ones are read from the table
-GATHER_SECONDS = 0.033  # between two commits, when nothing is to be said that cannot wait
-RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the disk refuses
-COMMIT_SECONDS = 8.0  # for the answer to a commit, before its outcome is said to be unknown
-DOUBT_SECONDS = 4.0  # the same once the connection was lost
-GOODBYE_SECONDS = 5.0  # for what still waits when the service stops
+TAIL_ENTRIES = 2_048  # of a running task in memory; older ones are read from the table
+COMMIT_INTERVAL_SECONDS = 0.033  # between two commits, while all updates can wait
+RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the store fails
+COMMIT_SECONDS = 8.0  # that callers wait for a commit before they get `OutcomeUnknown`
+DOUBT_SECONDS = 4.0  # the same, once a commit was not answered
+GOODBYE_SECONDS = 5.0  # for the last writes when the service stops
 SWEEP_SECONDS = 60.0
-WAITERS = 64  # for a change of one task, before it is worth to look which of them are left
-POLL_SECONDS = 0.25  # between looks at a task that another process writes
+PRUNE_WAITERS = 64  # waiters of one task, before those that left are removed
+POLL_SECONDS = 0.25  # between two reads of a task that another process writes
 
-ABANDONED = Ended(TaskState.CANCELED, "The caller left before the task could begin.")
+CALLER_LEFT = Ended(TaskState.CANCELED, "The caller left before the task could begin.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Retention:
     requests: float = 600.0  # what the agent asked for, once it is settled
 
 
-KEPT = Retention()
+DEFAULT_RETENTION = Retention()
 
 
 def now_ms() -> int:
@@ -76,13 +76,14 @@ def now_ms() -> int:
 
 
 @dataclass(slots=True)
-class _Saying:
-    """Updates for the writer. Whoever waits for them to be committed holds `done`."""
+class PendingWrite:
+    """Updates that wait for the writer. `done` is for the caller that waits for the commit."""
 
     updates: Sequence[Update]
+    encoded: Sequence[codec.Encoded]  # the same updates, as they are stored
     done: asyncio.Future[None] | None = None
     keys: Sequence[Key] = ()
-    told_unknown: bool = False
+    answered_unknown: bool = False
 
     @property
     def ends(self) -> bool:
@@ -98,20 +99,20 @@ class _Saying:
 
 
 @dataclass(slots=True)
-class _Live:
-    """A task this process is writing: its fold, the tail of its log, and what waits."""
+class OpenTask:
+    """A task this process writes: its state, the tail of its log, and the pending writes."""
 
     task: Task
     is_new: bool = True
-    ending: bool = False  # its end waits, or is committed: nothing more can be said
-    superseded: bool = False  # somebody else ended it
-    waiting: list[_Saying] = field(default_factory=list)
-    being_written: list[_Saying] = field(default_factory=list)
+    ending: bool = False  # its end waits or is committed: no more updates are accepted
+    superseded: bool = False  # another process holds it or has ended it
+    waiting: list[PendingWrite] = field(default_factory=list)
+    being_written: list[PendingWrite] = field(default_factory=list)
     tail: list[LogEntry] = field(default_factory=list)
     tail_start: int = 0  # the number before the first entry of the tail
-    newest: int = 0  # entries of the tail that came last, together
+    newest: int = 0  # how many entries of the tail the last commit added
     waiters: list[asyncio.Future[None]] = field(default_factory=list)  # for a change
-    prune_at: int = WAITERS  # this many of them
+    prune_at: int = PRUNE_WAITERS  # the number of waiters at which to remove those that left
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     @property
@@ -119,44 +120,44 @@ class _Live:
         return self.task.ended is not None or self.superseded
 
     def can_wait(self, update: Update) -> bool:
-        """Whether nobody misses it for a moment: that work begins, or more of a text that is seen.
+        """Whether its commit may be delayed: more text of a visible block, or `Started`.
 
-        What it begins with is said soon, and the two are committed as one.
+        The first output follows `Started` soon, and one commit stores both.
         """
         if isinstance(update, BlockText):
             return update.append and update.block_id in self.task.blocks
         return isinstance(update, Started)
 
     @property
-    def told_unknown(self) -> bool:
-        """Whether somebody was told that the outcome of what is being written is unknown."""
-        return any(saying.told_unknown for saying in self.being_written)
+    def answered_unknown(self) -> bool:
+        """Whether a caller got `OutcomeUnknown` for a write that is not settled yet."""
+        return any(write.answered_unknown for write in self.being_written)
 
-    def claimed(self) -> set[str]:
-        """The keys of what waits."""
-        return {k.name for saying in (*self.being_written, *self.waiting) for k in saying.keys}
+    def waiting_keys(self) -> set[str]:
+        """The keys of all pending writes."""
+        return {k.name for write in (*self.being_written, *self.waiting) for k in write.keys}
 
     def publish(self, committed: Sequence[LogEntry]) -> None:
         for entry in self.tail[-self.newest :]:
-            entry.encoded.clear()  # readers that keep up have it; the others encode it again
+            entry.encoded.clear()  # readers that keep up have sent it; others encode it again
         self.newest = len(committed)
         for entry in committed:
             self.task.apply(entry)
         self.tail.extend(committed)
-        if len(self.tail) > 2 * TAIL:
-            self.tail_start += len(self.tail) - TAIL
-            del self.tail[:-TAIL]
+        if len(self.tail) > 2 * TAIL_ENTRIES:
+            self.tail_start += len(self.tail) - TAIL_ENTRIES
+            del self.tail[:-TAIL_ENTRIES]
         self.is_new = False
 
     def changed(self) -> asyncio.Future[None]:
-        """Done with the next change. Who stops waiting for it need not say so.
+        """A future that is done with the next change. A waiter may leave without a word.
 
-        A thousand may wait: this is run once for each and entry.
+        With a thousand readers this runs a thousand times for each commit.
         """
         if len(self.waiters) >= self.prune_at:
             self.waiters = [waiter for waiter in self.waiters if not waiter.done()]
-            self.prune_at = 2 * len(self.waiters) + WAITERS
-        waiter = self.loop.create_future()  # to ask for the loop every time would be a system call
+            self.prune_at = 2 * len(self.waiters) + PRUNE_WAITERS
+        waiter = self.loop.create_future()  # `get_running_loop` makes a system call each time
         self.waiters.append(waiter)
         return waiter
 
@@ -181,15 +182,15 @@ class SqlTaskLog:
         self._root = root
         self._holder = holder.name
         self._clock = clock
-        self._live: dict[str, _Live] = {}
-        self._dirty: dict[str, _Live] = {}
-        self._unsettled: list[tuple[_Live, sql.Batch]] = []  # their commit was lost
-        self._holding: asyncio.TimerHandle | None = None  # until nobody is held any longer
+        self._open: dict[str, OpenTask] = {}
+        self._dirty: dict[str, OpenTask] = {}
+        self._unsettled: list[tuple[OpenTask, sql.Batch]] = []  # their commit was not answered
+        self._deadline: asyncio.TimerHandle | None = None  # answers callers that wait too long
         self._wake = asyncio.Event()
-        self._gathering: asyncio.TimerHandle | None = None  # until the writer is woken
-        self._began = 0.0  # the last commit, by the loop's clock
+        self._wake_timer: asyncio.TimerHandle | None = None  # sets `_wake` after a delay
+        self._last_commit_at = 0.0  # by the loop's clock
         self._loop = asyncio.get_running_loop()
-        self._taking = asyncio.Lock()
+        self._claiming = asyncio.Lock()
         self._debug = structlog.is_configured() and logger.is_enabled_for(logging.DEBUG)
 
     @classmethod
@@ -197,11 +198,11 @@ class SqlTaskLog:
     async def open(
         cls,
         database: Database,
-        retention: Retention = KEPT,
+        retention: Retention = DEFAULT_RETENTION,
         clock: Callable[[], int] = now_ms,
         root: Root = ANY_ROOT,
     ) -> AsyncIterator[SqlTaskLog]:
-        """The log at work. On the way out, what it holds is released for the next to take up."""
+        """Open the log. When it closes, it releases its tasks for other processes to claim."""
         self = cls(database, Holder.this_process(), clock, root)
         writing = asyncio.create_task(self._write_forever())
         sweeping = asyncio.create_task(self._sweep_forever(retention))
@@ -211,7 +212,7 @@ class SqlTaskLog:
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(GOODBYE_SECONDS):
-                        for task_id in list(self._live):
+                        for task_id in list(self._open):
                             await self.flushed(task_id)
                         with suppress(StoreUnavailable):
                             await self._database.write(sql.release, self._holder, self._root.path)
@@ -219,100 +220,100 @@ class SqlTaskLog:
                 sweeping.cancel()
                 writing.cancel()
                 await asyncio.gather(sweeping, writing, return_exceptions=True)
-                self._hold_no_more()
-                for live in self._live.values():
-                    for saying in live.being_written:
-                        saying.answer(OutcomeUnknown())
-                    for saying in live.waiting:
-                        saying.answer(StoreUnavailable("The service is stopping."))
+                self._cancel_deadline()
+                for open_task in self._open.values():
+                    for write in open_task.being_written:
+                        write.answer(OutcomeUnknown())
+                    for write in open_task.waiting:
+                        write.answer(ShuttingDown())
 
-    # -- saying things
+    # -- enqueueing updates
 
     async def create(
         self, head: TaskHead, updates: Sequence[Update], keys: Sequence[Key] = ()
     ) -> Task:
-        live = _Live(Task(head, status_at=head.created_at))
-        committed = self._promise(live, updates, keys)
-        self._live[head.id] = live
+        open_task = OpenTask(Task(head, status_at=head.created_at))
+        committed = self._submit(open_task, updates, keys)
+        self._open[head.id] = open_task
         try:
             await committed
         except asyncio.CancelledError:
-            self._say(live, [ABANDONED])  # should it come to be, nobody would work on it
+            self._enqueue(open_task, [CALLER_LEFT])  # if it is stored, nobody works on it
             raise
-        return live.task
+        return open_task.task
 
     async def write(
         self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
     ) -> None:
-        live = self._live.get(task_id)
-        if live is None or live.ending:
+        open_task = self._open.get(task_id)
+        if open_task is None or open_task.ending:
             raise _has_ended(task_id)
-        if live.claimed() & {key.name for key in keys}:
+        if open_task.waiting_keys() & {key.name for key in keys}:
             await self.settled(task_id)
             raise KeyTaken
-        await self._promise(live, updates, keys)
+        await self._submit(open_task, updates, keys)
 
     def append(self, task_id: str, updates: Sequence[Update]) -> None:
-        live = self._live.get(task_id)
-        if live is not None and updates:
-            self._say(live, updates)
+        open_task = self._open.get(task_id)
+        if open_task is not None and updates:
+            self._enqueue(open_task, updates)
 
     async def flushed(self, task_id: str) -> None:
-        live = self._live.get(task_id)
-        while live is not None and (live.waiting or live.being_written):
-            await live.changed()
+        open_task = self._open.get(task_id)
+        while open_task is not None and (open_task.waiting or open_task.being_written):
+            await open_task.changed()
 
     async def settled(self, task_id: str) -> None:
-        live = self._live.get(task_id)
+        open_task = self._open.get(task_id)
         try:
             async with asyncio.timeout(DOUBT_SECONDS):
-                while live is not None and self._is_unsettled(live):
-                    await live.changed()
+                while open_task is not None and self._is_unsettled(open_task):
+                    await open_task.changed()
         except TimeoutError:
             raise OutcomeUnknown from None
 
-    def _is_unsettled(self, live: _Live) -> bool:
-        return live.told_unknown or any(live is each for each, _ in self._unsettled)
+    def _is_unsettled(self, open_task: OpenTask) -> bool:
+        return open_task.answered_unknown or any(open_task is each for each, _ in self._unsettled)
 
-    def _say(
+    def _enqueue(
         self,
-        live: _Live,
+        open_task: OpenTask,
         updates: Sequence[Update],
+        *,
         done: asyncio.Future[None] | None = None,
         keys: Sequence[Key] = (),
     ) -> None:
-        if live.ending:
+        if open_task.ending:
             return
-        said: list[Update] = []
-        for saying in updates:
-            # What cannot be stored is refused here: in the writer it would be in everybody's way.
-            codec.encode(saying)
-            said.append(saying)
-            if isinstance(saying, Ended):
-                live.ending = True
-                break
-        live.waiting.append(_Saying(said, done, keys))
-        self._dirty[live.task.head.id] = live
-        if done is None and all(map(live.can_wait, said)):
-            self._gather()
+        ended = next((i for i, update in enumerate(updates) if isinstance(update, Ended)), None)
+        accepted = list(updates if ended is None else updates[: ended + 1])
+        # An update that cannot be encoded is refused here. In the writer it would make the commit
+        # of all other tasks fail.
+        encoded = [codec.encode(update) for update in accepted]
+        open_task.ending = ended is not None
+        write = PendingWrite(accepted, encoded, done=done, keys=keys)
+        open_task.waiting.append(write)
+        self._dirty[open_task.task.head.id] = open_task
+        if done is None and all(map(open_task.can_wait, accepted)):
+            self._wake_later()
         else:
             self._wake.set()
 
-    def _gather(self) -> None:
-        """Wake the writer, but not so soon after the last commit."""
-        if self._gathering is None and not self._wake.is_set():
-            due = self._began + GATHER_SECONDS
+    def _wake_later(self) -> None:
+        """Wake the writer `COMMIT_INTERVAL_SECONDS` after the last commit, or now."""
+        if self._wake_timer is None and not self._wake.is_set():
+            due = self._last_commit_at + COMMIT_INTERVAL_SECONDS
             if self._loop.time() >= due:
                 self._wake.set()
             else:
-                self._gathering = self._loop.call_at(due, self._wake.set)
+                self._wake_timer = self._loop.call_at(due, self._wake.set)
 
-    def _promise(
-        self, live: _Live, updates: Sequence[Update], keys: Sequence[Key]
+    def _submit(
+        self, open_task: OpenTask, updates: Sequence[Update], keys: Sequence[Key]
     ) -> asyncio.Future[None]:
-        """Say it; what is returned is done when it is committed, or tells why it is not."""
+        """Enqueue updates. The future is done with their commit, or has the reason for none."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._say(live, updates, done, keys)
+        self._enqueue(open_task, updates, done=done, keys=keys)
         return done
 
     # -- the writer
@@ -322,10 +323,10 @@ class SqlTaskLog:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._gathering is not None:
-                self._gathering.cancel()
-                self._gathering = None
-            self._began = self._loop.time()
+            if self._wake_timer is not None:
+                self._wake_timer.cancel()
+                self._wake_timer = None
+            self._last_commit_at = self._loop.time()
             if await (self._settle() if self._unsettled else self._write()):
                 failures = 0
             else:
@@ -334,193 +335,218 @@ class SqlTaskLog:
                 failures += 1
 
     async def _write(self) -> bool:
-        """Commit what waits. False when the store refuses."""
+        """Commit all waiting writes. False when the store fails."""
         dirty, self._dirty = self._dirty, {}
-        written = [live for live in dirty.values() if live.waiting]
+        written = [open_task for open_task in dirty.values() if open_task.waiting]
         if not written:
             return True
-        batches = [self._take(live) for live in written]
-        self._hold(written, COMMIT_SECONDS)
+        batches = [self._make_batch(open_task) for open_task in written]
+        self._start_deadline(written, COMMIT_SECONDS)
         try:
-            refused = await self._commit(batches, self._clock() + LEASE)
+            refused = await self._commit(batches)
         except OutcomeUnknown:
             self._unsettled = list(zip(written, batches, strict=True))
-            self._hold(written, DOUBT_SECONDS)
+            self._start_deadline(written, DOUBT_SECONDS)
             self._wake.set()
             return True
         except Exception as exc:
-            self._hold_no_more()
-            for live in written:
-                sayings, live.being_written = live.being_written, []
-                self._give_back(live, sayings, _refusal(exc))
+            self._cancel_deadline()
+            for open_task in written:
+                writes, open_task.being_written = open_task.being_written, []
+                self._refuse(open_task, writes, _refusal(exc))
             return False
-        self._hold_no_more()
+        self._cancel_deadline()
         if self._debug:
             entries = sum(len(batch.entries) for batch in batches)
-            ms = round((self._loop.time() - self._began) * 1000, 1)
+            ms = round((self._loop.time() - self._last_commit_at) * 1000, 1)
             logger.debug("store.commit", tasks=len(batches), entries=entries, ms=ms)
-        for live, batch in zip(written, batches, strict=True):
-            self._publish(live, batch, refused.get(live.task.head.id))
+        for open_task, batch in zip(written, batches, strict=True):
+            self._publish(open_task, batch, refused.get(open_task.task.head.id))
         return True
 
     async def _settle(self) -> bool:
-        """Look which of the batches whose commit was lost are stored. False when nobody can."""
-        self._wake.set()  # what waits meanwhile comes next
+        """Look up which of the unsettled batches are stored. False when the store fails."""
+        self._wake.set()  # the writes that wait meanwhile come next
         batches = [batch for _, batch in self._unsettled]
-        until = self._clock() + LEASE
         try:
-            stored = await self._database.write(sql.find_stored, batches, self._holder, until)
+            stored = await self._database.write(sql.find_stored, batches, self._lease())
         except Exception as exc:
             self._refuse_waiting(_refusal(exc))
             return False
-        self._hold_no_more()
+        self._cancel_deadline()
         unsettled, self._unsettled = self._unsettled, []
         logger.info("store.settled", tasks=len(unsettled), stored=len(stored))
-        for live, batch in unsettled:
-            if live.superseded:
+        for open_task, batch in unsettled:
+            if open_task.superseded:
                 continue  # another process has the task now
-            if live.task.head.id in stored:
-                self._publish(live, batch, None)
+            if open_task.task.head.id in stored:
+                self._publish(open_task, batch, None)
             else:
-                sayings, live.being_written = live.being_written, []
-                self._give_back(live, sayings, _nothing_changed())
+                writes, open_task.being_written = open_task.being_written, []
+                self._refuse(open_task, writes, _nothing_changed())
         return True
 
-    def _hold(self, written: list[_Live], seconds: float) -> None:
-        """Let everybody wait so long, and then tell them that nobody knows, or that it failed."""
-        self._hold_no_more()
-        self._holding = self._loop.call_later(seconds, self._tell, written)
+    def _start_deadline(self, written: list[OpenTask], seconds: float) -> None:
+        """Answer the callers that still wait after so many seconds."""
+        self._cancel_deadline()
+        self._deadline = self._loop.call_later(seconds, self._answer_unknown, written)
 
-    def _hold_no_more(self) -> None:
-        if self._holding is not None:
-            self._holding.cancel()
-            self._holding = None
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
-    def _tell(self, written: list[_Live]) -> None:
-        for live in written:
-            for saying in live.being_written:
-                if saying.done is not None and not saying.done.done():
-                    saying.told_unknown = True
-                    saying.answer(OutcomeUnknown())
+    def _answer_unknown(self, written: list[OpenTask]) -> None:
+        for open_task in written:
+            for write in open_task.being_written:
+                if write.done is not None and not write.done.done():
+                    write.answered_unknown = True
+                    write.answer(OutcomeUnknown())
         self._refuse_waiting(_nothing_changed())
-        self._hold(written, 1.0)  # more may have come by then
+        self._start_deadline(written, 1.0)  # for writes that come later
 
     def _refuse_waiting(self, refusal: StoreUnavailable) -> None:
-        """Nothing of what waits was sent to the store."""
+        """Refuse the waiting writes, of which nothing was sent to the store."""
         dirty, self._dirty = self._dirty, {}
-        for live in dirty.values():
-            sayings, live.waiting = live.waiting, []
-            self._give_back(live, sayings, refusal)
+        for open_task in dirty.values():
+            writes, open_task.waiting = open_task.waiting, []
+            self._refuse(open_task, writes, refusal)
 
-    async def _commit(self, batches: list[sql.Batch], until: int) -> dict[str, sql.Refusal]:
+    async def _commit(self, batches: list[sql.Batch]) -> dict[str, sql.Refusal]:
+        lease = self._lease()
         try:
-            return await self._database.write(sql.commit, batches, self._holder, until)
+            return await self._database.write(sql.commit, batches, lease)
         except Conflict:
-            return await self._database.write(sql.commit_apart, batches, self._holder, until)
+            return await self._database.write(sql.commit_apart, batches, lease)
 
-    def _take(self, live: _Live) -> sql.Batch:
-        """Number what waits. Numbers are final only once committed, and only then used up."""
-        live.being_written, live.waiting = live.waiting, []
-        updates = coalesce([u for saying in live.being_written for u in saying.updates])
-        first, at = live.task.last_seq + 1, self._clock()
+    def _lease(self) -> Lease:
+        return Lease(self._holder, until=self._clock() + LEASE)
+
+    def _make_batch(self, open_task: OpenTask) -> sql.Batch:
+        """Number the waiting updates. A number is used up only by a commit."""
+        open_task.being_written, open_task.waiting = open_task.waiting, []
+        updates = coalesce([u for write in open_task.being_written for u in write.updates])
+        first, at = open_task.task.last_seq + 1, self._clock()
         numbered = [LogEntry(first + i, at, update) for i, update in enumerate(updates)]
-        keys = [key for saying in live.being_written for key in saying.keys]
-        return sql.Batch(live.task, live.is_new, numbered, keys, self._root.path)
+        keys = [key for write in open_task.being_written for key in write.keys]
+        # Merged deltas are new updates; all others were encoded when they were enqueued.
+        known = {
+            id(update): encoded
+            for write in open_task.being_written
+            for update, encoded in zip(write.updates, write.encoded, strict=True)
+        }
+        return sql.Batch(
+            open_task.task,
+            is_new=open_task.is_new,
+            entries=numbered,
+            encoded=[known.get(id(update)) or codec.encode(update) for update in updates],
+            keys=keys,
+            root=self._root.path,
+        )
 
-    def _publish(self, live: _Live, batch: sql.Batch, refused: sql.Refusal | None) -> None:
-        if refused is not None and refused.taken and not live.is_new:
-            self._leave_out(live, refused.taken)
+    def _publish(self, open_task: OpenTask, batch: sql.Batch, refused: sql.Refusal | None) -> None:
+        if refused is not None and refused.taken and not open_task.is_new:
+            self._drop_repeated(open_task, refused.taken)
             return
         if refused is not None:
-            taken = KeyTaken() if refused.taken else _has_ended(live.task.head.id)
-            self._let_go(live, taken)
+            taken = KeyTaken() if refused.taken else _has_ended(open_task.task.head.id)
+            self._close(open_task, taken)
             return
-        if live.told_unknown:
-            self._let_go(live, _nothing_changed())
+        if open_task.answered_unknown:
+            self._close(open_task, _nothing_changed())
             return
-        written, live.being_written = live.being_written, []
-        live.publish(batch.entries)
-        for saying in written:
-            saying.answer()
-        if live.over:
-            self._live.pop(live.task.head.id, None)
-        live.wake()
+        written, open_task.being_written = open_task.being_written, []
+        open_task.publish(batch.entries)
+        for write in written:
+            write.answer()
+        if open_task.over:
+            self._open.pop(open_task.task.head.id, None)
+        open_task.wake()
 
-    def _leave_out(self, live: _Live, taken: frozenset[str]) -> None:
-        """A request that was heard before is not heard again; the rest is said without it."""
-        sayings, live.being_written = live.being_written, []
-        repeated = [s for s in sayings if taken & {key.name for key in s.keys}]
-        for saying in repeated:
-            saying.answer(KeyTaken())
-        live.waiting[:0] = [saying for saying in sayings if saying not in repeated]
-        self._write_again(live)
+    def _drop_repeated(self, open_task: OpenTask, taken: frozenset[str]) -> None:
+        """Refuse the writes whose key is taken, and write the others without them."""
+        writes, open_task.being_written = open_task.being_written, []
+        repeated = [write for write in writes if taken & {key.name for key in write.keys}]
+        for write in repeated:
+            write.answer(KeyTaken())
+        open_task.waiting[:0] = [write for write in writes if write not in repeated]
+        self._write_again(open_task)
 
-    def _let_go(self, live: _Live, refusal: ServiceError | KeyTaken) -> None:
-        """It is not ours to write; its readers go on with what the table says."""
-        task_id = live.task.head.id
-        unheard = [*live.being_written, *live.waiting]
-        live.being_written, live.waiting = [], []
-        live.superseded = live.ending = True
-        for saying in unheard:
-            saying.answer(refusal)
-        if self._live.get(task_id) is live:
-            del self._live[task_id]
-        live.wake()
+    def _close(self, open_task: OpenTask, refusal: ServiceError | KeyTaken) -> None:
+        """Stop writing a task that is no longer ours. Its readers go on with the table."""
+        task_id = open_task.task.head.id
+        refused = [*open_task.being_written, *open_task.waiting]
+        open_task.being_written, open_task.waiting = [], []
+        open_task.superseded = open_task.ending = True
+        for write in refused:
+            write.answer(refusal)
+        if self._open.get(task_id) is open_task:
+            del self._open[task_id]
+        open_task.wake()
 
-    def _give_back(self, live: _Live, sayings: list[_Saying], refusal: StoreUnavailable) -> None:
-        """Who waits is told no, and was not heard; the rest is kept and tried again."""
-        for saying in sayings:
-            saying.answer(refusal)
-        if live.is_new and not live.being_written:
-            live.waiting.clear()  # without its beginning there is nothing to say about it
-            self._live.pop(live.task.head.id, None)
+    def _refuse(
+        self, open_task: OpenTask, writes: list[PendingWrite], refusal: StoreUnavailable
+    ) -> None:
+        """Refuse the writes that a caller waits for; keep the others and try them again."""
+        for write in writes:
+            write.answer(refusal)
+        if open_task.is_new and not open_task.being_written:
+            open_task.waiting.clear()  # the task does not exist without its first write
+            self._open.pop(open_task.task.head.id, None)
         else:
-            live.waiting[:0] = [saying for saying in sayings if saying.done is None]
-        live.ending = any(saying.ends for saying in (*live.being_written, *live.waiting))
-        self._write_again(live)
+            open_task.waiting[:0] = [write for write in writes if write.done is None]
+        open_task.ending = any(
+            write.ends for write in (*open_task.being_written, *open_task.waiting)
+        )
+        self._write_again(open_task)
 
-    def _write_again(self, live: _Live) -> None:
-        if live.waiting:
-            self._dirty[live.task.head.id] = live
+    def _write_again(self, open_task: OpenTask) -> None:
+        if open_task.waiting:
+            self._dirty[open_task.task.head.id] = open_task
             self._wake.set()
-        live.wake()
+        open_task.wake()
 
-    # -- holding
+    # -- leases
 
-    async def beat(self) -> Sequence[str]:
-        if not self._live:
+    async def renew_leases(self) -> Sequence[str]:
+        if not self._open:
             return ()
-        until = self._clock() + LEASE
-        ours = {task_id: live for task_id, live in self._live.items() if not live.is_new}
-        asked, lost = await self._database.write(
-            sql.beat, self._holder, until, list(ours), self._root.path
+        ours = {
+            task_id: open_task for task_id, open_task in self._open.items() if not open_task.is_new
+        }
+        to_stop, lost = await self._database.write(
+            sql.renew_leases, self._lease(), ours=list(ours), root=self._root.path
         )
         for task_id in lost:
-            self._let_go(ours[task_id], _has_ended(task_id))
-        return asked
+            self._close(ours[task_id], _has_ended(task_id))
+        return to_stop
 
-    async def take_orphans(self) -> Sequence[Task]:
-        async with self._taking:  # two at once would each take what the other is about to hold
-            now = self._clock()
-            # What we have lost and do not know it yet is not taken back before we do.
-            orphans, given_up = await self._database.write(
-                sql.take_orphans, self._holder, now, now + LEASE, set(self._live), self._root
+    async def claim_expired(self) -> Sequence[Task]:
+        async with self._claiming:  # two at once would both claim the same tasks
+            # A task that is open here may have a new holder already. It is not claimed back before
+            # this process has noticed.
+            claimed, given_up = await self._database.write(
+                sql.claim_expired,
+                self._lease(),
+                now=self._clock(),
+                known=set(self._open),
+                root=self._root,
             )
             for task_id, problem in given_up.items():
                 event = "task.unreadable" if problem is sql.UNREADABLE else "task.unplaced"
                 logger.error(event, task=task_id, advice="it has failed")
-            for task in orphans:
-                self._live[task.head.id] = _Live(task, is_new=False, tail_start=task.last_seq)
-        return orphans
+            for task in claimed:
+                self._open[task.head.id] = OpenTask(task, is_new=False, tail_start=task.last_seq)
+        return claimed
 
-    async def elsewhere(self, head: TaskHead) -> bool:
-        return await self._database.read(sql.elsewhere, head, self._holder)
+    async def older_held_by_other(self, head: TaskHead) -> bool:
+        return await self._database.read(sql.older_held_by_other, head, self._holder)
 
     async def ask_to_stop(self, task_id: str) -> None:
         await self._database.write(sql.ask_to_stop, task_id)
 
-    def holds(self, task_id: str) -> bool:
-        return task_id in self._live
+    def is_mine(self, task_id: str) -> bool:
+        return task_id in self._open
 
     # -- keeping the file small
 
@@ -531,17 +557,17 @@ class SqlTaskLog:
                 await self.sweep(retention)
 
     async def sweep(self, retention: Retention) -> None:
-        """Drop what has been kept long enough, a little at a time: commits wait meanwhile."""
+        """Delete what is older than its retention, in small steps: commits wait meanwhile."""
         for statement, seconds in (
             (sql.sweep, retention.replay),
             (sql.forget, retention.tasks),
             (sql.forget_keys, retention.keys),
-            (asked.forget, retention.requests),
+            (interrupts.forget, retention.requests),
             (sql.forget_claims, 0.0),
         ):
             before = self._clock() - int(seconds * 1000)
             if seconds or statement is not sql.forget:
-                while await self._database.write(statement, before) >= sql.SWEEP:
+                while await self._database.write(statement, before) >= sql.SWEEP_ROWS:
                     pass
         while await self._database.write(sql.shrink):
             pass
@@ -549,11 +575,11 @@ class SqlTaskLog:
     # -- reading
 
     async def get(self, owner: str, task_id: str) -> Task:
-        """As of now: read it before the next await, while nothing can be added."""
-        live = self._live.get(task_id)
-        if live is not None and not live.is_new:
-            if live.task.head.owner == owner:
-                return live.task
+        """The task as of now. If it is open here, the object changes with the next commit."""
+        open_task = self._open.get(task_id)
+        if open_task is not None and not open_task.is_new:
+            if open_task.task.head.owner == owner:
+                return open_task.task
             raise TaskNotFound(task_id)
         task = await self._database.read(sql.load, task_id)
         if task is None or task.head.owner != owner:
@@ -561,14 +587,14 @@ class SqlTaskLog:
         return task
 
     async def get_own(self, owner: str, task_id: str) -> Task:
-        if task_id not in self._live:
+        if task_id not in self._open:
             root = await self._database.read(sql.root_of_task, owner, task_id)
             if root not in (None, self._root.path):
                 raise OtherWorkspace.of_task(task_id, root)
         return await self.get(owner, task_id)
 
     async def check_context(self, owner: str, context_id: str) -> None:
-        root = await self._database.read(sql.root_of_context, owner, context_id, self._root)
+        root = await self._database.read(sql.root_of_context, owner, context_id, root=self._root)
         if root not in (None, self._root.path):
             raise OtherWorkspace.of_context(context_id, root)
 
@@ -582,45 +608,47 @@ class SqlTaskLog:
         return await self._database.read(sql.as_of, task_id, seq)
 
     def follow(self, task_id: str, after: int) -> SqlCursor:
-        return SqlCursor(self._database, task_id, self._live.get(task_id), after)
+        return SqlCursor(self._database, task_id, open_task=self._open.get(task_id), after=after)
 
 
 class SqlCursor:
     """Implements `domain.ports.Cursor`."""
 
-    def __init__(self, database: Database, task_id: str, live: _Live | None, after: int) -> None:
+    def __init__(
+        self, database: Database, task_id: str, open_task: OpenTask | None, after: int
+    ) -> None:
         self._database = database
         self._task_id = task_id
-        self._live = live
+        self._open = open_task
         self._after = after
         self.caught_up = True
 
     def change(self) -> asyncio.Future[None] | None:
-        live = self._live
-        if live is None or live.over or self._after < live.task.last_seq:
+        open_task = self._open
+        if open_task is None or open_task.over or self._after < open_task.task.last_seq:
             return None
-        return live.changed()
+        return open_task.changed()
 
     async def read(self) -> Sequence[LogEntry]:
         while True:
-            live = self._live
-            ours = live is not None and not live.superseded
-            if live is None or not ours or self._after < live.tail_start:
+            open_task = self._open
+            ours = open_task is not None and not open_task.superseded
+            if open_task is None or not ours or self._after < open_task.tail_start:
                 found, more = await self._database.read(
                     sql.next_entries, self._task_id, self._after
                 )
             else:
-                first = self._after - live.tail_start
-                found = live.tail[first : first + sql.PAGE]
-                more = bool(found) or not live.over
+                first = self._after - open_task.tail_start
+                found = open_task.tail[first : first + sql.PAGE_ENTRIES]
+                more = bool(found) or not open_task.over
             if found:
                 self._after = found[-1].seq
-                self.caught_up = len(found) < sql.PAGE
+                self.caught_up = len(found) < sql.PAGE_ENTRIES
                 return found
             if not more:
                 return ()
-            if live is not None and ours:
-                await live.changed()
+            if open_task is not None and ours:
+                await open_task.changed()
             else:
                 await asyncio.sleep(POLL_SECONDS)  # another process writes it
 
@@ -633,8 +661,8 @@ def _nothing_changed() -> StoreUnavailable:
 
 
 def _refusal(exc: Exception) -> StoreUnavailable:
-    """What is told to those of whom nothing was stored."""
-    if isinstance(exc, StoreUnavailable):  # those are logged where they happen
+    """The error for callers of whom nothing was stored."""
+    if isinstance(exc, StoreUnavailable):  # logged where it was raised
         return _nothing_changed() if isinstance(exc, OutcomeUnknown) else exc
     logger.error("store.broken", exc_info=exc)
     return _nothing_changed()

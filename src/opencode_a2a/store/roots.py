@@ -11,10 +11,10 @@ from .tables import sessions
 
 
 def adopt(db: Connection, ids: Sequence[str], root: Root) -> Mapping[str, str | None]:
-    """The roots of these sessions. Those that have none and lie in this root are its own from now.
+    """The roots of these sessions. Sessions without a root that lie in this root get it.
 
-    Earlier versions stored a session without its root. Where two roots contain its directory, the
-    first to ask gets it.
+    Earlier versions stored a session without its root. If two roots contain its directory, the
+    first one to call gets it.
     """
     found = select(sessions.c.session_id, sessions.c.root, sessions.c.directory)
     known: dict[str, str | None] = {}

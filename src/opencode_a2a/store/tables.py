@@ -43,13 +43,13 @@ tasks = Table(
     Column("root", String(600)),  # the workspace root; nothing: an earlier version wrote it
     Index("ix_tasks_owner", "owner", "status_at", "id"),
     Index("ix_tasks_context", "owner", "context_id", "status_at", "id"),
-    # Partial in PostgreSQL too, as its migration says; said here, it would load that dialect.
+    # Partial in PostgreSQL too, as its migration says. Stated here, it would load that dialect.
     Index("ix_tasks_open", "root", "state", sqlite_where=_is_open),
     Index("ix_tasks_cleared", "cleared", "status_at"),
 )
 
-# How many tasks an owner has in each state. Kept by triggers in SQLite, whose one writer they do
-# not delay; in PostgreSQL every transaction would wait for these rows, and tasks are counted.
+# How many tasks an owner has in each state, for SQLite only: triggers update it. In PostgreSQL all
+# transactions would wait for each other at these rows, so tasks are counted there.
 totals = Table(
     "totals",
     metadata,

@@ -32,7 +32,7 @@ OnError = Callable[[Scope, ServiceError], ASGIApp]
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A secret, known to us as its digest only, and whom it stands for."""
+    """The digest of a secret, and the caller who has it. The secret itself is not kept."""
 
     scheme: str
     digest: bytes
@@ -40,11 +40,12 @@ class Credential:
 
     @classmethod
     def bearer(cls, token: str, caller: Caller) -> Credential:
-        return cls("bearer", _digest(token.encode()), caller)
+        return cls(scheme="bearer", digest=_digest(token.encode()), caller=caller)
 
     @classmethod
-    def basic(cls, username: str, password: str, caller: Caller) -> Credential:
-        return cls("basic", _digest(f"{username}:{password}".encode()), caller)
+    def basic(cls, username: str, password: str, *, caller: Caller) -> Credential:
+        digest = _digest(f"{username}:{password}".encode())
+        return cls(scheme="basic", digest=digest, caller=caller)
 
 
 def _digest(secret: bytes) -> bytes:
@@ -52,8 +53,8 @@ def _digest(secret: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Presented:
-    """What an Authorization header presents; `digest` is empty where it presents nothing."""
+class PresentedCredential:
+    """The credential of an Authorization header; `digest` is empty where there is none."""
 
     scheme: str
     digest: bytes
@@ -77,7 +78,7 @@ class Credentials:
         return f"Send {' or '.join(_EXAMPLES[scheme] for scheme in self.schemes)}."
 
     @staticmethod
-    def parse(header: bytes) -> Presented:
+    def parse(header: bytes) -> PresentedCredential:
         name, _, secret = header.strip().partition(b" ")
         scheme, secret = name.lower().decode("latin-1"), secret.strip()
         if scheme == "basic":
@@ -85,10 +86,10 @@ class Credentials:
                 secret = base64.b64decode(secret, validate=True)
             except (binascii.Error, ValueError):
                 secret = b""
-        return Presented(scheme, _digest(secret) if secret else b"")
+        return PresentedCredential(scheme, _digest(secret) if secret else b"")
 
-    def caller(self, presented: Presented) -> Caller | None:
-        """Whom a credential stands for. Takes equally long for any wrong one."""
+    def caller(self, presented: PresentedCredential) -> Caller | None:
+        """The caller who has this credential. Takes equally long for any wrong one."""
         found = None
         for credential in self.known:
             same = hmac.compare_digest(presented.digest, credential.digest)
@@ -97,12 +98,13 @@ class Credentials:
         return found
 
 
-class Authenticate:
-    """Puts the caller into the request, or answers 401. Public paths pass either way."""
+class Authenticator:
+    """Puts the caller into the request, or answers 401. Public paths pass in both cases."""
 
     def __init__(
         self,
         app: ASGIApp,
+        *,
         credentials: Credentials,
         public: frozenset[str],
         on_error: OnError,
@@ -139,9 +141,9 @@ class Authenticate:
     async def _caller(self, scope: Scope, *, may_wait: bool) -> Caller:
         header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
         if header is None:
-            raise self._unauthenticated("This needs a credential.")
+            raise self._unauthenticated("This request needs a credential.")
         presented, address = self._credentials.parse(header), _address_of(scope)
-        verdict = self._logins.verdict(address, presented, self._clock())
+        verdict = self._logins.verdict(address, presented, now=self._clock())
         if verdict is Verdict.WAIT and may_wait:
             self._logins.waits(address)
             try:

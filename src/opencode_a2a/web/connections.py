@@ -59,7 +59,13 @@ class ConnectionLimits:
         cls, *, total: int, per_address: int, head_seconds: float, body_seconds: float
     ) -> ConnectionLimits:
         unknown = min(MAX_UNKNOWN, max(1, total // 2))
-        return cls(total, unknown, min(per_address, unknown), head_seconds, body_seconds)
+        return cls(
+            total=total,
+            unknown=unknown,
+            unknown_per_address=min(per_address, unknown),
+            head_seconds=head_seconds,
+            body_seconds=body_seconds,
+        )
 
 
 @dataclass(slots=True)
@@ -100,7 +106,7 @@ class _ClosingOrder(Generic[K]):
 
 
 class Connections(Generic[K]):
-    """All open connections. Keys stand for them; whoever calls closes what it is told to close."""
+    """All open connections, by key. The methods return which of them the caller must close."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -123,7 +129,7 @@ class Connections(Generic[K]):
             self.closed(other)
         elif len(self._entries) >= self._limits.total:
             return key
-        self._entries[key] = _Entry(address, Phase.HEAD, now)
+        self._entries[key] = _Entry(address, Phase.HEAD, since=now)
         self._unknown_at.setdefault(address, _ClosingOrder())
         self._sort(key, self._entries[key])
         return other
@@ -172,12 +178,12 @@ class Connections(Generic[K]):
 
     def _sort(self, key: K, entry: _Entry) -> None:
         if not entry.is_known:
-            self._unknown.put(key, entry.phase, entry.since)
-            self._unknown_at[entry.address].put(key, entry.phase, entry.since)
+            self._unknown.put(key, entry.phase, since=entry.since)
+            self._unknown_at[entry.address].put(key, entry.phase, since=entry.since)
         elif entry.phase in (Phase.BODY, Phase.ANSWER, Phase.CLOSING):
             self._known_unused.drop(key)
         else:
-            self._known_unused.put(key, entry.phase, entry.since)
+            self._known_unused.put(key, entry.phase, since=entry.since)
 
     def _forget_unknown(self, key: K, entry: _Entry) -> None:
         self._unknown.drop(key)
@@ -191,8 +197,8 @@ class Connections(Generic[K]):
             case Phase.HEAD:
                 return entry.since + self._limits.head_seconds
             case Phase.BODY:
-                granted = entry.received / BODY_BYTES_PER_SECOND
-                return entry.since + self._limits.body_seconds + granted
+                extra = entry.received / BODY_BYTES_PER_SECOND
+                return entry.since + self._limits.body_seconds + extra
             case Phase.LINGER:
                 return entry.since + LINGER_SECONDS
             case Phase.ANSWER:

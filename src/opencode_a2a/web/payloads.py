@@ -1,4 +1,4 @@
-"""What requests and answers hold, in the log: for finding faults, when an operator asks for it."""
+"""Logs the bodies of requests and answers, for finding faults, where A2A_LOG_PAYLOADS says so."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ logger = structlog.get_logger()
 class PayloadLog:
     """Logs each body once it is whole, and of a stream each piece when it has been sent.
 
-    Nothing is held back for it: a message is passed on before it is looked at. Requests without a
-    known caller are not logged, so that nobody else can fill the log.
+    Every message is passed on before it is logged. Requests without a known caller are not logged,
+    so that a caller without a credential cannot fill the log.
     """
 
-    def __init__(self, app: ASGIApp, redactor: Redactor, limit: int) -> None:
+    def __init__(self, app: ASGIApp, *, redactor: Redactor, limit: int) -> None:
         self._app = app
         self._redactor = redactor
         self._limit = limit
@@ -56,11 +56,11 @@ class PayloadLog:
     def _log(self, event: str, pieces: list[bytes], **facts: Any) -> None:
         raw = b"".join(pieces)
         pieces.clear()
-        if not raw or raw.startswith(b":"):  # nothing, or the sign of life of a silent stream
+        if not raw or raw.startswith(b":"):  # nothing, or the heartbeat of a silent stream
             return
         try:
             body = self._redactor.body(raw, self._limit)
-        except Exception:  # whatever it is, the request must not suffer for it
+        except Exception:  # a failure to log must not fail the request
             logger.exception("payload.unreadable", payload=event, bytes=len(raw))
         else:
             logger.info(event, **facts, bytes=len(raw), body=body)

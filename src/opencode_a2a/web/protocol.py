@@ -62,7 +62,7 @@ class ConnectionGuard:
     async def open(
         cls, limits: ConnectionLimits, max_head_bytes: int, render_error: RenderError
     ) -> AsyncIterator[ConnectionGuard]:
-        guard = cls(limits, max_head_bytes, render_error)
+        guard = cls(limits, max_head_bytes, render_error=render_error)
         sweeping = asyncio.create_task(guard._sweep())
         try:
             yield guard
@@ -71,7 +71,7 @@ class ConnectionGuard:
             await asyncio.gather(sweeping, return_exceptions=True)
 
     def admit(self, new: GuardedProtocol, address: str, now: float) -> None:
-        other = self.connections.opened(new, address, now)
+        other = self.connections.opened(new, address, now=now)
         if other is not None:
             self._closed["refused" if other is new else "for_others"] += 1
             other.abort()
@@ -146,7 +146,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._seen_by_uvicorn = _LingeringTransport(transport, self)
         super().connection_made(cast(asyncio.Transport, self._seen_by_uvicorn))
         address = network_of(self.client[0]) if self.client is not None else ""
-        self._guard.admit(self, address, self.loop.time())
+        self._guard.admit(self, address, now=self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._guard.connections.closed(self)
@@ -326,7 +326,7 @@ class GuardedProtocol(HttpToolsProtocol):
             phase = Phase.IDLE
         if phase is not self._phase:
             self._phase = phase
-            self._guard.connections.moved(self, phase, self.loop.time())
+            self._guard.connections.moved(self, phase, now=self.loop.time())
 
     def _refuse(self, error: ServiceError) -> None:
         """Answer what no application has seen, and close the connection.

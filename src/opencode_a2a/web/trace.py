@@ -1,4 +1,4 @@
-"""One line per request in the log, and an answer even when something breaks inside."""
+"""Logs one line per request, and answers even when the application raises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import Internal, ServiceError, StoreUnavailable
+from ..errors import Internal, ServiceError, ShuttingDown
 
 logger = structlog.get_logger()
 
@@ -29,7 +29,7 @@ class Trace:
         started, status, answered = time.perf_counter(), 0, False
 
         def watched(message: Message) -> Awaitable[None]:
-            # Passed on, not awaited here: it would cost every event of a stream a coroutine more.
+            # Returned, not awaited: that would cost a coroutine more for every event of a stream.
             nonlocal status, answered
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -46,15 +46,18 @@ class Trace:
             except asyncio.CancelledError:
                 if status:
                     raise
-                # The service stops and can wait no longer; who asked can be told.
-                stopping = StoreUnavailable("The service stops. Ask again soon.", retry_after=2)
+                # The service stops and cancels the request; the client still gets an answer.
+                stopping = ShuttingDown()
                 await self._on_error(scope, stopping)(scope, receive, watched)
             except Exception:
                 logger.exception("request.broken", method=scope["method"], path=scope["path"])
                 if status and not answered:
                     raise  # too late for an answer: the connection is cut
                 if not status:
-                    error = Internal("Something went wrong here. The log has it.")
+                    error = Internal(
+                        "An unexpected error occurred in the service. Its log has the details, "
+                        f"under the request id {request_id}."
+                    )
                     await self._on_error(scope, error)(scope, receive, watched)
             finally:
                 caller = scope.get("state", {}).get("caller")

@@ -1,8 +1,7 @@
-"""What the agent has asked for, found by its owner or its id.
+"""The requests of the agent (interrupts), found by owner or id.
 
-The rows follow the log, in the transaction of the entries they belong to; here
-they are read. A settled request is kept for a while, so that who comes too late
-can be told so.
+`follow` writes their rows in the transaction of the log entries they belong to. A settled
+request is kept for a while, so that a late answer gets the reason for its refusal.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, delete, insert, select, update
 
-from ..domain.permissions import Grant
+from ..domain.permissions import AllowRule
 from ..domain.ports import Pending
 from ..domain.requests import ENDED
 from ..domain.task import Task, TaskHead
@@ -29,8 +28,8 @@ from .database import Database
 from .tables import grants, interrupts, tasks
 
 
-class SqlAsked:
-    """Implements `domain.ports.Asked`."""
+class SqlInterrupts:
+    """Implements `domain.ports.InterruptStore`."""
 
     def __init__(self, database: Database, root: Root = ANY_ROOT) -> None:
         self._database = database
@@ -42,16 +41,16 @@ class SqlAsked:
     async def find(self, owner: str, request_id: str) -> Pending | None:
         return await self._database.read(_find, owner, request_id)
 
-    async def grants(self, owner: str, context_id: str) -> Sequence[Grant]:
-        return await self._database.read(_grants, owner, context_id)
+    async def allow_rules(self, owner: str, context_id: str) -> Sequence[AllowRule]:
+        return await self._database.read(_allow_rules, owner, context_id)
 
 
-_ABOUT = (InterruptOpened, InterruptAnswered, InterruptResolved, Ended)
+_INTERRUPT_UPDATES = (InterruptOpened, InterruptAnswered, InterruptResolved, Ended)
 
 
 def follow(db: Connection, task: Task, entries: Sequence[LogEntry]) -> None:
-    """Carry what these entries say into the rows; most say nothing, and cost nothing here."""
-    about = [entry for entry in entries if isinstance(entry.update, _ABOUT)]
+    """Update the rows of interrupts for these entries. Most entries are not about any."""
+    about = [entry for entry in entries if isinstance(entry.update, _INTERRUPT_UPDATES)]
     if task.interrupts or any(not isinstance(entry.update, Ended) for entry in about):
         for entry in about:
             _follow(db, task.head, entry)
@@ -60,7 +59,7 @@ def follow(db: Connection, task: Task, entries: Sequence[LogEntry]) -> None:
 def _follow(db: Connection, head: TaskHead, entry: LogEntry) -> None:
     match entry.update:
         case InterruptOpened(interrupt=interrupt, expires_at=expires_at):
-            # The agent may ask again for what we took for settled.
+            # The agent may open a request again that was settled here.
             db.execute(delete(interrupts).where(interrupts.c.request_id == interrupt.request_id))
             row = {
                 "request_id": interrupt.request_id,
@@ -73,42 +72,42 @@ def _follow(db: Connection, head: TaskHead, entry: LogEntry) -> None:
             }
             db.execute(insert(interrupts), row)
         case InterruptAnswered(interrupt=interrupt, resolution=resolution):
-            _close(db, entry.at, resolution, interrupts.c.request_id == interrupt.request_id)
+            this = interrupts.c.request_id == interrupt.request_id
+            _close(db, this, at=entry.at, resolution=resolution)
             if isinstance(interrupt, PermissionAsk) and entry.update.grants:
-                _grant(db, head, {Grant(interrupt.permission, p) for p in entry.update.grants})
+                rules = {AllowRule(interrupt.permission, p) for p in entry.update.grants}
+                _add_rules(db, head, rules)
         case InterruptResolved(interrupt=interrupt, resolution=resolution):
-            _close(db, entry.at, resolution, interrupts.c.request_id == interrupt.request_id)
+            this = interrupts.c.request_id == interrupt.request_id
+            _close(db, this, at=entry.at, resolution=resolution)
         case Ended():
-            _close(db, entry.at, ENDED, interrupts.c.task_id == head.id)
+            _close(db, interrupts.c.task_id == head.id, at=entry.at, resolution=ENDED)
         case _:
             pass
 
 
 def forget(db: Connection, before: int) -> int:
-    """Forget requests that were settled before then."""
+    """Delete requests that were settled before then."""
     return db.execute(delete(interrupts).where(interrupts.c.closed_at < before)).rowcount
 
 
-def _close(db: Connection, at: int, resolution: str, which: Any) -> None:
-    still_open = interrupts.c.closed_at.is_(None)
-    closed = update(interrupts).where(which, still_open)
+def _close(db: Connection, which: ColumnElement[bool], *, at: int, resolution: str) -> None:
+    closed = update(interrupts).where(which, interrupts.c.closed_at.is_(None))
     db.execute(closed.values(closed_at=at, resolution=resolution))
 
 
-def _grant(db: Connection, head: TaskHead, granted: set[Grant]) -> None:
-    new = granted - set(_grants(db, head.owner, head.context_id))
-    where = {"owner": head.owner, "context_id": head.context_id}
-    for grant in new:
-        db.execute(
-            insert(grants), {**where, "permission": grant.permission, "pattern": grant.pattern}
-        )
+def _add_rules(db: Connection, head: TaskHead, rules: set[AllowRule]) -> None:
+    context = {"owner": head.owner, "context_id": head.context_id}
+    for rule in rules - set(_allow_rules(db, head.owner, head.context_id)):
+        row = {**context, "permission": rule.permission, "pattern": rule.pattern}
+        db.execute(insert(grants), row)
 
 
-def _grants(db: Connection, owner: str, context_id: str) -> list[Grant]:
+def _allow_rules(db: Connection, owner: str, context_id: str) -> list[AllowRule]:
     given = select(grants.c.permission, grants.c.pattern).where(
         grants.c.owner == owner, grants.c.context_id == context_id
     )
-    return [Grant(row.permission, row.pattern) for row in db.execute(given)]
+    return [AllowRule(row.permission, row.pattern) for row in db.execute(given)]
 
 
 def _pending(db: Connection, owner: str, root: str) -> list[Pending]:
@@ -131,6 +130,13 @@ def _rows(owner: str) -> Select[Any]:
 
 
 def _read(row: Any) -> Pending:
-    opened = codec.decode(0, row.asked_at, InterruptOpened.__name__, row.asked).update
+    kind = InterruptOpened.__name__
+    opened = codec.decode(seq=0, at=row.asked_at, kind=kind, body=row.asked).update
     assert isinstance(opened, InterruptOpened)
-    return Pending(opened.interrupt, row.task_id, row.context_id, row.expires_at, row.resolution)
+    return Pending(
+        opened.interrupt,
+        task_id=row.task_id,
+        context_id=row.context_id,
+        expires_at=row.expires_at,
+        resolution=row.resolution,
+    )

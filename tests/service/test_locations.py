@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.service.places import in_root, in_root_only
+from opencode_a2a.service.git import in_root, in_root_only
 from tests.test_paths import git
 
 

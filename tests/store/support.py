@@ -1,4 +1,4 @@
-"""Words for the tests of the store: short ways to say things, and to wait for them."""
+"""Sample tasks and updates for the tests of the store, and ways to wait for commits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAILED = Ended(TaskState.FAILED, "It broke.")
 
 
 def soon() -> asyncio.Timeout:
-    """Every wait of these tests is over by then."""
+    """The limit for every wait of these tests."""
     return asyncio.timeout(60)
 
 
@@ -46,7 +46,7 @@ class Clock:
         return self.now
 
     def outlast_leases(self) -> None:
-        """What is held now, and not renewed, is nobody's afterwards."""
+        """Let every lease run out that is not renewed."""
         self.now += LEASE + 1
 
 
@@ -70,7 +70,7 @@ def step(number: int) -> Progress:
 
 
 async def rest(cursor: Cursor) -> list[LogEntry]:
-    """Everything a cursor still has to give."""
+    """All entries that a cursor has not read yet."""
     found: list[LogEntry] = []
     async with soon():
         while entries := await cursor.read():
@@ -78,9 +78,9 @@ async def rest(cursor: Cursor) -> list[LogEntry]:
     return found
 
 
-async def taken(log: SqlTaskLog) -> list[str]:
-    """The tasks that a log takes up, because nobody holds them."""
-    return [task.head.id for task in await log.take_orphans()]
+async def claimed_ids(log: SqlTaskLog) -> list[str]:
+    """The ids of the tasks that a log claims."""
+    return [task.head.id for task in await log.claim_expired()]
 
 
 async def settled(log: SqlTaskLog, task_id: str) -> None:
@@ -99,7 +99,7 @@ def numbers(entries: list[LogEntry]) -> list[int]:
 
 @asynccontextmanager
 async def writer_busy(database: Database) -> AsyncIterator[None]:
-    """While inside, nothing more is committed: whatever is said has to wait."""
+    """Keep the writer thread busy: nothing is committed inside the block."""
     begun, go_on = threading.Event(), threading.Event()
 
     def hold(_: object) -> None:
@@ -123,8 +123,8 @@ async def settle() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """All of a task that anybody can see."""
+class VisibleState:
+    """Everything of a task that a client can see."""
 
     head: TaskHead
     state: TaskState
@@ -139,10 +139,10 @@ class Shown:
     ended: Ended | None
 
 
-def shown(task: Task) -> Shown:
+def visible_state(task: Task) -> VisibleState:
     blocks = task.visible_blocks()  # joins the pieces of each
     assert all(len(block.pieces) <= 1 for block in blocks)
-    return Shown(
+    return VisibleState(
         task.head,
         task.state,
         task.status_at,

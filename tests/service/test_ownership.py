@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from opencode_a2a.domain.catalog import Catalog, Place, SessionInfo, SessionOwner, SessionQuery
+from opencode_a2a.domain.catalog import Catalog, Location, SessionInfo, SessionOwner, SessionQuery
 from opencode_a2a.domain.values import PermissionRule, SessionRef
 from opencode_a2a.errors import SessionNotFound, StoreUnavailable, UpstreamTimeout
-from opencode_a2a.service.access import BEING_MADE, FURTHEST, Access
-from opencode_a2a.service.places import Places
+from opencode_a2a.service.locations import Locations
+from opencode_a2a.service.ownership import CREATION_MS, MAX_SEARCHED, Ownership
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from tests.service.house import ALICE
@@ -47,16 +47,16 @@ async def _session(session_id: str) -> SessionInfo:
     return SESSION
 
 
-def access(owners: Watched) -> Access:
+def ownership(owners: Watched) -> Ownership:
     catalog = cast(Catalog, SimpleNamespace(session=_session))
-    places = Places(catalog, owners, Path("/"), shared=True, directories=True)
-    return Access(catalog, owners, places, True, lambda: 0, claim_ms=20)
+    locations = Locations(catalog, owners, Path("/"), shared=True, directories=True)
+    return Ownership(catalog, owners, locations, shared=True, clock=lambda: 0, claim_ms=20)
 
 
 async def test_a_claim_is_held_as_long_as_it_takes_and_made_final() -> None:
     async with asyncio.timeout(30), Database.open("sqlite://") as database:
         owners = Watched(database)
-        async with access(owners).claiming(ALICE, SESSION.id) as session:
+        async with ownership(owners).claiming(ALICE, SESSION.id) as session:
             assert session == SESSION
             assert [await owners.claims.get() for _ in range(4)] == [20] * 4
         while (last := await owners.claims.get()) is not None:
@@ -68,7 +68,7 @@ async def test_what_fails_leaves_a_claim_that_ends() -> None:
     async with asyncio.timeout(30), Database.open("sqlite://") as database:
         owners = Watched(database)
         with pytest.raises(ValueError, match="in vain"):
-            async with access(owners).claiming(ALICE, SESSION.id):
+            async with ownership(owners).claiming(ALICE, SESSION.id):
                 raise ValueError("in vain")
         assert await owners.owners([SESSION.id]) == {}
 
@@ -84,9 +84,11 @@ async def test_rules_are_set_before_anybody_owns_a_session() -> None:
     async with asyncio.timeout(30), Database.open("sqlite://") as database:
         owners = SqlBindings(database)
         catalog = cast(Catalog, SimpleNamespace(session=_session, restrict=restrict))
-        places = Places(catalog, owners, Path("/"), shared=True, directories=True)
+        locations = Locations(catalog, owners, Path("/"), shared=True, directories=True)
         rules = (PermissionRule("bash", "*", "ask"),)
-        guard = Access(catalog, owners, places, True, lambda: 0, 20, rules)
+        guard = Ownership(
+            catalog, owners, locations, shared=True, clock=lambda: 0, claim_ms=20, rules=rules
+        )
         with pytest.raises(UpstreamTimeout):
             await guard.own(ALICE, SESSION.ref)
         assert await owners.owners([SESSION.id]) == {}
@@ -98,7 +100,7 @@ async def test_rules_are_set_before_anybody_owns_a_session() -> None:
 async def test_what_is_done_is_not_denied_because_of_the_store() -> None:
     async with asyncio.timeout(30), Database.open("sqlite://") as database:
         owners = Full(database)
-        async with access(owners).claiming(ALICE, SESSION.id):
+        async with ownership(owners).claiming(ALICE, SESSION.id):
             owners.full = True
 
 
@@ -114,8 +116,10 @@ async def test_what_a_service_for_another_root_made_is_not_shared_here(
 
     async with asyncio.timeout(30), Database.open("sqlite://") as database:
         owners, catalog = SqlBindings(database), cast(Catalog, SimpleNamespace(session=session))
-        places = Places(catalog, owners, Path("/"), shared=True, directories=True)
-        guard = Access(catalog, owners, places, True, lambda: BEING_MADE, claim_ms=20)
+        locations = Locations(catalog, owners, Path("/"), shared=True, directories=True)
+        guard = Ownership(
+            catalog, owners, locations, shared=True, clock=lambda: CREATION_MS, claim_ms=20
+        )
         assert await guard.among(ALICE, [made]) == [made] * is_seen
         if is_seen:
             assert await guard.visible(ALICE, made.id) == made
@@ -131,7 +135,7 @@ class Crowd:
         self.of_alice = f"ses_{of_alice}"
         self.listed: list[int] = []
 
-    async def sessions(self, place: Place, query: SessionQuery) -> Sequence[SessionInfo]:
+    async def sessions(self, location: Location, query: SessionQuery) -> Sequence[SessionInfo]:
         self.listed.append(query.limit)
         return [SessionInfo(f"ses_{n}", "", "/home/project", 0, 0) for n in range(query.limit)]
 
@@ -145,8 +149,8 @@ class Crowd:
 @pytest.mark.parametrize(("of_alice", "found"), [(3, True), (5_000, True), (50_000, False)])
 async def test_a_list_looks_further_back_but_not_for_ever(of_alice: int, found: bool) -> None:
     crowd = cast(Any, Crowd(of_alice))
-    places = Places(crowd, crowd, Path("/home/project"), shared=False, directories=False)
-    access = Access(crowd, crowd, places, False, lambda: 0, claim_ms=1)
-    seen = await access.latest(ALICE, Place("/home/project"), SessionQuery(2))
+    locations = Locations(crowd, crowd, Path("/home/project"), shared=False, directories=False)
+    ownership = Ownership(crowd, crowd, locations, shared=False, clock=lambda: 0, claim_ms=1)
+    seen = await ownership.latest(ALICE, Location("/home/project"), query=SessionQuery(2))
     assert [session.id for session in seen] == [crowd.of_alice] * found
-    assert max(crowd.listed) == FURTHEST
+    assert max(crowd.listed) == MAX_SEARCHED

@@ -1,4 +1,4 @@
-"""What a request asks for besides its message: a session, a place, a model, an agent."""
+"""The options of a request: its session, location, model and agent."""
 
 from __future__ import annotations
 

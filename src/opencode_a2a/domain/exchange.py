@@ -1,0 +1,473 @@
+"""One prompt and its answer: sent once, listened to, and stopped when it must be.
+
+A pure machine like `run.py`, of which it is a part: what happened goes in through `feed`, what to
+do next comes out of `next`. `outcome` is set once the prompt is answered, or will not be.
+
+* Before the prompt the exchange subscribes to events. The prompt is sent once: where it is not
+  certain whether it has arrived, the exchange asks before it sends it again.
+* Events may be lost. What is stored is read after a gap, after silence, and soon after something
+  says that the answer may be complete or a request settled.
+* A decision about a request of the agent is delivered until the agent confirms it. A person has
+  `answer` seconds to decide; then the request is refused.
+* An exchange that is stopped is aborted again and again until OpenCode has ended it, for at most
+  `abort` seconds. Nothing is allowed meanwhile, because the agent would still do it.
+* A person's time does not count as the agent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import assert_never
+
+from .effects import (
+    Abort,
+    Aborted,
+    Deliver,
+    Delivered,
+    Effect,
+    EffectFailed,
+    ExpireRequests,
+    FindPrompt,
+    Happened,
+    Heard,
+    Listen,
+    NothingHeard,
+    PromptSearched,
+    PromptSent,
+    Reconcile,
+    RenewSession,
+    RequestsExpired,
+    SendPrompt,
+    SessionMissing,
+    SessionOpened,
+    StoredRead,
+    Subscribe,
+    Subscribed,
+    Wait,
+)
+from .events import AgentEvent, Gap, InterruptClosed
+from .permissions import AllowRule, covers
+from .requests import ELSEWHERE, EXPIRED
+from .task import Task
+from .turn import Outcome, Turn
+from .updates import InterruptAnswered, InterruptOpened, Started, Update
+from .values import (
+    Decision,
+    Failure,
+    PermissionAsk,
+    PermissionDecision,
+    Problem,
+    Prompt,
+    QuestionDecision,
+    TaskState,
+)
+
+ABORT_AGAIN_SECONDS = 0.2
+NOT_DECIDED = "Nobody was there to decide in time. Go on without it, or say what you need."
+SESSION_DELETED = Problem(
+    Failure.UPSTREAM_INTERRUPTED,
+    "The session of this task was deleted in OpenCode. Send the request again in the same context: "
+    "it goes on there in a new session.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimits:
+    """Seconds that a run may take for what."""
+
+    deadline: float = 1800.0  # work on one prompt
+    abort: float = 10.0  # until an aborted run has ended
+    quiet: float = 15.0  # without an event before what is stored is read
+    retry: float = 1.0  # between two attempts, and before a doubt is looked into
+    unreachable: float = 30.0  # OpenCode or the store may be away
+    answer: float = 10_800.0  # a person may take to decide
+
+
+class Patience:
+    """How long OpenCode, or the store, is waited for when it cannot be reached."""
+
+    def __init__(self, limits: RunLimits) -> None:
+        self.retry_at = 0.0
+        self._limits = limits
+        self._failing_since: float | None = None
+
+    def reached(self) -> None:
+        self._failing_since = None
+
+    def lost(self, now: float) -> bool:
+        """An attempt has failed. Whether none has succeeded for too long."""
+        self.retry_at = now + self._limits.retry
+        if self._failing_since is None:
+            self._failing_since = now
+        return now - self._failing_since > self._limits.unreachable
+
+
+class _Stage(Enum):
+    SUBSCRIBE = auto()
+    FIND = auto()  # the prompt may have been sent
+    SEND = auto()
+    SENDING = auto()
+    RENEW = auto()  # the session is gone, and the prompt was not sent
+    WORK = auto()  # OpenCode has the prompt
+
+
+@dataclass(slots=True)
+class _Stop:
+    """OpenCode is being made to stop."""
+
+    outcome: Outcome  # what will be said about it
+    until: float
+    abort_at: float
+    ends_task: bool  # also if more prompts wait
+    heard_all: bool = False  # that had arrived before: what is done need not be stopped
+    aborted: bool = False
+    is_fault: bool = False  # of ours: updates may have been lost
+    only_once: bool = False  # there is no session any more in which the end could be seen
+
+
+class Exchange:
+    def __init__(
+        self,
+        limits: RunLimits,
+        prompt: Prompt,
+        session_id: str,
+        rules: list[AllowRule],
+        *,
+        resumed: Task | None = None,
+    ) -> None:
+        """`rules` may grow meanwhile. `resumed` is a task of an earlier process.
+
+        That process may have sent the prompt.
+        """
+        self.prompt = prompt
+        self.outcome: Outcome | None = None
+        self.turn: Turn | None = None
+        self._limits = limits
+        self._session_id = session_id
+        self._rules = rules
+        self._resumed = resumed
+        self._maybe_sent = resumed is not None
+        self._now = 0.0
+        self._stage = _Stage.SUBSCRIBE
+        self._patience = Patience(limits)
+        self._renewed = False
+        self._stop: _Stop | None = None
+        self._work_until = 0.0
+        self._heard_at = 0.0  # when something was heard or read last
+        self._unsettled_since: float | None = None
+        self._deliveries: dict[str, Deliver] = {}  # by request, oldest first
+        self._delivering: set[str] = set()  # requests whose delivery is under way
+        self._expiring = False
+
+    @property
+    def give_up_at(self) -> float | None:
+        """When an exchange that is being stopped is given up."""
+        return self._stop.until if self._stop is not None else None
+
+    @property
+    def ends_task(self) -> bool:
+        """Whether the task ends with this exchange, also if more prompts wait."""
+        return self._stop is not None and self._stop.ends_task
+
+    @property
+    def may_be_running(self) -> bool:
+        """Whether OpenCode may be at work on the prompt."""
+        return self._maybe_sent or self._stage in (_Stage.SENDING, _Stage.WORK)
+
+    def will_deliver(self, request_id: str) -> bool:
+        """Whether a decision is on its way to the agent."""
+        return request_id in self._deliveries or request_id in self._delivering
+
+    def pass_time(self, now: float) -> None:
+        if self.turn is not None and self.turn.requests.open:  # a person's time
+            self._work_until += max(0.0, now - self._now)
+        self._now = now
+
+    # -- what happened
+
+    def feed(self, happened: Happened) -> list[Update]:
+        updates = self._feed(happened)
+        turn = self.turn
+        if self.outcome is None and turn is not None:
+            if turn.outcome is not None:
+                self._end(turn.outcome)
+            elif not turn.awaits_settlement:
+                self._unsettled_since = None
+            elif self._unsettled_since is None:
+                self._unsettled_since = self._now
+        return updates
+
+    def _feed(self, happened: Happened) -> list[Update]:
+        match happened:
+            case Heard(events):
+                self._heard_at = self._now
+                return self._take_events(events)
+            case NothingHeard():
+                if self._stop is not None:
+                    self._stop.heard_all = True
+            case EffectFailed():
+                self._on_failure(happened)
+            case SessionMissing(effect):
+                self._on_session_missing(effect)
+            case RequestsExpired():
+                return self._refuse_expired()
+            case _:
+                return self._take_answer(happened)
+        return []
+
+    def _take_answer(self, happened: Happened) -> list[Update]:
+        """OpenCode has answered a request of ours."""
+        # That a prompt is missing does not mean that it can be sent.
+        if happened != PromptSearched(found=False):
+            self._patience.reached()
+        match happened:
+            case Subscribed():
+                self._begin_turn()
+            case PromptSearched(found):
+                self._stage = _Stage.SEND
+                if found:
+                    return self._begin_work()
+            case PromptSent():
+                return self._begin_work()
+            case SessionOpened(session_id, title):
+                self._session_id, self._stage = session_id, _Stage.SUBSCRIBE
+                return [Started(session_id, title)]
+            case StoredRead(events):
+                self._heard_at, self._unsettled_since = self._now, None
+                updates = self._take_events(events)
+                for interrupt, decision in self.turn.requests.decided() if self.turn else ():
+                    self._deliver(Deliver(interrupt, decision))
+                return updates
+            case Delivered(interrupt, wanted):
+                self._delivering.discard(interrupt.request_id)
+                if wanted and self.turn is not None:
+                    closed = InterruptClosed(interrupt.session, interrupt.request_id, ELSEWHERE)
+                    return self.turn.feed(closed)
+            case Aborted() if self._stop is not None:
+                self._stop.abort_at = self._now + ABORT_AGAIN_SECONDS
+                if self._stop.only_once:
+                    self._end(self._stop.outcome)
+            case _:
+                pass
+        return []
+
+    def _take_events(self, events: Sequence[AgentEvent]) -> list[Update]:
+        """What follows from events. A request that a rule allows is answered, not shown."""
+        if self.turn is None:
+            return []
+        updates = list[Update]()
+        for event in events:
+            for update in self.turn.feed(event):
+                ask = update.interrupt if isinstance(update, InterruptOpened) else None
+                if isinstance(ask, PermissionAsk) and covers(self._rules, ask):
+                    self.turn.requests.allow(ask.request_id)
+                    self._deliver(Deliver(ask, PermissionDecision("once"), by_rule=True))
+                else:
+                    updates.append(update)
+        return updates
+
+    def take_decision(self, answer: InterruptAnswered) -> None:
+        """Somebody has decided about a request, and the log has it."""
+        if self.turn is None:
+            return  # the turn will find it in the log
+        self.turn.requests.answer(answer)
+        self._deliver(Deliver(answer.interrupt, answer.decision))
+
+    def _deliver(self, delivery: Deliver) -> None:
+        """Next, unless OpenCode is being stopped: what is allowed then would still be done."""
+        request_id = delivery.interrupt.request_id
+        if request_id not in self._delivering and (
+            self._stop is None or refuses(delivery.decision)
+        ):
+            self._deliveries.setdefault(request_id, delivery)
+
+    def _refuse_expired(self) -> list[Update]:
+        self._expiring = False
+        refused = list[Update]()
+        if self.turn is None:
+            return refused
+        requests = self.turn.requests
+        for opened in requests.expired(_milliseconds(self._now)):
+            refusal: Decision = QuestionDecision(None)
+            if isinstance(opened.interrupt, PermissionAsk):
+                refusal = PermissionDecision("reject", NOT_DECIDED)
+            answer = InterruptAnswered(
+                opened.interrupt, refusal, EXPIRED, still_open=len(requests.open) - 1
+            )
+            requests.answer(answer)
+            self._deliver(Deliver(opened.interrupt, refusal, unstored=True))
+            refused.append(answer)
+        return refused
+
+    def _begin_turn(self) -> None:
+        self.turn = Turn(self._session_id, self.prompt.message_id, self._answer_deadline)
+        # Not earlier: until there is a turn, a decision is only stored.
+        if self._resumed is not None:
+            self.turn.resume(self._resumed)
+            self._resumed = None
+        self._stage = _Stage.FIND if self._maybe_sent else _Stage.SEND
+
+    def _begin_work(self) -> list[Update]:
+        self._stage = _Stage.WORK
+        self._work_until, self._heard_at = self._now + self._limits.deadline, self._now
+        if self._maybe_sent and self.turn is not None:
+            return self.turn.feed(Gap(self._session_id))
+        return []
+
+    # -- trouble
+
+    def _on_failure(self, failed: EffectFailed) -> None:
+        stop = self._stop
+        match failed.effect:
+            case Deliver(interrupt=interrupt):  # reading what is stored brings it back
+                self._delivering.discard(interrupt.request_id)
+            case Reconcile():
+                self._heard_at = self._now
+                if self._patience.lost(self._now):
+                    self.fail(failed.problem)
+            case effect:
+                if isinstance(effect, SendPrompt):
+                    self._stage, self._maybe_sent = _Stage.FIND, True
+                elif stop is not None:
+                    self._end(stop.outcome)
+                    return
+                if not failed.unreachable or self._patience.lost(self._now):
+                    self.fail(failed.problem)
+
+    def _on_session_missing(self, effect: Effect) -> None:
+        if isinstance(effect, SendPrompt) and not self._maybe_sent and not self._renewed:
+            self._stage, self._renewed, self.turn = _Stage.RENEW, True, None
+            if self._stop is not None:
+                self._end(self._stop.outcome)
+            return
+        self.fail(SESSION_DELETED)
+        if self._stop is not None:  # to delete a session does not stop what runs in it
+            self._stop.only_once = True
+
+    def fail(self, problem: Problem, *, is_fault: bool = False) -> None:
+        self.stop(failed(problem), ends_task=True)
+        if self._stop is not None:
+            self._stop.is_fault |= is_fault
+
+    def stop(self, outcome: Outcome, *, ends_task: bool) -> None:
+        """Make OpenCode stop what it may be doing; the exchange is over when it has."""
+        if self._stop is not None:
+            self._stop.ends_task |= ends_task
+            return
+        until = self._now + self._limits.abort
+        self._stop = _Stop(outcome=outcome, until=until, abort_at=self._now, ends_task=ends_task)
+        pending = self._deliveries.items()
+        self._deliveries = {key: each for key, each in pending if refuses(each.decision)}
+        if not self.may_be_running:
+            self._end(outcome)
+
+    def _end(self, outcome: Outcome) -> None:
+        stop = self._stop
+        done = outcome.state is TaskState.COMPLETED
+        if stop is not None and done and not stop.aborted and not stop.is_fault:
+            stop = None  # it was done before it could be stopped
+        self.outcome = stop.outcome if stop is not None else outcome
+
+    # -- what to do next
+
+    def next(self) -> Effect | None:
+        """What to do now; None when the exchange is over."""
+        stop = self._stop
+        if stop is not None and self.outcome is None and self._now >= stop.until:
+            self._end(stop.outcome)
+        if self.outcome is not None:
+            return None
+        for request_id in self._deliveries:
+            self._delivering.add(request_id)
+            return self._deliveries.pop(request_id)
+        if self._stage is not _Stage.WORK and self._now < self._patience.retry_at:
+            retry_at = self._patience.retry_at
+            return Wait(retry_at if stop is None else min(retry_at, stop.until))
+        match self._stage:
+            case _Stage.RENEW:
+                return RenewSession()
+            case _Stage.SUBSCRIBE:
+                return Subscribe()
+            case _Stage.FIND:
+                return FindPrompt(self.prompt.message_id)
+            case _Stage.SEND:
+                if stop is not None:  # OpenCode does not have the prompt
+                    self._end(stop.outcome)
+                    return None
+                self._stage = _Stage.SENDING
+                return SendPrompt(self.prompt)
+            case _Stage.SENDING:  # nobody has said what came of it
+                self._stage, self._maybe_sent = _Stage.FIND, True
+                return FindPrompt(self.prompt.message_id)
+            case _Stage.WORK:
+                assert self.turn is not None
+                return self._next_of_work(self.turn)
+            case _:
+                assert_never(self._stage)
+
+    def _next_of_work(self, turn: Turn) -> Effect | None:
+        stop = self._stop
+        if stop is None and not turn.requests.open and self._now >= self._work_until:
+            self.stop(self._too_late(), ends_task=False)
+            return self.next()
+        if stop is not None:
+            if not stop.heard_all and not stop.only_once:
+                return Listen(self._now)
+            if self._now >= stop.abort_at:
+                stop.aborted = True
+                return Abort(frozenset(turn.family))
+        if not self._expiring and turn.requests.expired(_milliseconds(self._now)):
+            self._expiring = True
+            return ExpireRequests()
+        reconcile_at = self._reconcile_at(turn)
+        if self._now >= reconcile_at:
+            return Reconcile(turn.message_id)
+        return Listen(min([reconcile_at, *self._deadlines(turn)]))
+
+    def _reconcile_at(self, turn: Turn) -> float:
+        """When to read what is stored."""
+        limits = self._limits
+        at = self._heard_at + (limits.retry if turn.in_doubt else limits.quiet)
+        if turn.needs_reconcile:
+            at = self._now
+        if self._unsettled_since is not None:
+            at = min(at, self._unsettled_since + limits.retry)
+        return max(at, self._patience.retry_at)
+
+    def _deadlines(self, turn: Turn) -> list[float]:
+        """What must not be missed while listening."""
+        deadlines = []
+        if self._stop is not None:
+            deadlines += [self._stop.until, self._stop.abort_at]
+        elif not turn.requests.open:
+            deadlines.append(self._work_until)
+        if not self._expiring and (expiry := turn.requests.next_deadline()) is not None:
+            deadlines.append(expiry / 1000)
+        return deadlines
+
+    def _answer_deadline(self) -> int:
+        return _milliseconds(self._now + self._limits.answer)
+
+    def _too_late(self) -> Outcome:
+        problem = Problem(
+            Failure.DEADLINE_EXCEEDED,
+            f"The agent did not finish within {self._limits.deadline:g} seconds of work and was "
+            "stopped. OPENCODE_TIMEOUT_STREAM sets this limit.",
+        )
+        return failed(problem)
+
+
+def failed(problem: Problem) -> Outcome:
+    return Outcome(TaskState.FAILED, problem.message, problem)
+
+
+def refuses(decision: Decision) -> bool:
+    if isinstance(decision, PermissionDecision):
+        return decision.reply == "reject"
+    return decision.answers is None
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)

@@ -1,0 +1,382 @@
+"""One task's work as a pure machine: what happened goes in, what to do next comes out.
+
+    Run.feed(happened, now)  ->  updates for the log
+    Run.next(now)            ->  one effect to perform
+
+It never waits and performs no I/O. Time is an argument and a failure is an input, so that every
+rule about retries, deadlines, cancellation and recovery is tested with a list of inputs. One prompt
+and its answer is an `Exchange`. What the agent's events mean is decided in `turn.py`, who may run
+in `admission.py`; `service/runner.py` performs the effects.
+
+* A task waits until it is stored, until older tasks of its context have ended, and for a slot.
+* Its prompts are answered one after the other. More may be added while one is being answered.
+  Between two prompts the task lets callers who have fewer running tasks go first.
+* A task of an earlier process goes on with the last of its prompts that OpenCode has.
+* What is unreachable is waited for; a cancel ends that at once, unless OpenCode may be at work.
+* The last updates close what is still open. Nothing follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .effects import (
+    AwaitOlderTasks,
+    AwaitSlot,
+    CancelRequested,
+    ChangesRead,
+    Deliver,
+    DiscardSession,
+    Effect,
+    EffectFailed,
+    FindPrompt,
+    Finish,
+    Flush,
+    Flushed,
+    Happened,
+    Heard,
+    LeaseLost,
+    OlderTasksChecked,
+    OpenSession,
+    PromptExpected,
+    PromptSearched,
+    PromptStored,
+    PromptWithdrawn,
+    ReadChanges,
+    RequestAnswered,
+    ServiceBroken,
+    SessionDiscarded,
+    SessionMissing,
+    SessionOpened,
+    SlotGranted,
+    TaskNotStored,
+    Wait,
+)
+from .exchange import SESSION_DELETED, Exchange, Patience, RunLimits, failed
+from .permissions import AllowRule
+from .task import Task
+from .turn import Outcome, Turn
+from .updates import ChangesMade, Ended, InterruptOpened, Progress, Started, Update
+from .values import PermissionAsk, Problem, Prompt, TaskState, Usage
+
+CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
+
+
+class Run:
+    def __init__(
+        self,
+        limits: RunLimits,
+        *,
+        fresh: bool = False,
+        resumed: Task | None = None,
+        prompts: Sequence[Prompt] = (),
+    ) -> None:
+        """`fresh`: the context is new, so nothing else can be going on in it.
+
+        `resumed` is a task that an earlier process has begun, with the prompts it had.
+        """
+        self._limits = limits
+        self.fresh = fresh
+        self._resumed = resumed
+        self._prompts: dict[int, Prompt | None] = dict(enumerate(prompts, -len(prompts)))
+        self._unsearched = len(prompts) - 1 if resumed is not None and resumed.session else 0
+        self._now = 0.0
+        self._patience = Patience(limits)
+        self._is_oldest = fresh  # no older task of the context is left
+        self._has_started = resumed is not None and resumed.session is not None
+        self._has_slot = resumed is not None and resumed.state is TaskState.WORKING
+        self._task_exists = True
+        self._broken = False
+        self._cancel_until: float | None = None
+        self._session_id: str | None = None
+        self._title = ""
+        self._rules: list[AllowRule] = []
+        self._exchange: Exchange | None = None
+        self._outcome: Outcome | None = None  # of the newest prompt
+        self._usage: Usage | None = None
+        self._changed: list[str] = []  # messages in answer to which files were changed
+        self._unread_changes = False
+        self._must_flush = False
+        self._closing: list[Update] = []  # of an exchange that is over: not yet in the log
+        self._may_give_way = False
+        self._finish: Finish | None = None
+
+    # -- what others may ask
+
+    @property
+    def closed(self) -> bool:
+        """The last updates are decided, and nothing more is asked of the agent."""
+        return self._finish is not None
+
+    @property
+    def working(self) -> bool:
+        """A prompt is being answered."""
+        return self._exchange is not None and self._finish is None
+
+    @property
+    def task_exists(self) -> bool:
+        """Whether the task was stored, as far as is known."""
+        return self._task_exists
+
+    @property
+    def canceled(self) -> bool:
+        return self._cancel_until is not None
+
+    @property
+    def waiting_prompts(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def give_up_at(self) -> float | None:
+        """When the effect that is being performed is to be left, if it is to be."""
+        found = self._exchange.give_up_at if self._exchange is not None else None
+        return self._cancel_until if found is None else found
+
+    @property
+    def open_requests(self) -> dict[str, InterruptOpened] | None:
+        """What the agent waits for; None while only the log knows."""
+        turn = self._exchange.turn if self._exchange is not None else None
+        return turn.requests.open if turn is not None else None
+
+    def will_deliver(self, request_id: str) -> bool:
+        """Whether a decision is on its way to the agent."""
+        return self._exchange is not None and self._exchange.will_deliver(request_id)
+
+    # -- what happened
+
+    def feed(self, happened: Happened, now: float) -> list[Update]:
+        if self._finish is not None:
+            return []
+        self._pass_time(now)
+        if isinstance(happened, Heard):  # by far the most frequent
+            updates = self._exchange.feed(happened) if self._exchange is not None else []
+        else:
+            updates = self._feed(happened)
+        self._take_outcome()
+        updates += self._closing
+        self._closing = []
+        return updates
+
+    def _feed(self, happened: Happened) -> list[Update]:
+        match happened:
+            case PromptExpected(key):
+                self._prompts[key] = None
+            case PromptStored(key, prompt):
+                self._prompts[key] = prompt
+            case PromptWithdrawn(key):
+                del self._prompts[key]
+            case TaskNotStored():
+                self._task_exists = False
+            case CancelRequested():
+                self._cancel()
+            case LeaseLost() | SessionDiscarded():
+                self._finish = Finish()
+            case ServiceBroken(problem):
+                self._on_fault(problem)
+            case RequestAnswered(answer):
+                if self._exchange is not None:
+                    self._exchange.take_decision(answer)
+                if isinstance(ask := answer.interrupt, PermissionAsk):
+                    self._rules += [AllowRule(ask.permission, pattern) for pattern in answer.grants]
+            case _:
+                return self._feed_result(happened)
+        return []
+
+    def _feed_result(self, happened: Happened) -> list[Update]:
+        """What came of an effect."""
+        if isinstance(happened, SessionOpened):
+            self._session_id, self._title = happened.session_id, happened.title
+            self._rules += happened.rules
+        if self._exchange is not None:
+            return self._exchange.feed(happened)
+        match happened:
+            case EffectFailed():
+                self._on_failure(happened)
+                return []
+            case SessionMissing():
+                self._fail(SESSION_DELETED)
+            case OlderTasksChecked(left):
+                self._is_oldest = not left
+            case SlotGranted():
+                self._has_slot, self._may_give_way = True, False
+                if not self._has_started and self._session_id is not None:
+                    self._has_started = True
+                    return [Started(self._session_id, self._title)]
+            case PromptSearched(found):
+                self._on_searched(found=found)
+            case Flushed():
+                self._must_flush = False
+            case ChangesRead(files):
+                self._unread_changes = False
+                return [ChangesMade(tuple(files))] if files else []
+            case _:
+                pass
+        self._patience.reached()
+        return []
+
+    def _on_searched(self, *, found: bool) -> None:
+        """Of the prompts that OpenCode has, only the last can be unanswered."""
+        if not found:
+            self._unsearched -= 1
+            return
+        for key, prompt in list(self._prompts.items())[: self._unsearched]:
+            del self._prompts[key]
+            self._changed += [prompt.message_id] if prompt is not None else []
+        self._unsearched = 0
+
+    def _on_failure(self, failure: EffectFailed) -> None:
+        match failure.effect:
+            case ReadChanges():
+                self._unread_changes = False
+            case Deliver():
+                pass  # of an exchange that is over
+            case _:
+                too_long = self._patience.lost(self._now)
+                if too_long or self.canceled or not failure.unreachable:
+                    self._fail(failure.problem)
+
+    def _on_fault(self, problem: Problem) -> None:
+        if self._broken:  # also while the run was being stopped
+            self._end_task(failed(problem))
+        else:
+            self._broken = True
+            self._fail(problem, is_fault=True)
+
+    def _fail(self, problem: Problem, *, is_fault: bool = False) -> None:
+        if self._exchange is not None:
+            self._exchange.fail(problem, is_fault=is_fault)
+        elif self._task_exists:
+            self._end_task(CANCELED if self.canceled else failed(problem))
+
+    def _cancel(self) -> None:
+        if self.canceled:
+            return
+        self._cancel_until = self._now + self._limits.abort
+        may_run = self._has_started and self._resumed is not None  # of an earlier process
+        if self._exchange is not None:
+            self._exchange.stop(CANCELED, ends_task=True)
+        elif not may_run and (self._prompts or self._outcome is None):
+            self._end_task(CANCELED)
+
+    # -- the end
+
+    def _take_outcome(self) -> None:
+        """Take in the outcome of an exchange that is over."""
+        exchange = self._exchange
+        if exchange is None or exchange.outcome is None or self._finish is not None:
+            return
+        outcome, turn = exchange.outcome, exchange.turn
+        self._exchange, self._outcome = None, outcome
+        if turn is not None:
+            self._resumed = None  # the turn has taken up what was open
+            self._closing += turn.close(outcome)
+            self._usage = (self._usage or Usage()) + turn.usage
+            self._title = turn.title or self._title
+            if turn.files_changed:
+                self._changed.append(exchange.prompt.message_id)
+        if self.canceled and self._prompts:
+            self._end_task(CANCELED)
+        elif exchange.ends_task and outcome.state is TaskState.FAILED:
+            self._end_task(outcome)
+        else:
+            self._unread_changes, self._may_give_way = bool(self._changed), True
+        if self._prompts and self._finish is None:
+            # Once OpenCode has the next prompt, nobody reads this answer again.
+            self._must_flush = True
+            if outcome.state is not TaskState.COMPLETED:  # the end of the task will not tell
+                self._closing.append(Progress("run", outcome.state.value, message=outcome.message))
+
+    def _end_task(self, outcome: Outcome) -> None:
+        if self._resumed is not None:  # no turn has taken up what the earlier process left open
+            left = Turn(self._session_id or "", "")
+            left.resume(self._resumed)
+            self._closing += left.close(outcome)
+        ended = Ended(
+            state=outcome.state,
+            message=outcome.message,
+            problem=outcome.problem,
+            usage=self._usage,
+            session=self._session_id if self._has_started else None,
+            title=self._title if self._has_started else "",
+        )
+        self._finish = Finish((*self._closing, ended))
+        self._closing = []
+
+    # -- what to do next
+
+    def next(self, now: float) -> Effect:
+        """What to do now. A prompt, a delivery and an expiry are asked for once."""
+        self._pass_time(now)
+        while self._finish is None:
+            effect = self._exchange.next() if self._exchange is not None else self._next_step()
+            if effect is not None:
+                return effect
+            self._take_outcome()
+        return self._finish
+
+    def _next_step(self) -> Effect | None:
+        """What to do between exchanges; None when one begins, or all is done."""
+        if not self._task_exists:
+            if self.fresh:
+                return DiscardSession()
+            self._finish = Finish()
+            return None
+        if self._cancel_until is not None and self._now >= self._cancel_until:
+            self._end_task(CANCELED)
+            return None
+        if self._now < self._patience.retry_at:
+            return Wait(self._patience.retry_at)
+        return self._next_preparation() or self._next_prompt()
+
+    def _next_preparation(self) -> Effect | None:
+        first_prompt_stored = (
+            self._outcome is not None or None not in list(self._prompts.values())[:1]
+        )
+        if not first_prompt_stored and not self.fresh:
+            return Wait()
+        if not self._is_oldest:
+            return AwaitOlderTasks()
+        if self._session_id is None:
+            return OpenSession()
+        if not first_prompt_stored:
+            return Wait()
+        if not self._has_slot and not self.canceled:
+            return AwaitSlot()
+        if self._unsearched > 0:
+            prompt = list(self._prompts.values())[self._unsearched]
+            assert prompt is not None
+            return FindPrompt(prompt.message_id)
+        return None
+
+    def _next_prompt(self) -> Effect | None:
+        if self._must_flush:
+            closing, self._closing = tuple(self._closing), []
+            return Flush(closing)
+        if not self._prompts:
+            if self._unread_changes:
+                return ReadChanges(tuple(self._changed))
+            self._end_task(self._outcome or CANCELED)
+            return None
+        key, prompt = next(iter(self._prompts.items()))
+        if prompt is None:
+            return Wait()
+        if self._may_give_way:
+            return AwaitSlot(between_prompts=True)
+        del self._prompts[key]
+        assert self._session_id is not None
+        self._exchange = Exchange(
+            limits=self._limits,
+            prompt=prompt,
+            session_id=self._session_id,
+            rules=self._rules,
+            resumed=self._resumed,
+        )
+        self._exchange.pass_time(self._now)
+        if self.canceled:
+            self._exchange.stop(CANCELED, ends_task=True)
+        return None
+
+    def _pass_time(self, now: float) -> None:
+        self._now = now
+        if self._exchange is not None:
+            self._exchange.pass_time(now)

@@ -1,0 +1,213 @@
+"""JSON-RPC and REST in front of the same operations: from a request to a `Call`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..contract.a2a import written
+from ..contract.declare import Json
+from ..contract.dispatch import Contract
+from ..contract.operations import Operation
+from ..domain.values import Caller
+from ..errors import Internal, InvalidParams, InvalidRequest, MethodNotFound, ServiceError
+from . import negotiation
+from .body import read_json
+from .dialect import RPC_DIALECTS, Dialect
+from .events import TaskEvents
+from .failures import line_of, version_of
+from .framing import Framing, RestFraming, RpcFraming
+from .operations import A2A, Call, Operations
+from .parse import from_query
+from .render import Renderer
+from .sse import EventStream
+
+logger = structlog.get_logger()
+
+BROKEN_MESSAGE = "Something went wrong here. The log has it."
+
+LONGEST_NAME = 100  # of a method, in the log: a caller may make up any
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_METHODS = A2A.methods
+
+
+def caller_of(request: Request) -> Caller:
+    """Set by the authentication in front of every route that needs one."""
+    caller: Caller = request.scope["state"]["caller"]
+    return caller
+
+
+@dataclass(slots=True)
+class RpcRequest(RpcFraming):
+    """A JSON-RPC request as far as it has been read, and the framing of its answer."""
+
+    method: str = ""
+    params: Any = None
+    notification: bool = False
+
+    def read(self, body: Any) -> None:
+        if not isinstance(body, dict):
+            raise InvalidRequest("A request must be one JSON object; batches are not part of A2A.")
+        request_id = body.get("id")
+        if isinstance(request_id, bool) or not isinstance(request_id, str | int | None):
+            raise InvalidRequest('"id" must be a string, a whole number or null.')
+        self.request_id = request_id
+        method = body.get("method")
+        if body.get("jsonrpc") != "2.0" or not isinstance(method, str):
+            raise InvalidRequest('A request needs "jsonrpc": "2.0" and a "method".')
+        self.method, self.params, self.notification = method, body.get("params"), "id" not in body
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    operations: Operations
+    contract: Contract
+    extension_uris: Mapping[str, str]  # by every name that a client may use
+    body_limit: int
+
+    async def rpc(self, request: Request) -> Response:
+        """Answer a JSON-RPC request, of A2A or of an extension."""
+        active = negotiation.activated(request, self.extension_uris)
+        return negotiation.confirm(await self._rpc_answer(request, active), request, active)
+
+    async def _rpc_answer(self, request: Request, active: frozenset[str]) -> Response:
+        rpc = RpcRequest(line_of(request))
+        try:
+            result = await self._rpc_result(request, rpc, active)
+        except ServiceError as exc:
+            if not rpc.notification:
+                return rpc.refusal(exc)
+            logger.info("notification.failed", method=rpc.method[:LONGEST_NAME], type=exc.type)
+            return _no_answer()
+        except Exception:
+            if not rpc.notification:
+                request.state.answer = rpc.refusal(Internal(BROKEN_MESSAGE))
+            raise
+        return _no_answer() if rpc.notification else self._response(result, rpc)
+
+    async def _rpc_result(
+        self, request: Request, rpc: RpcRequest, active: frozenset[str]
+    ) -> Json | TaskEvents:
+        rpc.read(await read_json(request, self.body_limit))
+        if rpc.notification:
+            request.state.answer = _no_answer()  # also if the service stops, or breaks
+        operation = self._operation(rpc)
+        self.operations.negotiate(rpc.dialect, version_of(request))
+        _log_request(request, rpc.method, rpc.dialect, active=active)
+        if rpc.params is not None and not isinstance(rpc.params, dict):
+            raise InvalidParams.at("params", "must be an object")
+        if operation is None:
+            found = await self.contract.call(rpc.method, caller_of(request), rpc.params)
+            extension_result: Json = written(found, Renderer(rpc.dialect).value)
+            return extension_result
+        call = _call(
+            request,
+            rpc.dialect,
+            rpc.params,
+            active=active,
+            notification=rpc.notification,
+        )
+        return await self.operations.perform(operation, call)
+
+    def _operation(self, rpc: RpcRequest) -> Operation | None:
+        """The operation of this name, whose line is the request's; None for an extension's."""
+        if rpc.method in _METHODS:
+            line, operation = _METHODS[rpc.method]
+            rpc.dialect = RPC_DIALECTS[line]
+            return operation
+        if rpc.method not in self.contract:
+            raise MethodNotFound(
+                f"There is no method {rpc.method}.",
+                method=rpc.method,
+                supported_methods=[*A2A.supported_methods(), *self.contract.available],
+                protocol_version=rpc.dialect.version,
+            )
+        return None
+
+    def rest(self, operation: Operation, dialect: Dialect) -> Endpoint:
+        framing = RestFraming(dialect)
+
+        async def answer(request: Request) -> Response:
+            active = negotiation.activated(request, self.extension_uris)
+            try:
+                self.operations.negotiate(dialect, version_of(request))
+                _log_request(request, operation.name, dialect, active=active)
+                params = await self._rest_params(request, operation)
+                call = _call(request, dialect, params, active=active)
+                response = self._response(await self.operations.perform(operation, call), framing)
+            except ServiceError as exc:
+                response = framing.refusal(exc)
+            return negotiation.confirm(response, request, active)
+
+        return answer
+
+    async def _rest_params(self, request: Request, operation: Operation) -> Json:
+        """The parameters as JSON-RPC would have them: from the body or query, and the path."""
+        params: Json = {}
+        # Without a message the body may be absent, and then has no content type to check.
+        has_body = operation.sends_message or request.headers.get("content-length", "0") != "0"
+        if request.method == "POST" and has_body:
+            body = await read_json(request, self.body_limit)
+            if body is not None and not isinstance(body, dict):
+                raise InvalidRequest("The body must be a JSON object.")
+            params = body or {}
+        elif request.method == "GET":
+            params = from_query(request.query_params)
+        if "id" in request.path_params:
+            params = {**params, "id": request.path_params["id"]}
+        return params
+
+    def _response(self, result: Json | TaskEvents, framing: Framing) -> Response:
+        if isinstance(result, TaskEvents):
+            return EventStream(result, framing, self.operations.stopping)
+        return Response(framing.around(orjson.dumps(result)), media_type=framing.media_type)
+
+
+def _no_answer() -> Response:
+    """JSON-RPC forbids an answer to a notification, whatever came of it."""
+    return Response(status_code=204)
+
+
+def _call(
+    request: Request,
+    dialect: Dialect,
+    params: Any,
+    *,
+    active: frozenset[str],
+    notification: bool = False,
+) -> Call:
+    return Call(
+        caller=caller_of(request),
+        dialect=dialect,
+        params=params,
+        idempotency_key=request.headers.get("idempotency-key"),
+        last_event_id=_last_event_id(request),
+        extensions=active,
+        notification=notification,
+    )
+
+
+def _last_event_id(request: Request) -> str | None:
+    """The last event a returning client has seen."""
+    return request.headers.get("last-event-id") or request.query_params.get("after")
+
+
+def _log_request(
+    request: Request, operation: str, dialect: Dialect, *, active: frozenset[str]
+) -> None:
+    logger.debug(
+        "request.understood",
+        operation=operation,
+        line=dialect.version,
+        version=version_of(request),
+        extensions=sorted(active) or None,
+        last_event_id=_last_event_id(request),
+    )

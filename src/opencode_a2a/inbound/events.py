@@ -1,0 +1,89 @@
+"""A task as a sequence of events: the task itself, then what its log adds, until it rests.
+
+Each event is one encoded JSON value with its number. How events travel is left to `sse.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..domain.ports import Cursor
+from ..domain.task import Task
+from ..domain.updates import InterruptAnswered, LogEntry, MessageAdded
+from ..domain.values import TaskState
+from .render import Renderer
+
+Event = tuple[int, bytes]  # its number in the log, and JSON
+
+
+class TaskEvents:
+    """Begins with `first`, which shows `task`; continues with what `cursor` reads.
+
+    It ends with the task, or where a person is needed. If the client `waits`, it does not end
+    because `task` needs a person already.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        task: Task,
+        *,
+        first: bytes,
+        cursor: Cursor | None,
+        waits: bool = False,
+    ) -> None:
+        self._renderer = renderer
+        self._head = task.head
+        self._state = task.state  # of the task, after the latest event of the sequence
+        self._first = [(task.last_seq, first)]
+        self._cursor = cursor  # None when the sequence has no more entries
+        self._ends = not waits
+
+    def take_first(self) -> Event:
+        """The event that shows the task, once: it may be large and is not kept here."""
+        return self._first.pop()
+
+    async def read(self) -> Iterable[Event] | None:
+        """The next events, waiting for some; None after the last. Encoded while iterated."""
+        if self._cursor is None:
+            return None
+        if (change := self._cursor.change()) is not None:
+            await change
+        entries = await self._cursor.read()
+        if not entries:
+            return None
+        if len(entries) == 1 and self._state is TaskState.WORKING and not entries[0].state:
+            # One more piece of a running text: by far the most frequent case.
+            data = self._renderer.event(self._head, entries[0], self._state)
+            return () if data is None else ((entries[0].seq, data),)
+        last = self._last(entries, self._cursor.caught_up)
+        if last is not None:
+            self._cursor = None
+        return self._events(entries, last)
+
+    def _events(self, entries: Sequence[LogEntry], last: int | None) -> Iterator[Event]:
+        """What clients see of the entries, up to the one the sequence ends with."""
+        for index, entry in enumerate(entries if last is None else entries[: last + 1]):
+            if entry.state is not None:
+                self._state, self._ends = entry.state, True
+            data = self._renderer.event(self._head, entry, self._state, last=index == last)
+            if data is not None:
+                yield entry.seq, data
+
+    def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
+        """The index of the entry the sequence ends with, if the task rests after these."""
+        stays = not caught_up or self._renderer.stays_open
+        shown: int | None = None  # the last entry that clients see
+        for index in range(len(entries) - 1, -1, -1):
+            state, update = entries[index].state, entries[index].update
+            if shown is None and not isinstance(update, InterruptAnswered | MessageAdded):
+                shown = index
+            if state is TaskState.INPUT_REQUIRED:
+                if stays:
+                    return None
+                if not isinstance(update, InterruptAnswered):
+                    return index
+            elif state is not None:
+                return index if state.terminal else None
+        resting = self._state is TaskState.INPUT_REQUIRED and self._ends
+        return shown if resting and not stays else None

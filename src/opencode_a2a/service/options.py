@@ -1,0 +1,204 @@
+"""Resolves the options of a request: its session, location, model, agent and variant.
+
+Everything is checked before anything is changed: OpenCode would store a model that
+does not exist. A model is for one request. OpenCode would keep using it, so the
+service remembers the model that the session had, and sends it with the next prompt.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ..domain.catalog import Catalog, Location
+from ..domain.ports import Bindings
+from ..domain.values import Caller, ModelRef, RequestOptions, Selection, SessionRef
+from ..errors import InvalidParams
+from .locations import DIRECTORY_FIELD
+from .ownership import Ownership
+from .sessions import Sessions
+from .validator import Validator
+
+# Begins the context id under which a listed session can be continued.
+SESSION_CONTEXT_PREFIX = "ctx:opencode-session:"
+_SESSION_ID = re.compile(r"ses_[A-Za-z0-9]+")
+_SESSION_FIELD = "metadata.shared.session.id"
+
+
+class OptionsResolver(Protocol):
+    """What starting and continuing a task needs to know of the options of a request."""
+
+    async def context_for(
+        self, caller: Caller, *, named: str | None, options: RequestOptions
+    ) -> str:
+        """The context a request belongs to, perhaps a new one."""
+        ...
+
+    async def resolve(
+        self, caller: Caller, context_id: str, *, title: str, options: RequestOptions
+    ) -> Selection:
+        """Bind session and location, or raise which field is wrong; what goes with the prompt."""
+        ...
+
+    async def resolve_next(
+        self, caller: Caller, context_id: str, *, options: RequestOptions
+    ) -> Selection:
+        """The same for one more message of a running task, which has its session already."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogOptionsResolver:
+    """Implements `OptionsResolver`."""
+
+    ownership: Ownership
+    validator: Validator
+    catalog: Catalog
+    sessions: Sessions
+    bindings: Bindings
+    agent: str | None = None  # of the deployment, for requests that choose none
+
+    async def context_for(
+        self, caller: Caller, *, named: str | None, options: RequestOptions
+    ) -> str:
+        """A session has one context, so that its tasks wait for each other."""
+        listed = named is not None and named.startswith(SESSION_CONTEXT_PREFIX)
+        if listed and options.session not in (
+            None,
+            (named or "").removeprefix(SESSION_CONTEXT_PREFIX),
+        ):
+            raise InvalidParams.at(
+                _SESSION_FIELD, "is not the session that message.contextId names"
+            )
+        session = (
+            _with_listed_session(named, options).session if named is not None else options.session
+        )
+        if session is None:
+            return named or str(uuid.uuid4())
+        serving = await self.bindings.context_of(caller.principal, session)
+        if named is None or listed:
+            return serving or named or SESSION_CONTEXT_PREFIX + session
+        if serving is not None and serving != named:
+            raise InvalidParams.at(
+                _SESSION_FIELD, f"this session goes on in the context {serving}; use that, or none"
+            )
+        return named
+
+    async def resolve(
+        self, caller: Caller, context_id: str, *, title: str, options: RequestOptions
+    ) -> Selection:
+        if _with_listed_session(context_id, options) == RequestOptions():
+            return Selection()
+        bound = await self.bindings.session_of(caller.principal, context_id)
+        if bound is None:  # a bound context keeps its session, which may have been replaced since
+            options = _with_listed_session(context_id, options)
+        wanted = None
+        if options.session is not None:
+            wanted = await self._wanted_session(caller, options.session, bound=bound)
+        location = await self._location(caller, options, bound=bound or wanted)
+        agent_model = await self.validator.agent(
+            location, options.agent, field="metadata.opencode.agent"
+        )
+        await self.validator.model(location, options.model, field="metadata.shared.model")
+        if options.variant is not None:
+            model = options.model or await self._answering(
+                location, options, session=bound or wanted
+            )
+            await self.validator.variant(
+                location, options.variant, model=model, field="metadata.opencode.variant"
+            )
+        # Nothing is claimed or bound before everything was checked.
+        if bound is None and wanted is not None:
+            await self.ownership.own(caller, wanted, until=self.ownership.claim_end())
+            await self.bindings.bind(caller.principal, context_id, session=wanted)
+            bound = wanted
+        if bound is None and (options.model or options.directory or options.workspace):
+            session = await self.sessions.serving(
+                caller.principal, context_id, title=title, location=location
+            )
+            bound = session.ref
+        if bound is not None and options.model is not None and bound.model is None:
+            await self._remember_model(bound, location)
+        # Without a model of its own the prompt would get the one that the session goes back to.
+        goes_back = bound is not None and bound.model is not None
+        model = options.model or (agent_model if goes_back else None)
+        return Selection(model=model, agent=options.agent, variant=options.variant)
+
+    async def resolve_next(
+        self, caller: Caller, context_id: str, *, options: RequestOptions
+    ) -> Selection:
+        selection = await self.resolve(caller, context_id, title="", options=options)
+        if selection.model is None:
+            bound = await self.bindings.session_of(caller.principal, context_id)
+            selection = replace(selection, model=bound.model if bound is not None else None)
+        return selection
+
+    async def _wanted_session(
+        self, caller: Caller, session_id: str, *, bound: SessionRef | None
+    ) -> SessionRef:
+        if bound is not None:
+            if bound.id != session_id:
+                raise InvalidParams.at(
+                    _SESSION_FIELD, "this context goes on in another session; use a new context"
+                )
+            return bound
+        session = await self.ownership.visible(caller, session_id, to_act=True)
+        if session.parent_id is not None:
+            raise InvalidParams.at(
+                _SESSION_FIELD, "is a sub-agent's; name the session it works for"
+            )
+        return session.ref
+
+    async def _location(
+        self, caller: Caller, options: RequestOptions, *, bound: SessionRef | None
+    ) -> Location:
+        if options.directory is None and options.workspace is None:
+            home = self.ownership.locations.home
+            return Location(bound.directory) if bound is not None and bound.directory else home
+        location = await self.ownership.locations.find(
+            caller, directory=options.directory, workspace=options.workspace
+        )
+        if bound is not None and bound.directory != location.directory:
+            raise InvalidParams.at(
+                DIRECTORY_FIELD, "this context works in another directory; use a new context"
+            )
+        return location
+
+    async def _answering(
+        self, location: Location, options: RequestOptions, *, session: SessionRef | None
+    ) -> ModelRef | None:
+        """The model that answers a request that chooses none."""
+        if options.agent is None and session is not None and session.model is not None:
+            return session.model  # the session goes back to it with this prompt
+        agent = options.agent or self.agent
+        return await self.validator.answering(
+            location, agent=agent, session_id=session.id if session else None
+        )
+
+    async def _remember_model(self, bound: SessionRef, location: Location) -> None:
+        model = await self.catalog.model_of(bound.id) or await self._default(location)
+        if model is not None:
+            await self.bindings.keep_model(bound.id, model)
+
+    async def _default(self, location: Location) -> ModelRef | None:
+        configured = await self.catalog.default_model(location)
+        if configured is not None:
+            return configured
+        for provider in (await self.catalog.providers(location)).providers:
+            if provider.connected and provider.default_model:
+                return ModelRef(provider.provider_id, provider.default_model)
+        return None
+
+
+def _with_listed_session(context_id: str, options: RequestOptions) -> RequestOptions:
+    """The options, with the session that a context id names."""
+    if options.session is not None or not context_id.startswith(SESSION_CONTEXT_PREFIX):
+        return options
+    session = context_id.removeprefix(SESSION_CONTEXT_PREFIX)
+    if not _SESSION_ID.fullmatch(session):
+        raise InvalidParams.at(
+            "message.contextId", f"after {SESSION_CONTEXT_PREFIX} must come a session id"
+        )
+    return replace(options, session=session)

@@ -1,0 +1,450 @@
+"""Does what one task's `Run` says, and feeds back what came of it. There is no rule in here.
+
+Effects are performed one at a time. While one is, others may feed the run too (a cancel, an
+answer, one more message): `post` does that, and leaves the effect where it only waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import structlog
+
+from ..domain.effects import (
+    Abort,
+    Aborted,
+    AwaitOlderTasks,
+    AwaitSlot,
+    CancelRequested,
+    ChangesRead,
+    Deliver,
+    Delivered,
+    DiscardSession,
+    Effect,
+    EffectFailed,
+    ExpireRequests,
+    FindPrompt,
+    Finish,
+    Flush,
+    Flushed,
+    Happened,
+    Heard,
+    LeaseLost,
+    Listen,
+    NothingHeard,
+    OlderTasksChecked,
+    OpenSession,
+    PromptSearched,
+    PromptSent,
+    ReadChanges,
+    Reconcile,
+    RenewSession,
+    RequestAnswered,
+    RequestsExpired,
+    SendPrompt,
+    ServiceBroken,
+    SessionDiscarded,
+    SessionMissing,
+    SessionOpened,
+    SlotGranted,
+    StoredRead,
+    Subscribe,
+    Subscribed,
+    Wait,
+)
+from ..domain.events import AgentEvent
+from ..domain.permissions import AllowRule
+from ..domain.ports import AgentSession, InterruptStore, SessionGone, TaskLog
+from ..domain.run import Run
+from ..domain.task import TaskHead
+from ..domain.updates import Ended, InterruptAnswered, Update
+from ..domain.values import Failure, FileChange, PermissionAsk, Problem, Prompt
+from ..errors import (
+    ContentTypeNotSupported,
+    InvalidParams,
+    ServiceError,
+    StoreUnavailable,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from .locks import KeyedLock
+from .sessions import Sessions
+from .stopping import stop
+
+logger = structlog.get_logger()
+
+Prepare = Callable[[str], Awaitable[Prompt]]
+CHANGES_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; OpenCode knows changes a moment after the end
+BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
+NOT_ANSWERED = Problem(Failure.UPSTREAM_TIMEOUT, "OpenCode has not answered in time.")
+_UNREACHABLE = (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable)
+# What is left when anything happens, and what only when the task is canceled. The others go on:
+# an abort must not overtake its prompt.
+_LEFT_FOR_ANYTHING = (Wait, Listen, Reconcile)
+_LEFT_FOR_CANCEL = (
+    *_LEFT_FOR_ANYTHING,
+    AwaitOlderTasks,
+    OpenSession,
+    AwaitSlot,
+    Subscribe,
+    FindPrompt,
+)
+_IN_BACKGROUND = (Deliver, ExpireRequests)
+
+
+class Slots(Protocol):
+    """What a runner needs to know of other tasks."""
+
+    async def older_tasks_ended(self, runner: Runner) -> bool:
+        """Whether no older task of the context is left; waits a while if one is."""
+        ...
+
+    async def slot(self, runner: Runner, *, between_prompts: bool) -> None:
+        """Wait for a slot."""
+        ...
+
+    def rest(self, runner: Runner, *, resting: bool) -> None:
+        """A task that waits for a person needs no slot."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all runners work with."""
+
+    log: TaskLog
+    sessions: Sessions
+    interrupts: InterruptStore
+    deciding: KeyedLock[str]  # by task: while an answer is stored, nothing expires
+    slots: Slots
+    clock: Callable[[], int]
+    changes_seconds: float
+
+
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(eq=False, slots=True)
+class Runner:
+    """A task at work, or waiting for its turn. Implements `domain.admission.Entrant`."""
+
+    tools: Tools
+    head: TaskHead
+    title: str
+    run: Run
+    order: tuple[bool, int, str]
+    prepare: Prepare | None = None  # makes the parts of a prompt that an earlier process had
+    granted: asyncio.Future[None] = field(default_factory=_future)  # a slot
+    over: asyncio.Future[None] = field(default_factory=_future)
+    work: asyncio.Task[None] | None = None
+    entered: bool = False
+    next_key: int = 0  # of the next message
+    _clock_offset: float = field(init=False)
+    _session: AgentSession | None = None
+    _subscription: ExitStack = field(default_factory=ExitStack)
+    _events: AsyncIterator[Sequence[AgentEvent]] | None = None
+    _effect: Effect | None = None
+    _timeout: asyncio.Timeout | None = None
+    _deliveries: dict[str, asyncio.Future[bool]] = field(default_factory=dict)
+    _background: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        # From here on time passes steadily, also when the clock of the machine is set.
+        self._clock_offset = self.tools.clock() / 1000 - time.monotonic()
+
+    @property
+    def caller(self) -> str:
+        return self.head.owner
+
+    @property
+    def context(self) -> str:
+        return self.head.context_id
+
+    def _now(self) -> float:
+        return self._clock_offset + time.monotonic()
+
+    # -- what others do
+
+    def post(self, happened: Happened) -> None:
+        """Tell the run what has happened outside of it."""
+        if self.over.done():
+            return
+        self._feed(happened)
+        if self._timeout is None or self._timeout.expired():
+            return
+        canceled = isinstance(happened, CancelRequested)
+        if isinstance(self._effect, _LEFT_FOR_CANCEL if canceled else _LEFT_FOR_ANYTHING):
+            self._leave_at(0.0)
+        elif (until := self.run.give_up_at) is not None:
+            self._leave_at(until - self._now())
+
+    def _leave_at(self, seconds: float) -> None:
+        assert self._timeout is not None
+        by = asyncio.get_running_loop().time() + seconds
+        self._timeout.reschedule(min(by, self._timeout.when() or by))
+
+    def deliver(self, answer: InterruptAnswered) -> asyncio.Future[bool]:
+        """Have the agent told of a decision; done when it was: whether it still wanted to know."""
+        delivered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.post(RequestAnswered(answer))
+        self._deliveries[answer.interrupt.request_id] = delivered
+        self._resolve_dropped()
+        return delivered
+
+    def _resolve_dropped(self) -> None:
+        """The agent does not wait any more for what will not be delivered."""
+        for request_id in [each for each in self._deliveries if not self.run.will_deliver(each)]:
+            _resolve(self._deliveries.pop(request_id), wanted=False)
+
+    # -- the work
+
+    async def until_finished(self) -> None:
+        """Perform effects until none is left, and store the last updates."""
+        self.entered = True
+        try:
+            finish = await self._perform_all()
+        except asyncio.CancelledError:
+            for task in self._background:
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
+            raise
+        finally:
+            self._subscription.close()
+            for waiter in self._deliveries.values():
+                _resolve(waiter, wanted=False)
+        if finish.updates:
+            try:
+                self._append(finish.updates)
+            except Exception:  # what closes the blocks cannot be stored; the end can
+                logger.exception("turn.broken", task=self.head.id)
+                self._append(finish.updates[-1:])
+            await self.tools.log.flushed(self.head.id)
+
+    async def _perform_all(self) -> Finish:
+        while True:
+            try:
+                effect = self._next()
+                if isinstance(effect, Finish):
+                    return effect
+                if isinstance(effect, _IN_BACKGROUND):
+                    self._begin(effect)
+                elif (happened := await self._perform(effect)) is not None:
+                    self._feed(happened)
+            except Exception:
+                logger.exception("turn.broken", task=self.head.id)
+                with suppress(Exception):  # it may be the updates that are broken
+                    self._feed(ServiceBroken(BROKEN))
+
+    def _next(self) -> Effect:
+        if self.run.working and not self.tools.log.is_mine(self.head.id):
+            self._feed(LeaseLost())
+        return self.run.next(self._now())
+
+    def _feed(self, happened: Happened) -> None:
+        self._append(self.run.feed(happened, self._now()))
+        if self.run.working:
+            self.tools.slots.rest(self, resting=bool(self.run.open_requests))
+        else:
+            self._subscription.close()
+        if self._deliveries:
+            self._resolve_dropped()
+
+    def _append(self, updates: Sequence[Update]) -> None:
+        if not updates:
+            return
+        self.tools.log.append(self.head.id, updates)
+        if isinstance(end := updates[-1], Ended):
+            problem = end.problem.type.value if end.problem else None
+            logger.info("task.ended", task=self.head.id, state=end.state.value, problem=problem)
+
+    def _begin(self, effect: Deliver | ExpireRequests) -> None:
+        """Perform an effect while the run goes on."""
+
+        async def perform() -> None:
+            try:
+                happened = await self._outcome(effect)
+            except Exception:
+                logger.exception("turn.broken", task=self.head.id)
+                happened = ServiceBroken(BROKEN)
+            if happened is not None:
+                self.post(happened)
+
+        task = asyncio.create_task(perform())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _perform(self, effect: Effect) -> Happened | None:
+        """What came of an effect, failures included; None when it was left."""
+        until = effect.until if isinstance(effect, Wait | Listen) else self.run.give_up_at
+        seconds = None if until is None else max(0.0, until - self._now())
+        self._effect, self._timeout = effect, asyncio.timeout(seconds)
+        try:
+            async with self._timeout:
+                return await self._outcome(effect)
+        except TimeoutError:
+            if not self._timeout.expired():
+                raise  # not ours
+            if isinstance(effect, Listen):
+                return NothingHeard()
+            if isinstance(effect, _LEFT_FOR_CANCEL):
+                return None
+            return EffectFailed(effect, NOT_ANSWERED, unreachable=True)
+        finally:
+            self._timeout = None
+
+    async def _outcome(self, effect: Effect) -> Happened | None:
+        try:
+            return await self._do(effect)
+        except SessionGone:
+            return SessionMissing(effect)
+        except ServiceError as exc:
+            self._log_failure(effect, exc)
+            unreachable = isinstance(exc, _UNREACHABLE)
+            return EffectFailed(effect, _problem(exc), unreachable=unreachable)
+
+    async def _do(self, effect: Effect) -> Happened | None:
+        log, task_id, session = self.tools.log, self.head.id, self._session
+        match effect:
+            case Listen():
+                assert self._events is not None
+                return Heard(await anext(self._events))
+            case Wait():
+                await _future()
+                return None
+            case AwaitOlderTasks():
+                return OlderTasksChecked(left=not await self.tools.slots.older_tasks_ended(self))
+            case AwaitSlot(between_prompts):
+                await self.tools.slots.slot(self, between_prompts=between_prompts)
+                return SlotGranted()
+            case OpenSession():
+                return await self._open_session()
+            case RenewSession():
+                return await self._renew_session()
+            case DiscardSession():
+                await self.tools.sessions.forget(self.head.owner, self.head.context_id)
+                return SessionDiscarded()
+            case Flush(updates):
+                self._append(updates)
+                await log.flushed(task_id)
+                return Flushed()
+            case ExpireRequests():
+                async with self.tools.deciding(task_id):
+                    self.post(RequestsExpired())
+                return None
+            case Finish():
+                raise AssertionError("nothing is left to do")
+            case _:
+                assert session is not None
+                return await self._do_in_session(effect, session)
+
+    async def _do_in_session(
+        self,
+        effect: Subscribe | FindPrompt | SendPrompt | Reconcile | Deliver | Abort | ReadChanges,
+        session: AgentSession,
+    ) -> Happened | None:
+        match effect:
+            case Subscribe():
+                self._subscription.close()
+                self._events = self._subscription.enter_context(await session.events())
+                return Subscribed()
+            case FindPrompt(message_id):
+                return PromptSearched(await session.has(message_id))
+            case SendPrompt(prompt):
+                if not prompt.parts and self.prepare is not None:
+                    prompt = await self.prepare(prompt.message_id)
+                await session.prompt(prompt)
+                return PromptSent()
+            case Reconcile(message_id):
+                return StoredRead(await session.read(message_id))
+            case Deliver():
+                return await self._deliver(effect, session)
+            case Abort(sessions):
+                await stop(session, sessions)
+                return Aborted()
+            case ReadChanges(message_ids):
+                return ChangesRead(await self._changes(session, message_ids))
+            case _:
+                assert_never(effect)
+
+    async def _open_session(self) -> SessionOpened:
+        owner, context_id = self.head.owner, self.head.context_id
+        self._session = await self.tools.sessions.serving(
+            owner, context_id, title=self.title, fresh=self.run.fresh
+        )
+        rules: Sequence[AllowRule] = ()
+        if not self.run.fresh:
+            with suppress(StoreUnavailable):  # to ask once too often does no harm
+                rules = await self.tools.interrupts.allow_rules(owner, context_id)
+        return SessionOpened(self._session.ref.id, self._session.ref.title, rules)
+
+    async def _renew_session(self) -> SessionOpened:
+        assert self._session is not None
+        gone = self._session.ref
+        self._session = await self.tools.sessions.renewed(
+            self.head.owner, self.head.context_id, title=self.title, gone=gone
+        )
+        ref = self._session.ref
+        logger.warning("session.renewed", task=self.head.id, gone=gone.id, session=ref.id)
+        return SessionOpened(ref.id, ref.title)
+
+    async def _deliver(self, effect: Deliver, session: AgentSession) -> Delivered:
+        interrupt, wanted = effect.interrupt, True
+        waiter = self._deliveries.pop(interrupt.request_id, None)
+        if effect.by_rule and isinstance(interrupt, PermissionAsk):
+            logger.info("permission.granted", task=self.head.id, permission=interrupt.permission)
+        try:
+            if effect.unstored:
+                await self.tools.log.flushed(self.head.id)
+            wanted = await session.settle(interrupt, effect.decision)
+        finally:  # an agent that is away is told later
+            if waiter is not None:
+                _resolve(waiter, wanted=wanted)
+        return Delivered(interrupt, wanted)
+
+    async def _changes(
+        self, session: AgentSession, message_ids: Sequence[str]
+    ) -> tuple[FileChange, ...]:
+        files: dict[str, FileChange] = {}
+        try:
+            async with asyncio.timeout(self.tools.changes_seconds):
+                for message_id in message_ids:
+                    for pause in CHANGES_PAUSES:
+                        if found := await session.changes(message_id):
+                            files |= {change.file: change for change in found}
+                            break
+                        await asyncio.sleep(pause)
+        except (ServiceError, TimeoutError):
+            pass  # what was found is shown
+        return tuple(files.values())
+
+    def _log_failure(self, effect: Effect, exc: ServiceError) -> None:
+        match effect:
+            case SendPrompt(prompt) if isinstance(exc, _UNREACHABLE):
+                logger.warning("prompt.uncertain", message=prompt.message_id)
+            case Deliver():
+                logger.warning("answer.delayed", task=self.head.id, problem=exc.type)
+            case _:
+                log_wait(self.head, "to try again", problem=exc.type)
+
+
+def _resolve(waiter: asyncio.Future[bool], *, wanted: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(wanted)
+
+
+def log_wait(head: TaskHead, why: str, **facts: str) -> None:
+    logger.debug("task.waits", task=head.id, why=why, **facts)
+
+
+def _problem(exc: ServiceError) -> Problem:
+    if isinstance(exc, InvalidParams | ContentTypeNotSupported):  # it was right when it was sent
+        reason = f"A file of this message is not to be had any more. {exc.message}"
+        return Problem(Failure.INPUT_UNAVAILABLE, reason)
+    kind = Failure(exc.type) if exc.type in Failure.__members__ else Failure.INTERNAL
+    return Problem(kind, exc.message, exc.facts.get("upstream_status"))

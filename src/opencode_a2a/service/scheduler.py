@@ -1,0 +1,344 @@
+"""The tasks at work: one at a time per context, bounded in number, each to its end.
+
+Who runs when is decided by `domain/admission.py`, what a task does by `domain/run.py`; a `Runner`
+does it. Here the two meet: tasks come in, get their slots, hear what callers want of them, and
+leave. Clients that come and go do not matter here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..domain.admission import Admission, Bound, Bounds
+from ..domain.effects import (
+    CancelRequested,
+    PromptExpected,
+    PromptStored,
+    PromptWithdrawn,
+    RequestAnswered,
+    TaskNotStored,
+)
+from ..domain.exchange import RunLimits
+from ..domain.ports import InterruptStore, TaskLog
+from ..domain.run import Run
+from ..domain.task import Task, TaskHead
+from ..domain.updates import InterruptAnswered, InterruptOpened
+from ..domain.values import Prompt, TaskState
+from ..errors import StoreUnavailable, UpstreamBusy
+from .locks import KeyedLock
+from .runner import Prepare, Runner, Tools, log_wait
+from .sessions import Sessions
+
+MAX_RESTING = 1_024  # tasks that wait for people
+MAX_WAITING_PROMPTS = 32  # messages to a task that wait until those before are answered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits(RunLimits):
+    """How many tasks, and how many seconds of what."""
+
+    running: int = 32  # 0 means no limit, and then nothing waits but for its own context
+    queued: int = 256
+    queued_per_caller: int = 64  # when all these are queued
+    record: float = 10.0  # until the end of a canceled task is in the log
+    grace: float = 5.0  # for what is running when the service stops
+    renewal: float = 2.0  # between two renewals of the leases meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPrompt:
+    """One more prompt of a task, which keeps the task open until it is stored, or is not."""
+
+    _runner: Runner
+    _key: int
+
+    def stored(self, prompt: Prompt) -> None:
+        self._runner.post(PromptStored(self._key, prompt))
+
+    def withdraw(self) -> None:
+        self._runner.post(PromptWithdrawn(self._key))
+
+
+class Scheduler:
+    """Implements `runner.Slots`."""
+
+    def __init__(
+        self,
+        log: TaskLog,
+        sessions: Sessions,
+        interrupts: InterruptStore,
+        limits: SchedulerLimits,
+        clock: Callable[[], int],
+    ) -> None:
+        self.deciding: KeyedLock[str] = KeyedLock()  # by task: what is decided first counts
+        self._log = log
+        self._limits = limits
+        self._tools = Tools(
+            log=log,
+            sessions=sessions,
+            interrupts=interrupts,
+            deciding=self.deciding,
+            slots=self,
+            clock=clock,
+            changes_seconds=limits.abort,
+        )
+        self._runners: dict[str, Runner] = {}
+        bounds = Bounds(
+            running=limits.running,
+            queued=limits.queued,
+            per_caller=limits.queued_per_caller,
+            resting=MAX_RESTING,
+        )
+        self._admission: Admission[Runner] = Admission(bounds)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        log: TaskLog,
+        sessions: Sessions,
+        interrupts: InterruptStore,
+        limits: SchedulerLimits,
+        clock: Callable[[], int],
+        stopping: asyncio.Future[None] | None = None,
+    ) -> AsyncIterator[Scheduler]:
+        """On the way out, tasks may finish until `stopping`, or for their grace."""
+        self = cls(log, sessions, interrupts, limits, clock)
+        try:
+            yield self
+        finally:
+            work = [runner.work for runner in self._runners.values() if runner.work is not None]
+            finished = asyncio.gather(*work, return_exceptions=True)
+            if stopping is None or not stopping.done():
+                renewing = asyncio.create_task(self._renew_leases())
+                either: set[asyncio.Future[Any]] = {finished}
+                either |= set() if stopping is None else {stopping}
+                await asyncio.wait(
+                    either, timeout=limits.grace, return_when=asyncio.FIRST_COMPLETED
+                )
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+            for task in work:
+                task.cancel()
+            await finished
+
+    async def _renew_leases(self) -> None:
+        """Nobody else does, now that the service stops."""
+        while True:
+            with suppress(StoreUnavailable):
+                await self._log.renew_leases()
+            await asyncio.sleep(self._limits.renewal)
+
+    # -- tasks come in
+
+    @contextmanager
+    def admit(self, caller: str) -> Iterator[None]:
+        """Keep room for a task that is being made, or refuse it: too much is waiting already."""
+        bound = self._admission.bound_for(caller)
+        if bound is not None:
+            raise _too_many(bound, self._admission.waiting_of(caller))
+        self._admission.arrive(caller)
+        try:
+            yield
+        finally:
+            self._admission.arrived(caller)
+
+    def start(self, head: TaskHead, title: str, *, fresh: bool = False) -> PendingPrompt:
+        """Work on a new task once its prompt is stored; `abandon` it if it is not.
+
+        In a `fresh` context, made for this task, its session is opened meanwhile.
+        """
+        run = Run(self._limits, fresh=fresh)
+        runner = Runner(self._tools, head, title, run=run, order=_order(head))
+        prompt = _expect_prompt(runner)
+        self._begin(runner)
+        return prompt
+
+    def abandon(self, task_id: str) -> None:
+        """Leave a task that was not stored, and nothing of it behind."""
+        runner = self._runners.get(task_id)
+        if runner is not None:
+            runner.post(TaskNotStored())
+
+    def resume(self, task: Task, title: str, message_ids: Sequence[str], prepare: Prepare) -> None:
+        """Go on with a task that another process began, with its prompts, oldest first.
+
+        Their parts are prepared only if a prompt must still be sent.
+        """
+        prompts = [Prompt(message_id, ()) for message_id in message_ids]
+        run = Run(self._limits, resumed=task, prompts=prompts)
+        order = _order(task.head, begun=task.session is not None)
+        runner = Runner(self._tools, task.head, title, run=run, order=order, prepare=prepare)
+        # What OpenCode already works on has no use for a slot that it would have to wait for.
+        self._begin(runner, running=task.state is TaskState.WORKING)
+
+    def _begin(self, runner: Runner, *, running: bool = False) -> None:
+        before = self._runners.get(runner.head.id)
+        if before is not None and before.work is not None and before.run.task_exists:
+            before.work.cancel()  # the task was lost, and has come back
+            self._admission.stop_waiting(before)
+            if not before.entered:
+                self._leave(before)  # asyncio will not even enter `_work`, nor its `finally`
+        self._runners[runner.head.id] = runner
+        self._admission.enter(runner, running=running)
+        if running:
+            self._hand_out_slots()  # a caller with nothing running need not wait for this one
+        runner.work = asyncio.create_task(self._work(runner))
+
+    async def _work(self, runner: Runner) -> None:
+        # The context is free only when the end is in the log: were the next prompt sent before and
+        # the end lost, this task would take the next one's answer for its own.
+        try:
+            await runner.until_finished()
+        finally:
+            self._leave(runner)
+
+    def _leave(self, runner: Runner) -> None:
+        self._admission.leave(runner)
+        self._hand_out_slots()
+        if self._runners.get(runner.head.id) is runner:
+            del self._runners[runner.head.id]
+        runner.over.set_result(None)
+
+    # -- what callers want of them
+
+    def steer(self, task_id: str) -> PendingPrompt | None:
+        """One more prompt of a running task, or None when it is too late."""
+        runner = self._runners.get(task_id)
+        if runner is None or runner.run.closed:
+            return None
+        if runner.run.waiting_prompts >= MAX_WAITING_PROMPTS:
+            raise UpstreamBusy(
+                "Too many messages to this task are waiting for OpenCode. Try again later.",
+                retry_after=10,
+                task_id=task_id,
+            )
+        return _expect_prompt(runner)
+
+    async def cancel(self, task_id: str) -> None:
+        """Ask a task to stop, and wait (a bounded time) until it has."""
+        runner = self._runners.get(task_id)
+        if runner is None:
+            return
+        self._admission.stop_waiting(runner)  # it leaves only when its end is recorded
+        runner.post(CancelRequested())
+        await asyncio.wait({runner.over}, timeout=2 * self._limits.abort + self._limits.record)
+        if not runner.over.done():
+            raise StoreUnavailable(
+                "The task is being stopped, but this cannot be recorded right now.", retry_after=5
+            )
+
+    def open_requests(self, task: Task) -> dict[str, InterruptOpened]:
+        """What the agent waits for at this moment; the log may be a moment behind."""
+        runner = self._runners.get(task.head.id)
+        if runner is None:
+            return task.interrupts
+        if runner.run.canceled:
+            return {}  # what is allowed now would be done although the task was canceled
+        found = runner.run.open_requests
+        return task.interrupts if found is None else found
+
+    async def deliver(self, task_id: str, answers: Sequence[InterruptAnswered]) -> bool:
+        """Tell the agent what was decided, and is stored. Whether it still wanted to know.
+
+        An agent that is away is told later.
+        """
+        runner = self._runners.get(task_id)
+        if runner is None:
+            return True
+        if runner.run.open_requests is None:  # the turn will find the decisions in the log
+            for answer in answers:
+                runner.post(RequestAnswered(answer))
+            return True
+        delivered = [runner.deliver(answer) for answer in answers]
+        for each in delivered:
+            await asyncio.wait({each})  # the caller may leave, the delivery goes on
+        await self._log.flushed(task_id)
+        return all(each.result() for each in delivered)
+
+    # -- slots
+
+    async def older_tasks_ended(self, runner: Runner) -> bool:
+        """One at a time per context, oldest first, also where another process has the older one."""
+        if (older := self._admission.before(runner)) is not None:
+            log_wait(runner.head, "for an older task of its context", older=older.head.id)
+            await asyncio.wait({older.over})
+        elif await self._log.older_held_by_other(runner.head):
+            log_wait(runner.head, "for an older task of its context, which another process has")
+            await asyncio.sleep(self._limits.retry)
+        else:
+            return True
+        return False
+
+    async def slot(self, runner: Runner, *, between_prompts: bool) -> None:
+        if between_prompts:
+            self.rest(runner, resting=False)  # the prompt before may have ended while it rested
+            if not self._admission.give_way(runner):
+                return
+            runner.granted = asyncio.get_running_loop().create_future()
+        else:
+            self._admission.wait(runner)
+        self._hand_out_slots()
+        if not runner.granted.done():
+            log_wait(runner.head, "for a slot (OPENCODE_MAX_CONCURRENT_STREAMS)")
+        await asyncio.wait({runner.granted})
+
+    def rest(self, runner: Runner, *, resting: bool) -> None:
+        """A task that waits for a person keeps nobody from working, nor from waiting."""
+        if resting:
+            if self._admission.rest(runner):
+                log_wait(runner.head, "for a person to decide")
+                self._hand_out_slots()
+        elif self._admission.go_on(runner):
+            self._hand_out_slots()  # a caller with nothing running need not wait for this one
+
+    def _hand_out_slots(self) -> None:
+        for runner in self._admission.assign_slots():
+            if not runner.granted.done():
+                runner.granted.set_result(None)
+
+
+def _order(head: TaskHead, *, begun: bool = False) -> tuple[bool, int, str]:
+    """What has begun goes on before anything new is begun."""
+    return (not begun, head.created_at, head.id)
+
+
+def _expect_prompt(runner: Runner) -> PendingPrompt:
+    key = runner.next_key
+    runner.next_key += 1
+    runner.post(PromptExpected(key))
+    return PendingPrompt(runner, key)
+
+
+def _too_many(bound: Bound, waiting: int) -> UpstreamBusy:
+    match bound:
+        case Bound.QUEUE:
+            return UpstreamBusy(
+                f"Too many tasks are waiting for OpenCode ({waiting}, all of them yours). Try "
+                "again when some are done, or raise OPENCODE_MAX_CONCURRENT_STREAMS or "
+                "A2A_MAX_QUEUED_TASKS.",
+                retry_after=10,
+                bound=bound.value,
+                setting="A2A_MAX_QUEUED_TASKS",
+            )
+        case Bound.CALLER:
+            return UpstreamBusy(
+                f"Too many of your tasks are waiting for OpenCode ({waiting}), and those of "
+                "other callers wait too. Try again when some are done, or raise "
+                "A2A_MAX_QUEUED_TASKS_PER_CALLER (what each caller may have waiting when the "
+                "queue is full), A2A_MAX_QUEUED_TASKS or OPENCODE_MAX_CONCURRENT_STREAMS.",
+                retry_after=10,
+                bound=bound.value,
+                setting="A2A_MAX_QUEUED_TASKS_PER_CALLER",
+            )
+        case Bound.RESTING:
+            return UpstreamBusy(
+                "Too many tasks wait for an answer, and too many of them are yours. Answer or "
+                "cancel some, or try again later.",
+                retry_after=60,
+                bound=bound.value,
+            )

@@ -1,0 +1,570 @@
+"""What a run does next, told as lists of what happens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from opencode_a2a.domain.effects import (
+    Abort,
+    Aborted,
+    AwaitOlderTasks,
+    AwaitSlot,
+    CancelRequested,
+    ChangesRead,
+    Deliver,
+    Delivered,
+    DiscardSession,
+    Effect,
+    EffectFailed,
+    ExpireRequests,
+    FindPrompt,
+    Finish,
+    Flush,
+    Flushed,
+    Happened,
+    Heard,
+    LeaseLost,
+    Listen,
+    NothingHeard,
+    OlderTasksChecked,
+    OpenSession,
+    PromptExpected,
+    PromptSearched,
+    PromptSent,
+    PromptStored,
+    PromptWithdrawn,
+    ReadChanges,
+    Reconcile,
+    RenewSession,
+    RequestAnswered,
+    RequestsExpired,
+    SendPrompt,
+    ServiceBroken,
+    SessionDiscarded,
+    SessionMissing,
+    SessionOpened,
+    SlotGranted,
+    StoredRead,
+    Subscribe,
+    Subscribed,
+    TaskNotStored,
+    Wait,
+)
+from opencode_a2a.domain.events import (
+    AgentEvent,
+    BlockKind,
+    CaughtUp,
+    FilesChanged,
+    Gap,
+    Idle,
+    InterruptAsked,
+    MessageSeen,
+    Speaker,
+    TextSnapshot,
+)
+from opencode_a2a.domain.exchange import NOT_DECIDED, SESSION_DELETED, RunLimits
+from opencode_a2a.domain.permissions import AllowRule
+from opencode_a2a.domain.run import Run
+from opencode_a2a.domain.updates import (
+    BlockText,
+    Ended,
+    InterruptAnswered,
+    InterruptOpened,
+    MessageAdded,
+    Started,
+    Update,
+)
+from opencode_a2a.domain.values import (
+    Failure,
+    Message,
+    PermissionAsk,
+    PermissionDecision,
+    Problem,
+    Prompt,
+    Role,
+    TaskState,
+    Text,
+)
+from tests.domain.histories import History
+from tests.domain.logs import folded
+
+LIMITS = RunLimits(deadline=60, abort=10, quiet=15, retry=1, unreachable=30, answer=100)
+SESSION = "ses_1"
+FIRST, SECOND = Prompt("msg_1", ("hello",)), Prompt("msg_2", ("and this",))
+AWAY = Problem(Failure.UPSTREAM_UNREACHABLE, "OpenCode cannot be reached.")
+ASK = PermissionAsk("per_1", SESSION, "bash", ("ls",), always=("ls *",))
+
+
+def message(prompt: Prompt, **end: bool | str) -> MessageSeen:
+    completed, finish = bool(end.get("completed")), str(end["finish"]) if "finish" in end else None
+    return MessageSeen(
+        SESSION,
+        f"answer-{prompt.message_id}",
+        Speaker.AGENT,
+        2,
+        prompt.message_id,
+        completed=completed,
+        finish=finish,
+    )
+
+
+def begun(prompt: Prompt) -> list[AgentEvent]:
+    return [MessageSeen(SESSION, prompt.message_id, Speaker.USER, 1), message(prompt)]
+
+
+def answered(prompt: Prompt, text: str = "done") -> list[AgentEvent]:
+    answer = message(prompt, completed=True, finish="stop")
+    block = TextSnapshot(SESSION, answer.message_id, "prt_1", BlockKind.TEXT, text, ended=True)
+    return [*begun(prompt), block, answer, Idle(SESSION)]
+
+
+class Driver:
+    """A run, a clock, and what was said."""
+
+    def __init__(self, run: Run | None = None) -> None:
+        self.run = run or Run(LIMITS, fresh=True)
+        self.now = 100.0
+        self.updates: list[Update] = []
+
+    def after(self, *happened: Happened, seconds: float = 0.0) -> Effect:
+        """What is to be done once all this has happened."""
+        self.now += seconds
+        for each in happened:
+            self.updates += self.run.feed(each, self.now)
+        return self.run.next(self.now)
+
+    def working(self, prompt: Prompt = FIRST) -> Driver:
+        """… on the first prompt."""
+        happened = (
+            *(PromptExpected(0), PromptStored(0, prompt)),
+            *(SessionOpened(SESSION, "title"), SlotGranted()),
+        )
+        assert self.after(*happened) == Subscribe()
+        assert self.after(Subscribed()) == SendPrompt(prompt)
+        assert isinstance(self.after(PromptSent()), Listen)
+        return self
+
+    def asking(self) -> Driver:
+        """… and it waits for a person."""
+        self.working()
+        self.after(Heard([*begun(FIRST), InterruptAsked(SESSION, ASK)]))
+        assert isinstance(self.updates[-1], InterruptOpened)
+        return self
+
+
+def end_of(effect: Effect) -> Ended:
+    assert isinstance(effect, Finish)
+    ended = effect.updates[-1]
+    assert isinstance(ended, Ended)
+    return ended
+
+
+def state_of(effect: Effect) -> TaskState:
+    return end_of(effect).state
+
+
+def failed(effect: Effect, problem: Problem = AWAY, *, unreachable: bool = True) -> EffectFailed:
+    return EffectFailed(effect, problem, unreachable=unreachable)
+
+
+# -- the beginning
+
+
+def test_a_task_of_an_old_context_waits_until_it_is_stored_and_until_its_turn() -> None:
+    run = Driver(Run(LIMITS))
+    assert run.after(PromptExpected(0)) == Wait()
+    assert run.after(PromptStored(0, FIRST)) == AwaitOlderTasks()
+    assert run.after(OlderTasksChecked(left=False)) == OpenSession()
+    assert run.after(SessionOpened(SESSION, "title")) == AwaitSlot()
+    assert run.updates == []
+    assert run.after(SlotGranted()) == Subscribe()
+    assert run.updates == [Started(SESSION, "title")]
+
+
+def test_the_session_of_a_new_context_is_opened_while_the_task_is_stored() -> None:
+    run = Driver()
+    assert run.after(PromptExpected(0)) == OpenSession()
+    assert run.after(SessionOpened(SESSION, "title")) == Wait()
+    assert run.after(PromptStored(0, FIRST)) == AwaitSlot()
+
+
+def test_a_task_that_was_not_stored_leaves_no_session_behind() -> None:
+    run = Driver()
+    assert run.after(PromptExpected(0)) == OpenSession()
+    assert run.after(TaskNotStored(), SessionOpened(SESSION, "title")) == DiscardSession()
+    assert run.after(SessionDiscarded()) == Finish()
+    old = Driver(Run(LIMITS))
+    assert old.after(PromptExpected(0), TaskNotStored()) == Finish()
+
+
+def test_an_unreachable_opencode_is_waited_for_and_then_fails_the_task() -> None:
+    run = Driver(Run(LIMITS))
+    run.after(PromptExpected(0), PromptStored(0, FIRST), OlderTasksChecked(left=False))
+    effect, attempts = run.run.next(run.now), 0
+    while not isinstance(effect, Finish):
+        if isinstance(effect, Wait):
+            assert effect.until is not None
+            run.now = effect.until
+            effect = run.run.next(run.now)
+        else:
+            assert effect == OpenSession()
+            attempts += 1
+            effect = run.after(failed(effect))
+    assert end_of(effect).problem == AWAY
+    assert 30 <= run.now - 100 <= 32
+    assert attempts > 25
+
+
+# -- the prompt
+
+
+def test_the_whole_of_an_easy_task() -> None:
+    run = Driver().working()
+    effect = run.after(Heard(answered(FIRST)))
+    assert state_of(effect) is TaskState.COMPLETED
+    assert any(isinstance(update, BlockText) and update.text == "done" for update in run.updates)
+    assert run.after(Heard(answered(FIRST, "more"))) == effect
+
+
+def test_a_prompt_whose_answer_got_lost_is_searched_before_it_is_sent_again() -> None:
+    run = Driver()
+    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    sending = run.after(Subscribed())
+    assert run.after(failed(sending)) == Wait(run.now + 1)
+    assert run.after(seconds=1) == FindPrompt("msg_1")
+    assert run.after(PromptSearched(found=False)) == SendPrompt(FIRST)
+    assert run.after(failed(sending), seconds=1) == Wait(run.now + 1)
+    assert run.after(seconds=1) == FindPrompt("msg_1")
+    assert run.after(PromptSearched(found=True)) == Reconcile("msg_1")
+
+
+def test_a_prompt_that_opencode_refuses_fails_the_task() -> None:
+    run = Driver()
+    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    sending = run.after(Subscribed())
+    refused = Problem(Failure.UPSTREAM_HTTP_ERROR, "no")
+    run.after(failed(sending, refused, unreachable=False), seconds=2)
+    assert run.after(seconds=2) == FindPrompt("msg_1")
+    assert end_of(run.after(PromptSearched(found=False))).problem == refused
+
+
+def test_a_deleted_session_is_renewed_once_if_the_prompt_was_not_sent() -> None:
+    run = Driver()
+    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    sending = run.after(Subscribed())
+    assert run.after(SessionMissing(sending)) == RenewSession()
+    assert run.after(SessionOpened("ses_2", "new")) == Subscribe()
+    assert run.updates[-1] == Started("ses_2", "new")
+    assert run.after(Subscribed()) == sending
+    again = run.after(SessionMissing(sending))
+    assert not isinstance(again, RenewSession)
+
+
+def test_a_session_that_is_deleted_during_the_work_is_aborted_once() -> None:
+    run = Driver().working()
+    missing = SessionMissing(Reconcile("msg_1"))
+    assert isinstance(run.after(missing), Abort)
+    assert end_of(run.after(Aborted())).problem == SESSION_DELETED
+
+
+# -- the work
+
+
+def test_silence_and_gaps_lead_to_what_is_stored() -> None:
+    run = Driver().working()
+    assert run.after(NothingHeard(), seconds=15) == Reconcile("msg_1")
+    caught_up = CaughtUp(SESSION, frozenset())
+    assert run.after(StoredRead([*begun(FIRST), caught_up])) == Listen(run.now + 15)
+    assert run.after(Heard([Gap(SESSION)])) == Reconcile("msg_1")
+
+
+def test_what_cannot_be_read_is_read_again_while_events_are_heard() -> None:
+    run = Driver().working()
+    reading = run.after(Heard([Gap(SESSION)]))
+    assert run.after(failed(reading)) == Listen(run.now + 1)
+    assert run.after(Heard(begun(FIRST))) == Listen(run.now + 1)
+    assert run.after(NothingHeard(), seconds=1) == reading
+
+
+def test_work_has_a_deadline_and_a_person_s_time_does_not_count() -> None:
+    run = Driver().asking()
+    run.after(NothingHeard(), seconds=90)
+    answer = InterruptAnswered(ASK, PermissionDecision("once"), "once")
+    assert run.after(RequestAnswered(answer)) == Deliver(ASK, answer.decision)
+    run.after(Delivered(ASK, wanted=True), StoredRead([CaughtUp(SESSION, frozenset())]))
+    effect = run.after(NothingHeard(), seconds=59)
+    assert not isinstance(effect, Abort)
+    run.after(NothingHeard(), seconds=2)
+    assert isinstance(run.after(NothingHeard()), Abort)
+    end = end_of(run.after(Aborted(), seconds=11))
+    assert end.problem is not None
+    assert end.problem.type is Failure.DEADLINE_EXCEEDED
+
+
+def test_after_the_deadline_the_next_prompt_is_answered() -> None:
+    run = Driver().working()
+    run.after(PromptExpected(1), PromptStored(1, SECOND))
+    run.after(NothingHeard(), seconds=61)
+    run.after(NothingHeard())
+    assert isinstance(run.after(Aborted(), seconds=11), Flush)
+    assert run.after(Flushed()) == AwaitSlot(between_prompts=True)
+    assert run.after(SlotGranted()) == Subscribe()
+    assert run.after(Subscribed()) == SendPrompt(SECOND)
+
+
+def test_a_task_stays_open_for_a_message_that_is_being_stored() -> None:
+    run = Driver().working()
+    run.after(PromptExpected(1))
+    assert run.after(Heard(answered(FIRST))) == Flush()
+    assert run.after(Flushed()) == Wait()
+    assert state_of(run.after(PromptWithdrawn(1))) is TaskState.COMPLETED
+
+
+# -- requests of the agent
+
+
+def test_a_decision_is_delivered_until_it_is_confirmed() -> None:
+    run = Driver().asking()
+    answer = InterruptAnswered(ASK, PermissionDecision("once"), "once")
+    delivering = run.after(RequestAnswered(answer))
+    assert delivering == Deliver(ASK, answer.decision)
+    assert isinstance(run.after(), Listen), "it is asked for once"
+    assert isinstance(run.after(failed(delivering)), Listen)
+    assert run.after(NothingHeard(), seconds=1) == Reconcile("msg_1")
+    still_open = CaughtUp(SESSION, frozenset({"per_1"}))
+    assert run.after(StoredRead([still_open])) == delivering
+    assert isinstance(run.after(Delivered(ASK, wanted=True)), Listen)
+    assert run.run.open_requests == {}
+
+
+def test_what_a_rule_allows_is_answered_and_not_shown() -> None:
+    run = Driver()
+    rules = [AllowRule("bash", "ls *")]
+    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, "", rules))
+    assert run.after(SlotGranted()) == Subscribe()
+    run.after(Subscribed(), PromptSent())
+    effect = run.after(Heard([*begun(FIRST), InterruptAsked(SESSION, ASK)]))
+    assert effect == Deliver(ASK, PermissionDecision("once"), by_rule=True)
+    assert not any(isinstance(update, InterruptOpened) for update in run.updates)
+
+
+def test_what_nobody_decides_is_refused_in_the_end() -> None:
+    run = Driver().asking()
+    run.after(StoredRead([CaughtUp(SESSION, frozenset({"per_1"}))]), seconds=100)
+    assert run.after() == Listen(run.now + 15)  # the expiry was asked for before
+    refusal = PermissionDecision("reject", NOT_DECIDED)
+    assert run.after(RequestsExpired()) == Deliver(ASK, refusal, unstored=True)
+    assert isinstance(update := run.updates[-1], InterruptAnswered)
+    assert update.resolution == "expired"
+
+
+def test_the_expiry_of_a_request_is_asked_for_in_time() -> None:
+    run = Driver().asking()
+    run.after(NothingHeard(), seconds=99)
+    effect = run.after(StoredRead([CaughtUp(SESSION, frozenset({"per_1"}))]))
+    assert effect == Listen(200.0)
+    assert run.after(NothingHeard(), seconds=1) == ExpireRequests()
+
+
+# -- cancellation
+
+
+def test_a_cancel_before_the_prompt_ends_the_task_at_once() -> None:
+    run = Driver(Run(LIMITS))
+    run.after(PromptExpected(0), PromptStored(0, FIRST), OlderTasksChecked(left=False))
+    assert state_of(run.after(CancelRequested())) is TaskState.CANCELED
+
+
+def test_a_cancel_waits_for_the_prompt_and_aborts_until_the_run_has_ended() -> None:
+    run = Driver()
+    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    run.after(Subscribed())
+    run.run.feed(CancelRequested(), run.now)  # while the prompt is being sent
+    assert run.after(PromptSent()) == Listen(run.now)
+    assert isinstance(run.after(NothingHeard()), Abort)
+    assert isinstance(run.after(Aborted()), Listen)
+    assert isinstance(run.after(NothingHeard(), seconds=0.2), Abort)
+    aborted = MessageSeen(SESSION, "a", Speaker.AGENT, 2, "msg_1", completed=True, aborted=True)
+    effect = run.after(Heard([*begun(FIRST)[:1], aborted, Idle(SESSION)]))
+    assert state_of(effect) is TaskState.CANCELED
+
+
+def test_what_was_done_before_it_could_be_stopped_is_done() -> None:
+    run = Driver().working()
+    assert run.after(CancelRequested()) == Listen(run.now)
+    assert state_of(run.after(Heard(answered(FIRST)))) is TaskState.COMPLETED
+
+
+@pytest.mark.parametrize("failure", [True, False])
+def test_a_cancel_takes_a_bounded_time(failure: bool) -> None:
+    run = Driver().working()
+    run.after(CancelRequested())
+    aborting = run.after(NothingHeard())
+    assert isinstance(aborting, Abort)
+    last = failed(aborting) if failure else Aborted()
+    effect = run.after(last, seconds=0 if failure else 10)
+    assert state_of(effect) is TaskState.CANCELED
+
+
+def test_nothing_is_allowed_once_a_run_is_being_stopped() -> None:
+    run = Driver().asking()
+    run.after(CancelRequested())
+    run.after(RequestAnswered(InterruptAnswered(ASK, PermissionDecision("once"), "once")))
+    assert not run.run.will_deliver("per_1")
+    assert isinstance(run.after(NothingHeard()), Abort)
+
+
+# -- other processes
+
+
+def resumed(*more: Update, prompts: tuple[Prompt, ...] = (FIRST,)) -> Driver:
+    """A task that another process had begun."""
+    ids = [prompt.message_id for prompt in prompts]
+    added = [MessageAdded(Message(name, Role.USER, (Text("hello"),)), name) for name in ids]
+    task = folded([*added, Started(SESSION, "title"), *more])
+    run = Driver(Run(LIMITS, resumed=task, prompts=prompts))
+    assert run.after(OlderTasksChecked(left=False)) == OpenSession()
+    run.after(SessionOpened(SESSION, "title"))
+    return run
+
+
+def test_a_task_is_taken_up_where_its_log_ends() -> None:
+    run = resumed()
+    assert run.after() == Subscribe()
+    assert run.after(Subscribed()) == FindPrompt("msg_1")
+    assert run.after(PromptSearched(found=True)) == Reconcile("msg_1")
+    stored = [*answered(FIRST), CaughtUp(SESSION, frozenset())]
+    assert state_of(run.after(StoredRead(stored))) is TaskState.COMPLETED
+
+
+def test_of_several_prompts_the_last_that_opencode_has_is_taken_up() -> None:
+    third = Prompt("msg_3", ())
+    run = resumed(prompts=(FIRST, SECOND, third))
+    assert run.after() == FindPrompt("msg_3")
+    assert run.after(PromptSearched(found=False)) == FindPrompt("msg_2")
+    assert run.after(PromptSearched(found=True)) == Subscribe()
+    assert run.after(Subscribed()) == FindPrompt("msg_2")
+
+
+def test_a_cancel_of_a_task_that_was_taken_up_aborts_what_is_under_way() -> None:
+    run = resumed()
+    run.run.feed(CancelRequested(), run.now)
+    assert run.after() == Subscribe()
+    assert run.after(Subscribed()) == FindPrompt("msg_1")
+    assert run.after(PromptSearched(found=True)) == Listen(run.now)
+    assert isinstance(run.after(NothingHeard()), Abort)
+
+
+def test_what_an_earlier_process_left_open_is_closed_at_the_end() -> None:
+    block = BlockText("prt_1", "answer-msg_1", "prt_1", BlockKind.TEXT, "half", append=False)
+    run = resumed(block)
+    run.run.feed(CancelRequested(), run.now)
+    effect = run.after(failed(Subscribe()))
+    assert isinstance(effect, Finish)
+    closing, ended = effect.updates
+    assert isinstance(closing, BlockText)
+    assert closing.last
+    assert isinstance(ended, Ended)
+
+
+def test_a_task_that_another_process_has_is_left_alone() -> None:
+    run = Driver().working()
+    assert run.after(LeaseLost()) == Finish()
+
+
+def test_a_fault_of_ours_stops_the_run_and_a_second_one_ends_it() -> None:
+    broken = Problem(Failure.INTERNAL, "a fault")
+    run = Driver().working()
+    run.after(ServiceBroken(broken))
+    effect = run.after(ServiceBroken(broken))
+    assert end_of(effect).problem == broken
+
+
+# -- whatever happens
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_a_task_ends_well_whatever_happens(first: int) -> None:
+    """`python -m tests.domain.histories` tries as many as one likes."""
+    for seed in range(first, first + 50):
+        try:
+            History(seed).play()
+        except AssertionError as exc:
+            raise AssertionError(f"history {seed}: {exc}") from exc
+
+
+# -- what a review found
+
+
+def test_a_prompt_that_never_gets_through_fails_the_task_although_opencode_answers_else() -> None:
+    run = Driver()
+    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    effect = run.after(Subscribed())
+    while not isinstance(effect, Finish):
+        assert run.now < 200, "it is tried for ever"
+        match effect:
+            case SendPrompt():
+                effect = run.after(failed(effect), seconds=1)
+            case FindPrompt():
+                effect = run.after(PromptSearched(found=False))
+            case _:
+                effect = run.after(seconds=1)
+    assert end_of(effect).problem == AWAY
+
+
+def test_a_canceled_task_shows_what_it_has_changed() -> None:
+    run = Driver().working()
+    run.after(Heard([*begun(FIRST), FilesChanged(SESSION, "answer-msg_1")]), CancelRequested())
+    assert isinstance(run.after(NothingHeard()), Abort)
+    aborted = replace(message(FIRST), completed=True, aborted=True)
+    assert run.after(Heard([aborted, Idle(SESSION)])) == ReadChanges(("msg_1",))
+    assert state_of(run.after(ChangesRead(()))) is TaskState.CANCELED
+
+
+def test_a_cancel_of_a_recovered_task_needs_no_slot_to_abort() -> None:
+    opened = InterruptOpened(ASK)
+    added = MessageAdded(Message("msg_1", Role.USER, (Text("hello"),)), "msg_1")
+    task = folded([added, Started(SESSION, "title"), opened])
+    run = Driver(Run(LIMITS, resumed=task, prompts=[FIRST]))
+    run.after(OlderTasksChecked(left=False))
+    assert run.after(SessionOpened(SESSION, "title")) == AwaitSlot()
+    assert run.after(CancelRequested()) == Subscribe()
+
+
+def test_what_closes_a_prompt_is_told_once() -> None:
+    run = Driver().working()
+    run.after(PromptExpected(1), PromptStored(1, SECOND))
+    run.after(NothingHeard(), seconds=61)
+    run.after(NothingHeard())
+    flush = run.after(Aborted(), seconds=11)
+    assert isinstance(flush, Flush)
+    assert flush.updates
+    assert run.run.feed(PromptExpected(2), run.now) == []
+
+
+def test_a_fault_of_ours_is_no_success_although_the_end_was_heard() -> None:
+    run = Driver().working()
+    run.after(ServiceBroken(Problem(Failure.INTERNAL, "a fault")))
+    assert state_of(run.after(Heard(answered(FIRST)))) is TaskState.FAILED
+
+
+def test_a_decision_before_there_is_a_turn_keeps_its_rule() -> None:
+    run = Driver()
+    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""))
+    always = InterruptAnswered(ASK, PermissionDecision("once"), "always", grants=("ls *",))
+    assert run.after(RequestAnswered(always)) == AwaitSlot()
+    assert run.after(SlotGranted()) == Subscribe()
+    run.after(Subscribed(), PromptSent())
+    effect = run.after(Heard([*begun(FIRST), InterruptAsked(SESSION, ASK)]))
+    assert effect == Deliver(ASK, PermissionDecision("once"), by_rule=True)
+
+
+def test_a_long_wait_for_older_tasks_does_not_count_as_trouble() -> None:
+    run = Driver(Run(LIMITS))
+    waiting = run.after(PromptExpected(0), PromptStored(0, FIRST))
+    run.after(failed(waiting))
+    for _ in range(10):
+        run.after(OlderTasksChecked(left=True), seconds=60)
+    assert run.after(failed(waiting)) == Wait(run.now + 1)
