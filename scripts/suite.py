@@ -3,9 +3,10 @@
     python scripts/suite.py [--quick] [arguments for pytest]
 
 The quick part needs neither OpenCode nor a running service; its coverage is measured. The other
-part drives real processes, and on a busy machine one of those can be too slow for a test. So what
-fails there is run once more, alone. A test that passes then is printed as flaky and does not fail
-the run. A test of the quick part gets no second chance: it has nothing that could be slow.
+part drives real processes, and waits for them as much as it works, so both run at the same time.
+On a busy machine a process can be too slow for a test. So what fails in that part is run once more,
+alone. A test that passes then is printed as flaky and does not fail the run. A test of the quick
+part gets no second chance: it has nothing that could be slow.
 """
 
 from __future__ import annotations
@@ -14,28 +15,39 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parent.parent
-LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+CACHE = ROOT / ".pytest_cache" / "processes"
+LAST_FAILED = CACHE / "v" / "cache" / "lastfailed"
 PASSED, FAILED, NOTHING_SELECTED = 0, 1, 5  # exit codes of pytest
 MOST_RERUN = 10  # more failures than this are no accident
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-PARALLEL = ["-n", str(CORES), "--dist", "worksteal"]
+# How each part is run. Tests that drive processes wait as much as they work; schemathesis, which
+# only they use, takes a second to load.
+PARTS = {
+    "quick": ["-n", str(CORES), "--dist", "worksteal", "-p", "no:schemathesis"],
+    "processes": ["-n", str(CORES + 1), "--dist", "worksteal", "-o", f"cache_dir={CACHE}"],
+}
+# Without cached bytecode, every one of the hundreds of services that are started would be compiled.
+ENVIRONMENT = {name: v for name, v in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 COVERAGE = ["--cov=opencode_a2a", "--cov-branch", "--cov-report="]
 
 
 def main(arguments: list[str]) -> int:
-    quick_only = "--quick" in arguments
-    arguments = [argument for argument in arguments if argument != "--quick"]
-    measured = [] if quick_only else COVERAGE
-    codes = [pytest("quick", *PARALLEL, *measured, *arguments)]
-    flaky: list[str] = []
-    if not quick_only:
-        code, flaky = run_processes(arguments)
-        codes.append(code)
-        if codes[0] in (PASSED, FAILED):
-            print_coverage()
+    if "--quick" in arguments:
+        return pytest("quick", *(each for each in arguments if each != "--quick"))
+    with tempfile.TemporaryFile() as output, ThreadPoolExecutor() as beside:
+        quick = beside.submit(pytest, "quick", *COVERAGE, *arguments, output=output)
+        code, flaky = run_processes(arguments, after=quick)
+        codes = [quick.result(), code]
+        output.seek(0)
+        print(f"\nThe quick part:\n{output.read().decode()}", flush=True)
+    if codes[0] in (PASSED, FAILED):
+        print_coverage()
     if flaky:
         print(f"\nFLAKY: {len(flaky)} failed beside other tests and passed alone:")
         print("".join(f"  {name}\n" for name in flaky), flush=True)
@@ -44,18 +56,19 @@ def main(arguments: list[str]) -> int:
     return next((code for code in codes if code not in fine), PASSED)
 
 
-def run_processes(arguments: list[str]) -> tuple[int, list[str]]:
+def run_processes(arguments: list[str], *, after: Future[int]) -> tuple[int, list[str]]:
     """The tests that drive real processes; those that fail get one more try, alone.
 
-    Returns the exit code, and the tests that have passed only then.
+    Alone is after the quick part. Returns the exit code, and the tests that have passed only then.
     """
     LAST_FAILED.unlink(missing_ok=True)  # from here on it holds tests of this part only
-    code = pytest("processes", *PARALLEL, *arguments)
+    code = pytest("processes", *arguments)
     failed = failed_tests()
     are_tests = all("::" in name for name in failed)  # a file: it could not be imported
     if code != FAILED or not 0 < len(failed) <= MOST_RERUN or not are_tests:
         return code, []
     print(f"\nOnce more, alone: {len(failed)} of the tests that drive real processes.", flush=True)
+    after.result()
     code = pytest("processes", "-n", "0", *sorted(failed))
     if code not in (PASSED, FAILED):
         return FAILED, []
@@ -66,9 +79,9 @@ def failed_tests() -> set[str]:
     return set(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else set()
 
 
-def pytest(part: str, *arguments: str) -> int:
-    command = [sys.executable, "-m", "pytest", "-q", "--part", part, *arguments]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+def pytest(part: str, *arguments: str, output: IO[bytes] | None = None) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", "--part", part, *PARTS[part], *arguments]
+    code = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=False, stdout=output).returncode
     return FAILED if code < 0 else code  # a signal has ended it
 
 
