@@ -83,14 +83,14 @@ async def build(
         agent = agent or adapters.opencode
         locations = _locations(settings, adapters)
         sessions = Sessions(agent, adapters.bindings, locations=locations)
-        async with Scheduler.open(
+        scheduler = Scheduler(
             log=adapters.log,
             sessions=sessions,
             interrupts=adapters.interrupts,
             limits=_limits(settings),
             clock=now_ms,
-            stopping=stopping,
-        ) as scheduler:
+        )
+        async with scheduler.running(stopping):
             services = _services(
                 settings, adapters, agent=agent, locations=locations, scheduler=scheduler
             )

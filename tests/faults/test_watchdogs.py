@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -70,10 +70,16 @@ async def desk(limits: SchedulerLimits, silence: float = 25.0) -> AsyncIterator[
         OpenCode.connect(
             Endpoint(fake.base_url), Defaults("/project"), silence=silence
         ) as opencode,
-        Scheduler.open(
-            log, Sessions(opencode, SqlBindings(database)), SqlInterrupts(database), limits, now_ms
-        ) as scheduler,
+        AsyncExitStack() as stack,
     ):
+        scheduler = Scheduler(
+            log=log,
+            sessions=Sessions(opencode, SqlBindings(database)),
+            interrupts=SqlInterrupts(database),
+            limits=limits,
+            clock=now_ms,
+        )
+        await stack.enter_async_context(scheduler.running())
         interrupts = Interrupts(log=log, scheduler=scheduler, store=SqlInterrupts(database))
         inputs = Inputs(NoFiles(), 1 << 20, 1 << 20)
         tasks = Tasks(

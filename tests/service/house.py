@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -150,14 +150,16 @@ async def house(
     async with (
         Database.open(url) as database,
         SqlTaskLog.open(database) as log,
-        Scheduler.open(
-            log,
-            Sessions(agent, SqlBindings(database)),
-            SqlInterrupts(database),
-            replace(limits, grace=0),
-            clock,
-        ) as scheduler,
+        AsyncExitStack() as stack,
     ):
+        scheduler = Scheduler(
+            log=log,
+            sessions=Sessions(agent, SqlBindings(database)),
+            interrupts=SqlInterrupts(database),
+            limits=replace(limits, grace=0),
+            clock=clock,
+        )
+        await stack.enter_async_context(scheduler.running())
         interrupts = Interrupts(
             log=log, scheduler=scheduler, store=SqlInterrupts(database), always=always
         )

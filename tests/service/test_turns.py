@@ -534,8 +534,8 @@ async def test_a_file_that_is_gone_when_its_message_is_sent_at_last_fails_the_ta
 class Beating(SqlTaskLog):
     """A log whose signs of life can be waited for."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
         self.beats: asyncio.Queue[None] = asyncio.Queue()
 
     async def renew_leases(self) -> Sequence[str]:
@@ -556,8 +556,10 @@ async def test_what_may_finish_while_the_service_stops_is_held_until_then() -> N
         assert isinstance(log, Beating)
         sessions, asked = Sessions(agent, SqlBindings(database)), SqlInterrupts(database)
         limits = SchedulerLimits(grace=PATIENCE, renewal=0.01)
-        opening = Scheduler.open(log, sessions, asked, limits, clock)
-        working = await stack.enter_async_context(opening)
+        working = Scheduler(
+            log=log, sessions=sessions, interrupts=asked, limits=limits, clock=clock
+        )
+        await stack.enter_async_context(working.running())
         interrupts = Interrupts(log=log, scheduler=working, store=asked)
         tasks = Tasks(
             agent=agent,

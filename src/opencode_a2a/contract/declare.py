@@ -112,9 +112,19 @@ class Extension:
         """Declare a method: its docstring is the summary, its annotations are the schema."""
 
         def declare(run: Run[P, R]) -> Run[P, R]:
-            types, about = get_type_hints(run), getdoc(run) or ""
-            shapes = types["params"], types["return"]
-            self.methods.append(Method(name, about, *shapes, scope, run, errors, toggle, facts))
+            types = get_type_hints(run)
+            method = Method(
+                name=name,
+                summary=getdoc(run) or "",
+                params=types["params"],
+                result=types["return"],
+                scope=scope,
+                run=run,
+                errors=errors,
+                toggle=toggle,
+                facts=facts,
+            )
+            self.methods.append(method)
             return run
 
         return declare

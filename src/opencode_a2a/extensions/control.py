@@ -89,7 +89,7 @@ class PromptAcknowledgement(Acknowledgement):
 
 @_control("opencode.sessions.prompt_async", errors=(ContentTypeNotSupported,))
 async def prompt_async(
-    services: Services, caller: Caller, params: PromptAsync, session: SessionInfo
+    services: Services, caller: Caller, params: PromptAsync, *, session: SessionInfo
 ) -> PromptAcknowledgement:
     """Prompt an idle session and return at once; its messages have the answer later.
 
@@ -188,7 +188,7 @@ class Command(Session):
 
 @_control("opencode.sessions.command", errors=(ContentTypeNotSupported,))
 async def command(
-    services: Services, caller: Caller, params: Command, session: SessionInfo
+    services: Services, caller: Caller, params: Command, *, session: SessionInfo
 ) -> MessageResult:
     """Run one of OpenCode's commands in an idle session, and wait for the answer.
 
@@ -252,7 +252,7 @@ class Shell(Session):
     output="one snapshot when the command has ended; never interactive",
 )
 async def shell(
-    services: Services, caller: Caller, params: Shell, session: SessionInfo
+    services: Services, caller: Caller, params: Shell, *, session: SessionInfo
 ) -> MessageResult:
     """Run a command in the session's directory, without asking anybody."""
     request = params.request
@@ -284,7 +284,7 @@ class Summarize(Session):
 
 @_control("opencode.sessions.summarize")
 async def summarize(
-    services: Services, caller: Caller, params: Summarize, session: SessionInfo
+    services: Services, caller: Caller, params: Summarize, *, session: SessionInfo
 ) -> Acknowledgement:
     """Replace what was said so far by a summary, which this model writes."""
     await services.validator.idle(session)

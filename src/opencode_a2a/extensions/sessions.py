@@ -6,9 +6,9 @@ other method makes the caller its owner first.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -140,9 +140,16 @@ class Tasks(Result):
     items: list[SessionTask]
 
 
-S = TypeVar("S", bound=Session)
-R = TypeVar("R", bound=Result)
-Change = Callable[[Services, Caller, S, SessionInfo], Awaitable[R]]
+S = TypeVar("S", bound=Session, contravariant=True)
+R = TypeVar("R", bound=Result, covariant=True)
+
+
+class Change(Protocol[S, R]):
+    """A method that changes the session that its parameters name."""
+
+    async def __call__(
+        self, services: Services, caller: Caller, params: S, /, *, session: SessionInfo
+    ) -> R: ...
 
 
 def changing(
@@ -158,7 +165,7 @@ def changing(
         @wraps(run)
         async def claimed(services: Services, caller: Caller, params: S) -> R:
             async with services.ownership.claiming(caller, params.session_id) as session:
-                return await run(services, caller, params, session)
+                return await run(services, caller, params, session=session)
 
         known = (*_CHANGE, *errors)
         SESSIONS.method(name, scope=scope, errors=known, effect=effect, **about)(claimed)
@@ -366,7 +373,9 @@ class Fork(Session):
 
 
 @_mutation("opencode.sessions.fork")
-async def fork(services: Services, caller: Caller, params: Fork, session: SessionInfo) -> Summary:
+async def fork(
+    services: Services, caller: Caller, params: Fork, *, session: SessionInfo
+) -> Summary:
     """Copy a session, whole or up to a message, into one of the caller's own."""
     if params.request.messageID is not None:
         await services.validator.message(
@@ -379,7 +388,7 @@ async def fork(services: Services, caller: Caller, params: Fork, session: Sessio
 
 @_mutation("opencode.sessions.share", errors=(MethodDisabled,))
 async def share(
-    services: Services, caller: Caller, params: Session, session: SessionInfo
+    services: Services, caller: Caller, params: Session, *, session: SessionInfo
 ) -> Summary:
     """Publish a session on OpenCode's public site."""
     shared = await services.catalog.share(session.id)
@@ -394,7 +403,7 @@ async def share(
 
 @_mutation("opencode.sessions.unshare")
 async def unshare(
-    services: Services, caller: Caller, params: Session, session: SessionInfo
+    services: Services, caller: Caller, params: Session, *, session: SessionInfo
 ) -> Summary:
     """Withdraw a published session."""
     unshared = await services.catalog.unshare(session.id)
@@ -412,7 +421,7 @@ class Revert(Session):
 
 @_mutation("opencode.sessions.revert")
 async def revert(
-    services: Services, caller: Caller, params: Revert, session: SessionInfo
+    services: Services, caller: Caller, params: Revert, *, session: SessionInfo
 ) -> Summary:
     """Undo a message and everything after it, files included."""
     target = params.request
@@ -423,7 +432,7 @@ async def revert(
 
 @_mutation("opencode.sessions.unrevert")
 async def unrevert(
-    services: Services, caller: Caller, params: Session, session: SessionInfo
+    services: Services, caller: Caller, params: Session, *, session: SessionInfo
 ) -> Summary:
     """Take back the undoing."""
     restored = await services.catalog.unrevert(session.id)

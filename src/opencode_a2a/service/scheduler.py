@@ -68,6 +68,7 @@ class Scheduler:
 
     def __init__(
         self,
+        *,
         log: TaskLog,
         sessions: Sessions,
         interrupts: InterruptStore,
@@ -95,21 +96,11 @@ class Scheduler:
         )
         self._admission: Admission[Runner] = Admission(bounds)
 
-    @classmethod
     @asynccontextmanager
-    async def open(
-        cls,
-        log: TaskLog,
-        sessions: Sessions,
-        interrupts: InterruptStore,
-        limits: SchedulerLimits,
-        clock: Callable[[], int],
-        stopping: asyncio.Future[None] | None = None,
-    ) -> AsyncIterator[Scheduler]:
-        """On the way out, tasks may finish until `stopping`, or for their grace."""
-        self = cls(log, sessions, interrupts, limits, clock)
+    async def running(self, stopping: asyncio.Future[None] | None = None) -> AsyncIterator[None]:
+        """Run the tasks that come in. At the end they may finish until `stopping`, or a while."""
         try:
-            yield self
+            yield
         finally:
             work = [runner.work for runner in self._runners.values() if runner.work is not None]
             finished = asyncio.gather(*work, return_exceptions=True)
@@ -118,7 +109,7 @@ class Scheduler:
                 either: set[asyncio.Future[Any]] = {finished}
                 either |= set() if stopping is None else {stopping}
                 await asyncio.wait(
-                    either, timeout=limits.grace, return_when=asyncio.FIRST_COMPLETED
+                    either, timeout=self._limits.grace, return_when=asyncio.FIRST_COMPLETED
                 )
                 renewing.cancel()
                 await asyncio.gather(renewing, return_exceptions=True)

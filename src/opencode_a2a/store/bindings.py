@@ -121,8 +121,13 @@ def _session_of(
     ).first()
     if row is None:
         return None
-    model = ModelRef(row.provider, row.model) if row.provider is not None else None
-    return SessionRef(row.session_id, row.title, row.directory, model), row.root
+    session = SessionRef(
+        row.session_id,
+        title=row.title,
+        directory=row.directory,
+        model=ModelRef(row.provider, row.model) if row.provider is not None else None,
+    )
+    return session, row.root
 
 
 def _bind(

@@ -115,7 +115,7 @@ class Database:
     async def _run(
         self, threads: ThreadPoolExecutor, engine: Engine, work: Callable[[Connection], T]
     ) -> T:
-        transaction = partial(_transact, engine, self._file, work)
+        transaction = partial(_transact, engine, file=self._file, work=work)
         return await asyncio.get_running_loop().run_in_executor(threads, transaction)
 
     async def takes_writes(self) -> bool:

@@ -203,7 +203,7 @@ class SqlTaskLog:
         root: Root = ANY_ROOT,
     ) -> AsyncIterator[SqlTaskLog]:
         """Open the log. When it closes, it releases its tasks for other processes to claim."""
-        self = cls(database, Holder.this_process(), clock, root)
+        self = cls(database, Holder.this_process(), clock=clock, root=root)
         writing = asyncio.create_task(self._write_forever())
         sweeping = asyncio.create_task(self._sweep_forever(retention))
         try:

@@ -24,8 +24,13 @@ def run(db: Connection, sql: str, values: Any = (), *, many: bool = False) -> An
     except dialect.loaded_dbapi.Error as exc:
         cursor.close()  # the traceback of the exception keeps the cursor, which keeps the file open
         # SQLAlchemy's own error, without the values: they are the text of users.
-        base = dialect.loaded_dbapi.Error
-        raise DBAPIError.instance(sql, None, exc, base, dialect=dialect) from exc
+        raise DBAPIError.instance(
+            statement=sql,
+            params=None,
+            orig=exc,
+            dbapi_base_err=dialect.loaded_dbapi.Error,
+            dialect=dialect,
+        ) from exc
     return cursor
 
 
