@@ -193,6 +193,8 @@ class History:
             self.canceled = True
             self.feed(CancelRequested())
         found = self.run.open_requests
+        if found is None:  # before there is a turn, callers see what the log shows
+            found = self.log.task.interrupts
         if found and not self.run.canceled and self.dice.random() < 0.2:
             opened = self.dice.choice(list(found.values()))
             reply = self.dice.choice(("once", "reject"))
@@ -356,7 +358,7 @@ class History:
         task = self.log.task
         asked = [e.update for e in task.history if isinstance(e.update, MessageAdded)]
         prompts = [Prompt(added.upstream_id, ()) for added in asked if added.upstream_id]
-        self.run = Run(LIMITS, resumed=task, prompts=prompts)
+        self.run = Run(LIMITS, resumed=task.snapshot(), prompts=prompts)
         self.canceled = self.aborted = False
 
     def play(self) -> None:

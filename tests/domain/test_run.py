@@ -448,6 +448,17 @@ def test_of_several_prompts_the_last_that_opencode_has_is_taken_up() -> None:
     assert run.after(Subscribed()) == FindPrompt("msg_2")
 
 
+def test_a_decision_about_a_task_that_was_taken_up_is_delivered_by_its_turn() -> None:
+    run = resumed(InterruptOpened(ASK))
+    answer = InterruptAnswered(ASK, PermissionDecision("once"), "once")
+    assert run.after(RequestAnswered(answer), SlotGranted()) == Subscribe()
+    assert run.after(Subscribed()) == FindPrompt("msg_1")
+    assert run.run.open_requests == {}
+    assert run.after(PromptSearched(found=True)) == Reconcile("msg_1")
+    stored = [*begun(FIRST), CaughtUp(SESSION, frozenset({ASK.request_id}))]
+    assert run.after(StoredRead(stored)) == Deliver(ASK, PermissionDecision("once"))
+
+
 def test_a_cancel_of_a_task_that_was_taken_up_aborts_what_is_under_way() -> None:
     run = resumed()
     run.run.feed(CancelRequested(), run.now)

@@ -194,3 +194,33 @@ def test_folding_may_pause_anywhere(updates: list[Update], data: st.DataObject) 
     for entry in log[pause:]:
         task.apply(entry)
     assert visible(task) == visible(folded(updates))
+
+
+@STEADY
+@given(logs(), st.data())
+def test_a_snapshot_stays_as_it_is_while_the_task_goes_on(
+    updates: list[Update], data: st.DataObject
+) -> None:
+    moments = data.draw(st.sets(st.integers(0, len(updates)), max_size=4))
+    log, task = entries(updates), Task(HEAD, status_at=HEAD.created_at)
+    snapshots: dict[int, Task] = {0: task.snapshot()} if 0 in moments else {}
+    for n, entry in enumerate(log, 1):
+        task.apply(entry)
+        if n in moments:
+            snapshots[n] = task.snapshot()
+    assert task == Task.of(HEAD, log)
+    for n, snapshot in snapshots.items():
+        assert snapshot == Task.of(HEAD, log[:n])
+
+
+@STEADY
+@given(logs(), st.data())
+def test_a_snapshot_can_go_on_by_itself(updates: list[Update], data: st.DataObject) -> None:
+    pause = data.draw(st.integers(0, len(updates)))
+    log = entries(updates)
+    task = Task.of(HEAD, log[:pause])
+    ahead = task.snapshot()
+    for entry in log[pause:]:
+        ahead.apply(entry)
+    assert ahead == Task.of(HEAD, log)
+    assert task == Task.of(HEAD, log[:pause])

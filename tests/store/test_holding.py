@@ -381,7 +381,7 @@ async def test_a_reader_in_another_process_gets_everything_to_the_end(
     file_url: str, clock: Clock
 ) -> None:
     async with soon(), process(file_url, clock) as log, process(file_url, clock) as another:
-        task = await log.create(head("t"), [HELLO])
+        await log.create(head("t"), [HELLO])
         readers = [asyncio.create_task(rest(another.follow("t", n % 2))) for n in range(6)]
         for n in range(200):
             log.append("t", [step(n)])
@@ -392,7 +392,7 @@ async def test_a_reader_in_another_process_gets_everything_to_the_end(
         log.append("t", [step(999), DONE])  # the last update and the end in one commit
         received = await asyncio.gather(*readers)
         whole = await rest(log.follow("t", 0))
-        assert task.state is TaskState.COMPLETED
+        assert (await log.get(OWNER, "t")).state is TaskState.COMPLETED
         assert numbers(whole) == list(range(1, 204))
         for entries in received:
             assert entries in (whole, whole[1:])

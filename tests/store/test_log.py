@@ -65,6 +65,16 @@ async def test_a_task_exists_only_for_its_owner(log: SqlTaskLog) -> None:
             await log.get("bob", "t")
 
 
+async def test_a_task_that_was_read_stays_as_it_was(log: SqlTaskLog) -> None:
+    async with soon():
+        created = await log.create(head("t"), [HELLO])
+        await log.write("t", [delta("Hello")])
+        read = await log.get(OWNER, "t")
+        await log.write("t", [delta(" world"), DONE])
+    (block,) = read.visible_blocks()
+    assert (read.state, block.text, created.visible_blocks()) == (TaskState.SUBMITTED, "Hello", [])
+
+
 async def test_a_task_being_created_cannot_be_seen(file_url: str) -> None:
     async with soon(), Database.open(file_url) as database, SqlTaskLog.open(database) as log:
         async with writer_busy(database):
@@ -154,16 +164,17 @@ async def test_nothing_is_visible_before_it_is_committed(
     database: Database, log: SqlTaskLog
 ) -> None:
     async with soon():
-        task = await log.create(head("t"), [HELLO])
+        await log.create(head("t"), [HELLO])
         cursor = log.follow("t", 1)
         async with writer_busy(database):
             log.append("t", [Started("ses_1", "Title"), delta("early")])
             reading = asyncio.create_task(cursor.read())
             await settle()
             assert not reading.done()
+            task = await log.get(OWNER, "t")
             assert (task.state, task.blocks) == (TaskState.SUBMITTED, {})
         assert numbers(list(await reading)) == [2, 3]
-        assert task.state is TaskState.WORKING
+        assert (await log.get(OWNER, "t")).state is TaskState.WORKING
 
 
 async def test_many_tasks_share_few_transactions(
@@ -356,7 +367,7 @@ async def test_flushed_returns_when_all_earlier_updates_are_committed(
     database: Database, log: SqlTaskLog
 ) -> None:
     async with soon():
-        task = await log.create(head("t"), [HELLO])
+        await log.create(head("t"), [HELLO])
         async with writer_busy(database):
             log.append("t", [step(1)])
             await settle()
@@ -365,16 +376,16 @@ async def test_flushed_returns_when_all_earlier_updates_are_committed(
             await settle()
             assert not flushing.done()
         await flushing
-        assert task.last_seq == 3
+        assert (await log.get(OWNER, "t")).last_seq == 3
 
 
 async def test_saying_nothing_is_fine(log: SqlTaskLog) -> None:
     async with soon():
-        task = await log.create(head("t"), [])
+        await log.create(head("t"), [])
         await log.write("t", [])
         log.append("t", [])
         await log.flushed("t")
-        assert task.last_seq == 0
+        assert (await log.get(OWNER, "t")).last_seq == 0
         await log.write("t", [DONE])
         assert numbers(await rest(log.follow("t", 0))) == [1]
 
@@ -557,7 +568,7 @@ async def test_the_updates_of_a_writer_stay_when_it_is_cancelled(
     database: Database, log: SqlTaskLog
 ) -> None:
     async with soon():
-        task = await log.create(head("t"), [HELLO])
+        await log.create(head("t"), [HELLO])
         async with writer_busy(database):
             writing = asyncio.create_task(log.write("t", [step(1)]))
             await settle()
@@ -566,7 +577,7 @@ async def test_the_updates_of_a_writer_stay_when_it_is_cancelled(
                 await writing
         log.append("t", [step(2)])
         await log.flushed("t")
-        assert task.last_seq == 3
+        assert (await log.get(OWNER, "t")).last_seq == 3
 
 
 async def test_closing_the_log_commits_pending_writes(database: Database) -> None:
@@ -605,14 +616,14 @@ async def test_unfinished_tasks_are_found_and_carried_on(database: Database) -> 
 
 async def test_a_log_does_not_claim_its_own_tasks(log: SqlTaskLog, clock: Clock) -> None:
     async with soon():
-        task = await log.create(head("t"), [HELLO])
+        await log.create(head("t"), [HELLO])
         log.append("t", [step(1)])
         assert await claimed_ids(log) == []
         clock.outlast_leases()  # late, but no other process has claimed it
         assert await claimed_ids(log) == []
         log.append("t", [DONE])
         assert numbers(await rest(log.follow("t", 0))) == [1, 2, 3]
-        assert task.ended == DONE
+        assert (await log.get(OWNER, "t")).ended == DONE
 
 
 async def test_what_has_ended_is_not_taken(

@@ -270,8 +270,7 @@ class Exchange:
 
     def take_decision(self, answer: InterruptAnswered) -> None:
         """Somebody has decided about a request, and the log has it."""
-        if self.turn is None:
-            return  # the turn will find it in the log
+        assert self.turn is not None, "until there is a turn, nobody is asked"
         self.turn.requests.answer(answer)
         self._deliver(Deliver(answer.interrupt, answer.decision))
 

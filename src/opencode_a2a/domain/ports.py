@@ -189,7 +189,7 @@ class TaskLog(Protocol):
         ...
 
     async def get(self, owner: str, task_id: str) -> Task:
-        """The task as its owner may see it; another's does not exist."""
+        """A snapshot of the task as its owner may see it; another's does not exist."""
         ...
 
     async def get_own(self, owner: str, task_id: str) -> Task:

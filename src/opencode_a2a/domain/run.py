@@ -73,7 +73,8 @@ class Run:
     ) -> None:
         """`fresh`: the context is new, so nothing else can be going on in it.
 
-        `resumed` is a task that an earlier process has begun, with the prompts it had.
+        `resumed` is a task that an earlier process has begun, with the prompts it had. The run
+        keeps the object, and adds the decisions that come before a turn takes it up.
         """
         self._limits = limits
         self.fresh = fresh
@@ -174,8 +175,10 @@ class Run:
             case ServiceBroken(problem):
                 self._on_fault(problem)
             case RequestAnswered(answer):
-                if self._exchange is not None:
+                if self._exchange is not None and self._exchange.turn is not None:
                     self._exchange.take_decision(answer)
+                elif self._resumed is not None:
+                    self._resumed.answer(answer)  # the turn takes it up from there
                 if isinstance(ask := answer.interrupt, PermissionAsk):
                     self._rules += [AllowRule(ask.permission, pattern) for pattern in answer.grants]
             case _:

@@ -4,12 +4,15 @@ The fold keeps what a client may ask for (state, blocks, history, usage), in the
 order it appeared. Text stays in pieces until somebody reads it, so applying an
 entry costs the same at any length. First terminal state wins: entries after it
 change nothing.
+
+A snapshot shares its blocks with the task until one of the two changes a block:
+`Task.epoch` counts snapshots, and a block of an older epoch is copied first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from .events import BlockKind, ToolCall
@@ -55,6 +58,7 @@ class Block:
     call: ToolCall | None = None
     file: Part | None = None
     last: bool = False
+    epoch: int = field(default=0, compare=False, repr=False)
 
     @property
     def text(self) -> str:
@@ -81,6 +85,7 @@ class Task:
     steps: dict[str, Usage] = field(default_factory=dict)  # by upstream part
     reported: set[Progress] = field(default_factory=set)  # what is told once only
     ended: Ended | None = None
+    epoch: int = field(default=0, compare=False, repr=False)
 
     @classmethod
     def of(cls, head: TaskHead, entries: Iterable[LogEntry]) -> Task:
@@ -88,6 +93,19 @@ class Task:
         for entry in entries:
             task.apply(entry)
         return task
+
+    def snapshot(self) -> Task:
+        """The task as it is now. Neither it nor the task changes with the other."""
+        self.epoch += 1
+        return replace(
+            self,
+            history=self.history.copy(),
+            blocks=self.blocks.copy(),
+            interrupts=self.interrupts.copy(),
+            answered=self.answered.copy(),
+            steps=self.steps.copy(),
+            reported=self.reported.copy(),
+        )
 
     @property
     def messages(self) -> list[Message]:
@@ -125,10 +143,8 @@ class Task:
                 self.interrupts[interrupt.request_id] = update
             case InterruptUnclear(note=note):
                 self.unclear = note
-            case InterruptAnswered(interrupt=interrupt):
-                self.interrupts.pop(interrupt.request_id, None)
-                self.answered[interrupt.request_id] = update
-                self.unclear = None
+            case InterruptAnswered():
+                self.answer(update)
             case InterruptResolved(interrupt=interrupt):
                 self.interrupts.pop(interrupt.request_id, None)
                 self.answered.pop(interrupt.request_id, None)
@@ -152,13 +168,29 @@ class Task:
             case _:
                 assert_never(update)
 
+    def answer(self, update: InterruptAnswered) -> None:
+        """A request is decided, and the agent has not confirmed it yet."""
+        request_id = update.interrupt.request_id
+        self.interrupts.pop(request_id, None)
+        self.answered[request_id] = update
+        self.unclear = None
+
     def _block(self, update: BlockText | BlockTool | BlockFile, kind: BlockKind) -> Block:
+        """The block to change: a new one, or one that no snapshot shares (any more)."""
         block = self.blocks.get(update.block_id)
+        if block is not None and block.epoch == self.epoch:
+            return block
         if block is None:
             block = Block(
-                id=update.block_id, message_id=update.message_id, kind=kind, seq=self.last_seq
+                id=update.block_id,
+                message_id=update.message_id,
+                kind=kind,
+                seq=self.last_seq,
+                epoch=self.epoch,
             )
-            self.blocks[update.block_id] = block
+        else:
+            block = replace(block, pieces=block.pieces.copy(), epoch=self.epoch)
+        self.blocks[update.block_id] = block
         return block
 
     def visible_blocks(self) -> list[Block]:

@@ -113,7 +113,6 @@ class Operations:
             seq = int(call.last_event_id) if known else sys.maxsize
             replay = await self.tasks.replay_from(task, seq)
         snapshot, renderer = replay.snapshot, call.renderer
-        # Nothing is awaited between reading the snapshot and rendering it.
         first = renderer.first(snapshot, history_length, gap=replay.gap)
         resting = _rests(snapshot, task, waits or renderer.stays_open)
         cursor = None if resting else replay.cursor

@@ -69,6 +69,7 @@ class Interrupts:
         """Use a message as an answer. False when no request of the task is open (any more)."""
         task_id = task.head.id
         async with self._scheduler.deciding(task_id):
+            task = await self._log.get(task.head.owner, task_id)  # others have decided meanwhile
             waiting = self._scheduler.open_requests(task)
             if not waiting:
                 return False

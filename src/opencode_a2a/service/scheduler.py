@@ -241,7 +241,7 @@ class Scheduler:
         runner = self._runners.get(task_id)
         if runner is None:
             return True
-        if runner.run.open_requests is None:  # the turn will find the decisions in the log
+        if runner.run.open_requests is None:  # there is no turn yet: it will take them up
             for answer in answers:
                 runner.post(RequestAnswered(answer))
             return True

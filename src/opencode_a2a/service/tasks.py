@@ -256,6 +256,7 @@ class Tasks:
         )
         pending_prompt = self._scheduler.steer(task_id)
         if pending_prompt is None:
+            task = await self._log.get(caller.principal, task_id)
             if not task.state.terminal:
                 raise TaskHandover
             raise UnsupportedOperation(
@@ -325,7 +326,7 @@ class Tasks:
             ) from None
 
     def replay(self, task: Task) -> Replay:
-        """The task as it is, and all later entries. Render it before you await anything."""
+        """The task as it was when it was read, and all later entries."""
         return Replay(task, self._log.follow(task.head.id, task.last_seq))
 
     async def replay_from(self, task: Task, seq: int) -> Replay:

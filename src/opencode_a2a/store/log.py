@@ -240,7 +240,7 @@ class SqlTaskLog:
         except asyncio.CancelledError:
             self._enqueue(open_task, [CALLER_LEFT])  # if it is stored, nobody works on it
             raise
-        return open_task.task
+        return open_task.task.snapshot()
 
     async def write(
         self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
@@ -537,7 +537,7 @@ class SqlTaskLog:
                 logger.error(event, task=task_id, advice="it has failed")
             for task in claimed:
                 self._open[task.head.id] = OpenTask(task, is_new=False, tail_start=task.last_seq)
-        return claimed
+        return [task.snapshot() for task in claimed]
 
     async def older_held_by_other(self, head: TaskHead) -> bool:
         return await self._database.read(sql.older_held_by_other, head, self._holder)
@@ -575,11 +575,10 @@ class SqlTaskLog:
     # -- reading
 
     async def get(self, owner: str, task_id: str) -> Task:
-        """The task as of now. If it is open here, the object changes with the next commit."""
         open_task = self._open.get(task_id)
         if open_task is not None and not open_task.is_new:
             if open_task.task.head.owner == owner:
-                return open_task.task
+                return open_task.task.snapshot()
             raise TaskNotFound(task_id)
         task = await self._database.read(sql.load, task_id)
         if task is None or task.head.owner != owner:

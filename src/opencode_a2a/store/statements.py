@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -269,17 +269,8 @@ def _waiting_message(batch: Batch) -> str | None:
 
 
 def _task_after(batch: Batch) -> Task:
-    """A copy of the task with this batch; the task itself changes after the commit."""
-    task = batch.task
-    after = replace(
-        task,
-        history=[*task.history],
-        blocks={id: replace(block, pieces=[block.text]) for id, block in task.blocks.items()},
-        interrupts={**task.interrupts},
-        answered={**task.answered},
-        steps={**task.steps},
-        reported={*task.reported},
-    )
+    """The task with this batch. Nothing changes the task itself until the batch is committed."""
+    after = batch.task.snapshot()
     for entry in batch.entries:
         after.apply(entry)
     return after
