@@ -1,13 +1,10 @@
-"""Write what is generated from the code: reference pages and published documents.
-
-python scripts/gen.py [DIRECTORY]     DIRECTORY: where to write (the repository)
-"""
+"""Write what is generated from the code: reference pages and published documents."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -180,21 +177,25 @@ def _pretty(document: object) -> str:
 
 
 def documents() -> dict[str, str]:
-    told = published()
+    found = published()
     return {
         "docs/reference/settings.md": settings_page(),
         "docs/reference/errors.md": errors_page(),
         "docs/reference/methods.md": methods_page(),
         "docs/reference/extensions.md": extensions_page(),
-        "tests/published/card.hybrid.json": _pretty(json.loads(told.card.hybrid.body)),
-        "tests/published/card.pure.json": _pretty(json.loads(told.card.pure.body)),
-        "tests/published/card.extended.json": _pretty(told.card.extended_pure),
-        "tests/published/openapi.json": _pretty(document(told)),
+        "tests/published/card.hybrid.json": _pretty(json.loads(found.card.hybrid.body)),
+        "tests/published/card.pure.json": _pretty(json.loads(found.card.pure.body)),
+        "tests/published/card.extended.json": _pretty(found.card.extended_pure),
+        "tests/published/openapi.json": _pretty(document(found)),
     }
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "directory", type=Path, nargs="?", default=ROOT, help="where to write (the repository)"
+    )
+    target: Path = parser.parse_args().directory
     for name, text in documents().items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_text(text, encoding="utf-8")

@@ -71,7 +71,11 @@ class TaskNotFound(ServiceError):
     type, rpc_code, http_status, protocol = "TASK_NOT_FOUND", -32001, 404, True
 
     def __init__(self, task_id: str) -> None:
-        super().__init__("There is no such task.", task_id=task_id)
+        super().__init__(
+            "There is no task with this id, or it belongs to another caller, or it was deleted "
+            "after its retention time.",
+            task_id=task_id,
+        )
 
 
 class TaskNotCancelable(ServiceError):
@@ -98,7 +102,10 @@ class SessionNotFound(ServiceError):
     type, rpc_code, http_status = "SESSION_NOT_FOUND", -32050, 404
 
     def __init__(self, session_id: str) -> None:
-        super().__init__("There is no such session.", session_id=session_id)
+        super().__init__(
+            "OpenCode has no session with this id. It may have been deleted.",
+            session_id=session_id,
+        )
 
 
 class SessionForbidden(ServiceError):
@@ -123,7 +130,9 @@ class InterruptRequestNotFound(ServiceError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
-            "No request with this id waits for a decision (any more).", request_id=request_id
+            "No request with this id waits for a decision: it was decided already, its task has "
+            "ended, or there never was one.",
+            request_id=request_id,
         )
 
 

@@ -42,7 +42,7 @@ def published(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
     ) as running:
         yield running
         # JSON-RPC tells of our own mistakes under HTTP 200; the log has them all.
-        assert "event=request.broken" not in running.program.output
+        assert "event=request.internal_error" not in running.program.output
 
 
 @document.parametrize()

@@ -24,7 +24,7 @@ from tests.chaos.victim import Victim
 
 ROUNDS = 12  # then a fresh world: the checks read the whole database
 LAST_WORDS = 150.0  # seconds for what clients have begun
-TROUBLE = ("Traceback", "turn.broken", "request.broken", "store.broken", "unreadable")
+TROUBLE = ("Traceback", ".internal_error", "unreadable")
 
 
 @dataclass(frozen=True, slots=True)

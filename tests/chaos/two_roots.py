@@ -39,7 +39,7 @@ Json = dict[str, Any]
 HEADERS = {"authorization": f"Bearer {TOKEN}", "a2a-version": "1.0"}
 TERMINAL = {"TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED"}
 PATIENCE = 240.0  # seconds until what was acknowledged must have ended, once all is calm
-TROUBLE = ("Traceback", "turn.broken", "request.broken", "store.broken", "task.un")
+TROUBLE = ("Traceback", ".internal_error", "task.un")
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,10 +97,10 @@ def test_a_traceback_cannot_forge_a_line(form: str) -> None:
     try:
         raise RuntimeError(forged)
     except RuntimeError:
-        structlog.get_logger().exception("request.broken")
+        structlog.get_logger().exception("request.internal_error")
     said = plain(stream.getvalue()) if form == "terminal" else stream.getvalue()
     first, *rest = said.removesuffix("\n").split("\n")
-    assert "request.broken" in first
+    assert "request.internal_error" in first
     assert "\x1b" not in said
     assert all(line.startswith("    ") for line in rest)
     assert bool(rest) == (form == "terminal")
@@ -170,7 +170,7 @@ def test_a_secret_is_in_no_traceback(form: str, secret: str) -> None:
         try:
             raise error
         except (RuntimeError, KeyError):
-            structlog.get_logger().exception("request.broken")
+            structlog.get_logger().exception("request.internal_error")
     said = stream.getvalue()
     assert said.count("Traceback") == 3
     assert said.count("[redacted]") == 3

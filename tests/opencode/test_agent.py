@@ -68,4 +68,4 @@ async def test_the_feed_goes_on_after_a_fault_of_its_own(monkeypatch: pytest.Mon
     with capture_logs() as said:
         async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
             assert (await opencode.create("title", "context")).id
-    assert "opencode.feed.broken" in [line["event"] for line in said]
+    assert "opencode.feed.internal_error" in [line["event"] for line in said]

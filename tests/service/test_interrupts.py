@@ -228,7 +228,7 @@ async def test_a_message_without_a_request_is_a_prompt_again() -> None:
 async def test_what_can_only_be_an_answer_is_never_a_prompt(part: Part) -> None:
     async with house() as at:
         task, session = await at.working("c")
-        with pytest.raises(UnsupportedOperation, match="waits for none"):
+        with pytest.raises(UnsupportedOperation, match="does not wait for one"):
             await at.say(task, part)
         assert len(session.prompts) == 1
 

@@ -149,7 +149,7 @@ async def test_a_bug_is_answered_in_shape_and_kept_for_the_log(
         case _:
             assert answer["code"] == -32603
             assert response.headers["content-type"] == "application/json"
-    broken = [line for line in logs if line["event"] == "request.broken"]
+    broken = [line for line in logs if line["event"] == "request.internal_error"]
     assert [(line["log_level"], line["path"]) for line in broken] == [("error", path)]
     assert logs[-1]["event"] == "request"
     assert logs[-1]["status"] == response.status_code
@@ -179,7 +179,7 @@ async def test_an_answer_under_way_is_cut_rather_than_continued_with_another() -
         await service()(scope, receive, send)
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[1]["body"] == b"first"
-    assert [line["event"] for line in logs] == ["request.broken", "request"]
+    assert [line["event"] for line in logs] == ["request.internal_error", "request"]
 
 
 async def test_a_bug_outside_the_application_is_answered_too() -> None:
@@ -192,7 +192,7 @@ async def test_a_bug_outside_the_application_is_answered_too() -> None:
     assert response.status_code == 500
     request_id = response.headers["x-request-id"]
     assert response.json()["error"]["message"].endswith(f"under the request id {request_id}.")
-    assert [line["event"] for line in logs] == ["request.broken", "request"]
+    assert [line["event"] for line in logs] == ["request.internal_error", "request"]
 
 
 async def test_a_client_that_leaves_while_it_speaks_is_no_error() -> None:

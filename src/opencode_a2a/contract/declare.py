@@ -1,7 +1,7 @@
-"""A capability, said once: dispatch, card, OpenAPI and reference are derived from it.
+"""A capability, declared once: dispatch, card, OpenAPI and reference are derived from it.
 
 Declarations are complete when their module is imported. They need no running
-service, so what would be published can be told from the settings alone.
+service, so the settings alone determine what would be published.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPECIFICATIONS = (
     "docs/extension-specifications.md"
 )
 
-# What any method can answer, said once.
+# What any method can answer.
 COMMON_ERRORS: tuple[type[ServiceError], ...] = (
     InvalidParams,
     AuthorizationForbidden,

@@ -9,7 +9,7 @@ repeated, or read again from what is stored. These rules turn them into updates:
   brings the rest.
 * When the provider retries, the part that it had begun is abandoned: the retried part takes over
   its block, and a block that no part takes over is emptied.
-* What is over (a closed text, a finished tool call) stays over, however often it is told again.
+* What is over (a closed text, a finished tool call) stays over, however often it is reported again.
 """
 
 from __future__ import annotations

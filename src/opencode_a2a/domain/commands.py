@@ -107,6 +107,19 @@ def refusal(template: str | None, arguments: str) -> str | None:
             "must be empty: OpenCode does not show what this command does with them (it is a "
             "prompt of an MCP server); send the text as an ordinary message"
         )
+    if (refused := forbidden_characters(template, arguments)) is not None:
+        return refused
+    if changes_actions(template, arguments):
+        return (
+            "would change what this command runs or reads: its template puts them into a shell "
+            "command or next to a file name; leave them out, send files as parts, or send the "
+            "text as an ordinary message"
+        )
+    return None
+
+
+def forbidden_characters(template: str, arguments: str) -> str | None:
+    """Why arguments with these characters are refused, whatever the comparison finds."""
     if "`" in arguments or "$" in arguments:
         return (
             "must not hold backticks or dollar signs: OpenCode would run or substitute what they "
@@ -126,12 +139,6 @@ def refusal(template: str | None, arguments: str) -> str | None:
             "must not hold / \\ ~ or words that begin with a dot because the template of this "
             "command puts them next to an @ or a backtick; leave them out, send files as parts, "
             "or send the text as an ordinary message"
-        )
-    if changes_actions(template, arguments):
-        return (
-            "would change what this command runs or reads: its template puts them into a shell "
-            "command or next to a file name; leave them out, send files as parts, or send the "
-            "text as an ordinary message"
         )
     return None
 

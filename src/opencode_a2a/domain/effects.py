@@ -1,4 +1,4 @@
-"""What a run is told, and what it asks for: the inputs and effects of `run.py`."""
+"""What a run is fed, and what it asks for: the inputs and effects of `run.py`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class NothingHeard:
 
 @dataclass(frozen=True, slots=True)
 class StoredRead:
-    """What OpenCode has stored of this run, told as events."""
+    """What OpenCode has stored of this run, as events."""
 
     events: Sequence[AgentEvent]
 

@@ -117,7 +117,7 @@ class _Stage(Enum):
 class _Stop:
     """OpenCode is being made to stop."""
 
-    outcome: Outcome  # what will be said about it
+    outcome: Outcome  # of the exchange, once OpenCode has stopped
     until: float
     abort_at: float
     ends_task: bool  # also if more prompts wait
@@ -397,7 +397,7 @@ class Exchange:
                     return None
                 self._stage = _Stage.SENDING
                 return SendPrompt(self.prompt)
-            case _Stage.SENDING:  # nobody has said what came of it
+            case _Stage.SENDING:  # the result has not arrived
                 self._stage, self._maybe_sent = _Stage.FIND, True
                 return FindPrompt(self.prompt.message_id)
             case _Stage.WORK:

@@ -17,18 +17,18 @@ def asking(interrupt: Interrupt) -> str:
 def waiting(interrupts: Sequence[Interrupt], unclear: str | None = None) -> str:
     """Everything that is asked at the moment, after what was not understood of an answer."""
     if len(interrupts) == 1:
-        told = asking(interrupts[0])
+        text = asking(interrupts[0])
     else:
-        asked = [f"[{each.request_id}] {_what(each)}\n\n{_how(each)}" for each in interrupts]
-        told = "\n\n".join(
+        requests = [f"[{each.request_id}] {_what(each)}\n\n{_how(each)}" for each in interrupts]
+        text = "\n\n".join(
             [
                 f"The agent waits for {len(interrupts)} decisions.",
-                *asked,
+                *requests,
                 "An answer counts for the first. To answer another, begin with its id: "
                 f"{interrupts[-1].request_id}: …",
             ]
         )
-    return f"{unclear}\n\n{told}" if unclear else told
+    return f"{unclear}\n\n{text}" if unclear else text
 
 
 def _what(interrupt: Interrupt) -> str:

@@ -54,7 +54,7 @@ class AgentSession(Protocol):
         ...
 
     async def read(self, since: str) -> Sequence[AgentEvent]:
-        """What is stored from message `since` on, told as events and closed by `CaughtUp`.
+        """What is stored from message `since` on, as events, closed by `CaughtUp`.
 
         Or `SessionGone`, when nothing is stored and nothing more will happen.
         """
@@ -119,7 +119,7 @@ class TaskPage:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a request is known by when it is repeated, and a digest of what it asked."""
+    """The name by which a repeated request is recognised, and a digest of its content."""
 
     name: str
     digest: str
@@ -131,7 +131,7 @@ class KeyTaken(Exception):
 
 
 class Cursor(Protocol):
-    """A place in a task's log. A reader that is slow, or leaves, costs nobody anything."""
+    """A position in a task's log. A reader that is slow, or leaves, costs nobody anything."""
 
     @property
     def caught_up(self) -> bool:
@@ -151,7 +151,7 @@ class Cursor(Protocol):
 
 
 class TaskLog(Protocol):
-    """The truth about tasks. What it acknowledges is committed, and only that is shown."""
+    """Stores what happens to tasks. What it acknowledges is committed, and only that is shown."""
 
     async def create(
         self, head: TaskHead, updates: Sequence[Update], keys: Sequence[Key] = ()
@@ -165,9 +165,9 @@ class TaskLog(Protocol):
     async def write(
         self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
     ) -> None:
-        """Say more about a running task; returns once that is committed.
+        """Write updates of a running task; returns once they are committed.
 
-        Or an error (or `KeyTaken`), and it was not said. After `OutcomeUnknown` it may have been:
+        After an error (or `KeyTaken`) they are not written. After `OutcomeUnknown` they may be:
         then the task is taken up again like one that nobody holds.
         """
         ...
@@ -177,11 +177,11 @@ class TaskLog(Protocol):
         ...
 
     async def known(self, owner: str, key: str) -> tuple[str, str] | None:
-        """The task a key stands for, and the digest of what was asked with it."""
+        """The task that a key stands for, and the digest of its request."""
         ...
 
     def append(self, task_id: str, updates: Sequence[Update]) -> None:
-        """Say more without waiting. Committed in order, and retried until it is."""
+        """Write updates without waiting. They are committed in order, with retries."""
         ...
 
     async def flushed(self, task_id: str) -> None:
@@ -211,7 +211,7 @@ class TaskLog(Protocol):
         ...
 
     async def renew_leases(self) -> Sequence[str]:
-        """Show that we are alive; the tasks of ours that somebody else was asked to stop."""
+        """Renew our leases. Returns the tasks of ours that another process was asked to cancel."""
         ...
 
     async def claim_expired(self) -> Sequence[Task]:
@@ -265,7 +265,7 @@ class Pending:
 
 
 class InterruptStore(Protocol):
-    """What the agent has asked for, by whose task. What is settled is forgotten after a while."""
+    """The requests of the agent, and whose task they belong to. Settled ones are deleted later."""
 
     async def pending(self, owner: str) -> Sequence[Pending]:
         """What a caller could answer here and now, oldest first."""
@@ -274,7 +274,7 @@ class InterruptStore(Protocol):
     async def find(self, owner: str, request_id: str) -> Pending | None: ...
 
     async def allow_rules(self, owner: str, context_id: str) -> Sequence[AllowRule]:
-        """What need not be asked again in this context."""
+        """The rules by which requests of this context are allowed without asking again."""
         ...
 
 

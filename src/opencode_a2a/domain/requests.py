@@ -15,7 +15,7 @@ from .task import Task
 from .updates import InterruptAnswered, InterruptOpened, InterruptResolved, Update
 from .values import Decision, Interrupt, PermissionDecision, QuestionAsk
 
-ELSEWHERE: Final = "elsewhere"  # it is settled, and nobody saw how
+ELSEWHERE: Final = "elsewhere"  # it was settled, and no event said how
 ENDED = "ended"  # the task ended first
 EXPIRED = "expired"
 
@@ -48,7 +48,7 @@ class Requests:
         return bool(self._answered or self._allowed)
 
     def decided(self) -> Iterator[tuple[Interrupt, Decision]]:
-        """What the agent must still be told."""
+        """The decisions that must still be delivered to the agent."""
         for answered in list(self._answered.values()):
             yield answered.interrupt, answered.decision
         for interrupt in list(self._allowed.values()):
@@ -115,20 +115,23 @@ def details(interrupt: Interrupt) -> dict[str, Any]:
     """What a program needs to show a request and to offer the ways to answer it."""
     if isinstance(interrupt, QuestionAsk):
         return {"questions": [asdict(question) for question in interrupt.questions]}
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "permission": interrupt.permission,
         "patterns": list(interrupt.patterns),
     }
     for name in ("title", "command", "filepath", "diff", "arguments"):
         if value := getattr(interrupt, name):
-            told[name] = value
+            shown[name] = value
     if interrupt.always:
-        told["always"] = list(interrupt.always)
-    return told
+        shown["always"] = list(interrupt.always)
+    return shown
 
 
 def _agreed(ours: str, theirs: str) -> str:
-    """The agent knows fewer words than we do: told once it may mean always, refused expired."""
+    """Our resolution, if OpenCode reports one that fits: it knows fewer than we do.
+
+    Its `once` may be our `always`, and its `reject` our `expired`.
+    """
     same = theirs in (ELSEWHERE, ENDED, ours) or {ours, theirs} <= _YES or {ours, theirs} <= _NO
     return ours if same else theirs
 

@@ -83,7 +83,7 @@ class Task:
     session: SessionRef | None = None
     usage: Usage | None = None
     steps: dict[str, Usage] = field(default_factory=dict)  # by upstream part
-    reported: set[Progress] = field(default_factory=set)  # what is told once only
+    reported: set[Progress] = field(default_factory=set)  # what is reported only once
     ended: Ended | None = None
     epoch: int = field(default=0, compare=False, repr=False)
 

@@ -120,7 +120,7 @@ class Turn:
         self._newest_user_message: MessageSeen | None = None
         self._answered: set[str | None] = set()
         self._stops: dict[str, ToolCall] = {}  # the call that ends a run, by message
-        self._finished = False  # so the newest says, and nothing has spoken against it
+        self._finished = False  # the newest message says so, and nothing contradicts it
         self._blocks = Blocks()
         self._unclaimed_parts: dict[str, dict[str, _Part]] = {}
         self._calls: dict[str, ToolCall] = {}  # by their id, of sub-agents too: what requests need
@@ -147,7 +147,7 @@ class Turn:
 
     @property
     def usage(self) -> Usage:
-        """Of every step that has told it, and how many have not: final when the run is over."""
+        """Of all steps that reported theirs, and how many did not. Final when the run is over."""
         begun = sum(progress.type == "step-start" for progress in self._reported)
         unreported = Usage(unreported_steps=max(0, begun - len(self._step_usage)))
         return sum(self._step_usage.values(), unreported)
@@ -311,7 +311,7 @@ class Turn:
         call = event.call
         if call.status == "pending":
             return []
-        told = Progress(
+        progress = Progress(
             "tool-call",
             call.status,
             part_id=event.part_id,
@@ -321,10 +321,10 @@ class Turn:
             call_id=call.call_id,
             title=call.title or call.subtitle,
         )
-        over = (replace(told, status=status) for status in ("completed", "error"))
-        if any(_identity(progress) in self._reported for progress in over):
+        over = (replace(progress, status=status) for status in ("completed", "error"))
+        if any(_identity(each) in self._reported for each in over):
             return []  # an older state is read again
-        return self._report_once(told)
+        return self._report_once(progress)
 
     def _tool_block(self, event: ToolSnapshot) -> list[Update]:
         if not self._is_output(event):
@@ -507,8 +507,8 @@ def _identity(progress: Progress) -> Progress:
 
 def _for_requests(call: ToolCall) -> ToolCall:
     """What matters of a call to what it asks for: its status, and until it is over its input."""
-    told = ToolCall(call.call_id, call.tool, call.status)
-    return told if call.over else replace(told, subtitle=call.subtitle, input=call.input)
+    kept = ToolCall(call.call_id, call.tool, call.status)
+    return kept if call.over else replace(kept, subtitle=call.subtitle, input=call.input)
 
 
 def _explained(ask: Interrupt, call: ToolCall | None) -> Interrupt:

@@ -1,4 +1,4 @@
-"""What a client should see: the closed set of things a task's log can say.
+"""What a client should see: the closed set of updates that a task's log consists of.
 
 An update becomes a `LogEntry` when the log commits it under its number. Entries
 carry upstream message and part ids, so that a running turn can be rebuilt from
@@ -81,7 +81,7 @@ class BlockFile:
 class Progress:
     """A sign of life that is not output.
 
-    The tool calls of sub-agents are told here: those of the agent itself are blocks.
+    The tool calls of sub-agents are reported here: those of the agent itself are blocks.
     """
 
     type: Literal["step-start", "step-finish", "tool-call", "retry", "todo", "compaction", "run"]
@@ -206,38 +206,38 @@ class LogEntry:
 
 
 def coalesce(waiting: Sequence[Update]) -> list[Update]:
-    """The same story in fewer words: neighbours about one block become one update.
+    """Merge neighbouring updates of one block: they fold to the same task.
 
-    Only for updates nobody has seen yet. Linear in what it is given.
+    Only for updates that no client has seen yet. The cost is linear in their number.
     """
-    told: list[Update] = []
-    run: list[BlockText] = []
+    merged: list[Update] = []
+    texts: list[BlockText] = []  # neighbours of one block, not merged yet
 
     def flush() -> None:
-        if len(run) == 1:
-            told.append(run[0])
-        elif run:
-            first, last = run[0], run[-1]
-            text = "".join(update.text for update in run)
-            told.append(replace(last, text=text, append=first.append))
-        run.clear()
+        if len(texts) == 1:
+            merged.append(texts[0])
+        elif texts:
+            first, last = texts[0], texts[-1]
+            text = "".join(update.text for update in texts)
+            merged.append(replace(last, text=text, append=first.append))
+        texts.clear()
 
     for update in waiting:
         match update:
             case BlockText():
-                if run and run[-1].block_id != update.block_id:
+                if texts and texts[-1].block_id != update.block_id:
                     flush()
                 elif not update.append:
-                    run.clear()  # what waited here is replaced before anyone saw it
-                run.append(update)
+                    texts.clear()  # what waited here is replaced before anyone saw it
+                texts.append(update)
             case BlockTool():
                 flush()
-                before = told[-1] if told else None
+                before = merged[-1] if merged else None
                 if isinstance(before, BlockTool) and before.block_id == update.block_id:
-                    told.pop()
-                told.append(update)
+                    merged.pop()
+                merged.append(update)
             case _:
                 flush()
-                told.append(update)
+                merged.append(update)
     flush()
-    return told
+    return merged

@@ -30,7 +30,10 @@ from .sse import EventStream
 
 logger = structlog.get_logger()
 
-BROKEN_MESSAGE = "Something went wrong here. The log has it."
+INTERNAL_ERROR = (
+    "The service failed on this request because of an error of its own. Try again; if it fails "
+    "again, the operator finds the error in the log of the service."
+)
 
 LONGEST_NAME = 100  # of a method, in the log: a caller may make up any
 
@@ -89,7 +92,7 @@ class Endpoints:
             return _no_answer()
         except Exception:
             if not rpc.notification:
-                request.state.answer = rpc.refusal(Internal(BROKEN_MESSAGE))
+                request.state.answer = rpc.refusal(Internal(INTERNAL_ERROR))
             raise
         return _no_answer() if rpc.notification else self._response(result, rpc)
 

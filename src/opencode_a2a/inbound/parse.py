@@ -306,8 +306,8 @@ def _options(request: Any, message: Any) -> RequestOptions:
     """What a request asks for: its own metadata counts more than its message's."""
     if not request and not message:
         return RequestOptions()
-    said = {"metadata": request or {}, "message": {"metadata": message or {}}}
-    both = validated(_BothOptions, said)
+    given = {"metadata": request or {}, "message": {"metadata": message or {}}}
+    both = validated(_BothOptions, given)
     here, there = both.metadata, both.message.metadata
     model = here.shared.model or there.shared.model
     return RequestOptions(

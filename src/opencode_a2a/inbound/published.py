@@ -212,14 +212,14 @@ class Published:
 
 
 def _unsupported_method_error() -> Json:
-    """The refusal of a method that is not there: each line has the same facts, elsewhere."""
+    """The error for an unknown method. Both lines have the same facts, in different fields."""
     text: Json = {"type": "string"}
     facts: Json = {
         "method": text,
         "supported_methods": {"type": "array", "items": text},
         "protocol_version": text,
     }
-    told = {"type": {"const": MethodNotFound.type}} | facts
+    fields = {"type": {"const": MethodNotFound.type}} | facts
     joined = {"type": "string", "description": "separated by commas"}
     info = {
         "@type": {"const": ERROR_INFO},
@@ -231,8 +231,8 @@ def _unsupported_method_error() -> Json:
     return {
         "code": MethodNotFound.rpc_code,
         "type": MethodNotFound.type,
-        "data_fields": list(told),
-        "data_schema": {"0.3": _object(told), "1.0": details},
+        "data_fields": list(fields),
+        "data_schema": {"0.3": _object(fields), "1.0": details},
     }
 
 

@@ -13,7 +13,7 @@ from ..contract.operations import Line
 from ..errors import Internal, MethodNotFound
 from . import negotiation
 from .dialect import REST_DIALECTS
-from .endpoints import BROKEN_MESSAGE, Endpoint, Endpoints
+from .endpoints import INTERNAL_ERROR, Endpoint, Endpoints
 from .failures import failure
 from .health import Health
 from .operations import A2A, Operations
@@ -49,7 +49,7 @@ def add_routes(
                 _add(app, path, endpoint, verbs=route.verbs, summary=summary)
     app.add_exception_handler(HTTPException, _unknown_path)
     app.add_exception_handler(ClientDisconnect, _client_left)
-    app.add_exception_handler(Exception, _broken)
+    app.add_exception_handler(Exception, _internal_error)
     app.router.redirect_slashes = False  # clients of A2A do not expect a redirect as an answer
 
 
@@ -72,8 +72,8 @@ async def _client_left(request: Request, exc: Exception) -> Response:
     return Response(status_code=499)  # for the log: the client has gone
 
 
-async def _broken(request: Request, exc: Exception) -> Response:
-    return failure(request.scope, Internal(BROKEN_MESSAGE))
+async def _internal_error(request: Request, exc: Exception) -> Response:
+    return failure(request.scope, Internal(INTERNAL_ERROR))
 
 
 async def _unknown_path(request: Request, exc: Exception) -> Response:
@@ -86,10 +86,18 @@ async def _unknown_path(request: Request, exc: Exception) -> Response:
             if route.matches(request.scope)[0] is not Match.NONE
             for verb in route.methods
         }
-        error = MethodNotFound(f"{request.method} is not possible here.", path=path)
+        allowed = ", ".join(sorted(verbs))
+        error = MethodNotFound(
+            f"{request.method} is not supported at this path. Use {allowed}.", path=path
+        )
         response = failure(request.scope, error, status)
-        response.headers["allow"] = ", ".join(sorted(verbs))
+        response.headers["allow"] = allowed
         return response
     if status == 404:
-        return failure(request.scope, MethodNotFound("There is nothing at this path.", path=path))
+        error = MethodNotFound(
+            "This service has no route at this path. Its address is in "
+            "/.well-known/agent-card.json, and its routes are in /openapi.json.",
+            path=path,
+        )
+        return failure(request.scope, error)
     return failure(request.scope, Internal("The request could not be answered."), status)

@@ -210,7 +210,7 @@ class Feed:
 
     def _mark_broken(self) -> None:
         """An unexpected error of ours, called while it is handled."""
-        logger.exception("opencode.feed.broken")
+        logger.exception("opencode.feed.internal_error")
         self._mark_lost(UpstreamUnreachable("OpenCode's events cannot be read.", retry_after=5))
 
     def _mark_connected(self) -> None:

@@ -62,7 +62,7 @@ class Recovery:
             except StoreUnavailable:
                 continue  # logged where it happened
             except Exception:
-                logger.exception("recovery.broken")  # the leases must be renewed
+                logger.exception("recovery.internal_error")  # the leases must be renewed
 
     async def resume_expired(self) -> None:
         for task in await self._log.claim_expired():

@@ -1,4 +1,4 @@
-"""Does what one task's `Run` says, and feeds back what came of it. There is no rule in here.
+"""Performs the effects of one task's `Run`, and feeds back the results. There is no rule in here.
 
 Effects are performed one at a time. While one is, others may feed the run too (a cancel, an
 answer, one more message): `post` does that, and leaves the effect where it only waits.
@@ -85,9 +85,9 @@ NOT_ANSWERED = Problem(Failure.UPSTREAM_TIMEOUT, "OpenCode has not answered in t
 _UNREACHABLE = (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable)
 # What is left when anything happens, and what only when the task is canceled. The others go on:
 # an abort must not overtake its prompt.
-_LEFT_FOR_ANYTHING = (Wait, Listen, Reconcile)
-_LEFT_FOR_CANCEL = (
-    *_LEFT_FOR_ANYTHING,
+_INTERRUPTIBLE = (Wait, Listen, Reconcile)
+_CANCELABLE = (
+    *_INTERRUPTIBLE,
     AwaitOlderTasks,
     OpenSession,
     AwaitSlot,
@@ -179,7 +179,7 @@ class Runner:
         if self._timeout is None or self._timeout.expired():
             return
         canceled = isinstance(happened, CancelRequested)
-        if isinstance(self._effect, _LEFT_FOR_CANCEL if canceled else _LEFT_FOR_ANYTHING):
+        if isinstance(self._effect, _CANCELABLE if canceled else _INTERRUPTIBLE):
             self._leave_at(0.0)
         elif (until := self.run.give_up_at) is not None:
             self._leave_at(until - self._now())
@@ -190,7 +190,7 @@ class Runner:
         self._timeout.reschedule(min(by, self._timeout.when() or by))
 
     def deliver(self, answer: InterruptAnswered) -> asyncio.Future[bool]:
-        """Have the agent told of a decision; done when it was: whether it still wanted to know."""
+        """Deliver a decision to the agent. The result: whether the agent still waited for it."""
         delivered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.post(RequestAnswered(answer))
         self._deliveries[answer.interrupt.request_id] = delivered
@@ -222,7 +222,7 @@ class Runner:
             try:
                 self._append(finish.updates)
             except Exception:  # what closes the blocks cannot be stored; the end can
-                logger.exception("turn.broken", task=self.head.id)
+                logger.exception("task.internal_error", task=self.head.id)
                 self._append(finish.updates[-1:])
             await self.tools.log.flushed(self.head.id)
 
@@ -237,7 +237,7 @@ class Runner:
                 elif (happened := await self._perform(effect)) is not None:
                     self._feed(happened)
             except Exception:
-                logger.exception("turn.broken", task=self.head.id)
+                logger.exception("task.internal_error", task=self.head.id)
                 with suppress(Exception):  # it may be the updates that are broken
                     self._feed(ServiceBroken(BROKEN))
 
@@ -270,7 +270,7 @@ class Runner:
             try:
                 happened = await self._outcome(effect)
             except Exception:
-                logger.exception("turn.broken", task=self.head.id)
+                logger.exception("task.internal_error", task=self.head.id)
                 happened = ServiceBroken(BROKEN)
             if happened is not None:
                 self.post(happened)
@@ -292,7 +292,7 @@ class Runner:
                 raise  # not ours
             if isinstance(effect, Listen):
                 return NothingHeard()
-            if isinstance(effect, _LEFT_FOR_CANCEL):
+            if isinstance(effect, _CANCELABLE):
                 return None
             return EffectFailed(effect, NOT_ANSWERED, unreachable=True)
         finally:
@@ -402,7 +402,7 @@ class Runner:
             if effect.unstored:
                 await self.tools.log.flushed(self.head.id)
             wanted = await session.settle(interrupt, effect.decision)
-        finally:  # an agent that is away is told later
+        finally:  # an agent that cannot be reached gets it later
             if waiter is not None:
                 _resolve(waiter, wanted=wanted)
         return Delivered(interrupt, wanted)

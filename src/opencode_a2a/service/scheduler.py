@@ -234,9 +234,9 @@ class Scheduler:
         return task.interrupts if found is None else found
 
     async def deliver(self, task_id: str, answers: Sequence[InterruptAnswered]) -> bool:
-        """Tell the agent what was decided, and is stored. Whether it still wanted to know.
+        """Deliver stored decisions to the agent. Returns whether it still waited for all of them.
 
-        An agent that is away is told later.
+        An agent that cannot be reached gets them later.
         """
         runner = self._runners.get(task_id)
         if runner is None:

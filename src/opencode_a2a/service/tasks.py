@@ -247,7 +247,8 @@ class Tasks:
             return await self._log.get(caller.principal, task_id)
         if is_only_a_reply(request.message) and not task.state.terminal:
             raise UnsupportedOperation(
-                "This message is an answer, but the agent waits for none (any more).",
+                "This message is an answer, but the agent does not wait for one (any more). Send "
+                "what it should do next as text.",
                 task_id=task_id,
             )
         parts = await self._inputs.prepare(request.message.parts)

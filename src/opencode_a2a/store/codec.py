@@ -34,7 +34,9 @@ def encode(update: Update) -> Encoded:
     try:
         return type(update).__name__, orjson.dumps(update)
     except TypeError as exc:
-        raise Internal("What was said cannot be stored: it is too deep, or no JSON.") from exc
+        raise Internal(
+            "This content cannot be stored: it is nested too deeply, or is not valid JSON."
+        ) from exc
 
 
 def decode(seq: int, at: int, kind: str, body: bytes) -> LogEntry:

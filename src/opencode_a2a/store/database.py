@@ -135,7 +135,7 @@ class Database:
         except StoreUnavailable:
             pass  # `write` has noted it, and `_transact` has logged it
         except Exception:
-            logger.exception("store.probe_broken")
+            logger.exception("store.probe_internal_error")
             self._last_succeeded, self._last_at = False, time.monotonic()
         finally:
             self._probing = None

@@ -150,7 +150,7 @@ class OpenTask:
         self.is_new = False
 
     def changed(self) -> asyncio.Future[None]:
-        """A future that is done with the next change. A waiter may leave without a word.
+        """A future that is done with the next change. A waiter may leave without notice.
 
         With a thousand readers this runs a thousand times for each commit.
         """
@@ -663,9 +663,13 @@ def _refusal(exc: Exception) -> StoreUnavailable:
     """The error for callers of whom nothing was stored."""
     if isinstance(exc, StoreUnavailable):  # logged where it was raised
         return _nothing_changed() if isinstance(exc, OutcomeUnknown) else exc
-    logger.error("store.broken", exc_info=exc)
+    logger.error("store.internal_error", exc_info=exc)
     return _nothing_changed()
 
 
 def _has_ended(task_id: str) -> UnsupportedOperation:
-    return UnsupportedOperation("This task has ended; nothing can be added.", task_id=task_id)
+    return UnsupportedOperation(
+        "This task has ended, so nothing can be added to it. Send a new message in the same "
+        "context to go on.",
+        task_id=task_id,
+    )

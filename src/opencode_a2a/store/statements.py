@@ -418,8 +418,8 @@ _OLDER_HELD_BY_OTHER = (
 def older_held_by_other(db: Connection, head: TaskHead, holder: str) -> bool:
     """Whether an older task of the same context is open and not ours (yet)."""
     older_than = {"at": head.created_at, "id": head.id, "holder": holder}
-    lane = {"owner": head.owner, "context": head.context_id}
-    return db.execute(_OLDER_HELD_BY_OTHER, lane | older_than).first() is not None
+    context = {"owner": head.owner, "context": head.context_id}
+    return db.execute(_OLDER_HELD_BY_OTHER, context | older_than).first() is not None
 
 
 def claim_expired(

@@ -86,7 +86,7 @@ class ConnectionGuard:
                 try:
                     connection.give_up(phase)
                 except Exception:  # one connection must not end the watch over all others
-                    logger.exception("connection.broken")
+                    logger.exception("connection.internal_error")
                     connection.abort()
             if self._closed and now >= self._report_at:
                 logger.warning(

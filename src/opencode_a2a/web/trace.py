@@ -50,7 +50,9 @@ class Trace:
                 stopping = ShuttingDown()
                 await self._on_error(scope, stopping)(scope, receive, watched)
             except Exception:
-                logger.exception("request.broken", method=scope["method"], path=scope["path"])
+                logger.exception(
+                    "request.internal_error", method=scope["method"], path=scope["path"]
+                )
                 if status and not answered:
                     raise  # too late for an answer: the connection is cut
                 if not status:
