@@ -144,6 +144,8 @@ class Locations:
 
     async def check(self, caller: Caller, directory: str) -> None:
         """Raise `DirectoryGone` where a session of the caller's cannot work any more."""
+        if directory == self.home.directory:
+            return  # nobody owns the root, and most sessions work in it
         exists = await asyncio.to_thread(Path(directory).is_dir)
         if not exists or not await self.within(caller, [directory]):
             raise DirectoryGone(directory)

@@ -15,7 +15,6 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from ..errors import OutcomeUnknown, StoreUnavailable
 from ..paths import make_private_file, tighten
 from .migrate import is_current, touch, upgrade
 from .prepared import run
+from .threads import WorkerThreads
 
 T = TypeVar("T")
 logger = structlog.get_logger()
@@ -67,9 +67,9 @@ class Database:
         self._file = _File()
         self._engine = engine = _engine(url, self._file)
         self._write_engine = engine.execution_options(writes=True)
-        self._writer = ThreadPoolExecutor(1, "store-writer")
+        self._writer = WorkerThreads(1, "store-writer")
         one_thread = _in_memory(engine.url)
-        self._readers = self._writer if one_thread else ThreadPoolExecutor(4, "store-reader")
+        self._readers = self._writer if one_thread else WorkerThreads(4, "store-reader")
         self._last_succeeded, self._last_at = False, -math.inf  # the last write or probe
         self._probing: asyncio.Task[None] | None = None
 
@@ -82,9 +82,6 @@ class Database:
                 if tighten(part):
                     logger.warning("store.tightened", file=str(part), mode="0600")
         try:
-            # Start the thread now. If an executor cannot start one for a write, it reports an
-            # error, but runs the write later.
-            self._writer.submit(int)
             if not await self.read(is_current):
                 await self.write(upgrade)
             checking = asyncio.create_task(self.read(check))  # the service starts meanwhile
@@ -93,8 +90,8 @@ class Database:
             finally:
                 await asyncio.gather(checking, return_exceptions=True)
         finally:
-            self._readers.shutdown()
-            self._writer.shutdown()
+            self._readers.close()
+            self._writer.close()
             self._engine.dispose()
             if self._probing is not None:
                 await asyncio.gather(self._probing, return_exceptions=True)
@@ -113,10 +110,10 @@ class Database:
         return await self._run(self._readers, self._engine, lambda db: work(db, *args, **named))
 
     async def _run(
-        self, threads: ThreadPoolExecutor, engine: Engine, work: Callable[[Connection], T]
+        self, threads: WorkerThreads, engine: Engine, work: Callable[[Connection], T]
     ) -> T:
         transaction = partial(_transact, engine, file=self._file, work=work)
-        return await asyncio.get_running_loop().run_in_executor(threads, transaction)
+        return await threads.run(transaction)
 
     async def takes_writes(self) -> bool:
         """Whether a write succeeds: as the last one did a moment ago, or as one does now."""
@@ -291,7 +288,10 @@ def _engine(url: str, file: _File) -> Engine:
         server = create_engine(url, pool_pre_ping=True, connect_args=options)
         event.listen(server, "connect", _limit_idle_transactions)
         return server
-    more: dict[str, Any] = {"connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS}}
+    more: dict[str, Any] = {
+        "connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS},
+        "pool_reset_on_return": None,
+    }
     if _in_memory(parsed):
         more["poolclass"] = StaticPool  # every connection must be the same one
     engine = create_engine(url, **more)
