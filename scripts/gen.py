@@ -17,9 +17,9 @@ from opencode_a2a.contract.declare import COMMON_ERRORS
 from opencode_a2a.contract.publish import markdown
 from opencode_a2a.domain.values import Failure
 from opencode_a2a.extensions import ALL
-from opencode_a2a.inbound.openapi import document
 from opencode_a2a.inbound.operations import A2A
 from opencode_a2a.inbound.published import PUBLIC_ENDPOINTS, Published
+from opencode_a2a.inbound.routes import document
 
 ROOT = Path(__file__).parent.parent
 NOTE = "<!-- Written by `make gen`; change the code instead. -->\n\n"
@@ -151,7 +151,7 @@ def methods_page() -> str:
         "Every 1.0 route has a twin below `/{tenant}`. How the line of a request is found, and",
         "what differs between the lines, is in [compatibility.md](../compatibility.md).",
         "",
-        f"Without a credential: {public}. With one, also `GET /openapi.json` and `GET /docs`.",
+        f"Without a credential: {public}. With one, also `GET /openapi.json`.",
     ]
     return NOTE + "\n".join(lines) + "\n"
 

@@ -11,11 +11,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import cast
 
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from . import __version__, logs
@@ -26,10 +25,10 @@ from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule, Root
 from .extensions import ALL
 from .extensions.services import Services
-from .inbound import openapi
 from .inbound.card import CardFacts
 from .inbound.failures import failure
 from .inbound.health import Health
+from .inbound.openapi import Api
 from .inbound.operations import Operations
 from .inbound.published import Deployment, Published
 from .inbound.routes import add_routes
@@ -61,7 +60,7 @@ from .web.payloads import PayloadLog
 from .web.trace import Trace
 
 PUBLIC_PATHS = frozenset(
-    {"/health", "/ready", "/.well-known/agent-card.json", "/.well-known/agent.json"}
+    {"/health", "/ready", "/docs", "/.well-known/agent-card.json", "/.well-known/agent.json"}
 )
 
 
@@ -103,13 +102,16 @@ async def build(
                 inputs=services.inputs,
                 clock=now_ms,
             )
-            api = _api(
-                settings.server,
+            published = publication(settings, url, services=services)
+            operations = Operations(
                 tasks=tasks,
-                published=publication(settings, url, services=services),
-                health=_health(adapters),
+                card=published.card,
                 stopping=stopping,
+                strict_version=settings.server.strict_version,
             )
+            api = Api(published)
+            limit = settings.server.max_request_body_bytes
+            add_routes(api, operations, _health(adapters), body_limit=limit)
             async with Recovery.open(adapters.log, scheduler, inputs=services.inputs):
                 yield _middleware(settings.server, api)
 
@@ -278,35 +280,7 @@ def _health(adapters: _Adapters) -> Health:
     return Health({"store": adapters.database.takes_writes, "opencode": is_connected})
 
 
-def _api(
-    server: Server,
-    *,
-    tasks: Tasks,
-    published: Published,
-    health: Health,
-    stopping: asyncio.Future[None],
-) -> FastAPI:
-    api = FastAPI(
-        title=server.title,
-        version=__version__,
-        redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
-    )
-    api.openapi = cache(lambda: openapi.document(published))  # type: ignore[method-assign]
-    operations = Operations(
-        tasks=tasks, card=published.card, stopping=stopping, strict_version=server.strict_version
-    )
-    add_routes(
-        api,
-        operations=operations,
-        contract=published.contract,
-        health=health,
-        body_limit=server.max_request_body_bytes,
-    )
-    return api
-
-
-def _middleware(server: Server, api: FastAPI) -> ASGIApp:
+def _middleware(server: Server, api: Api) -> ASGIApp:
     """Innermost first."""
     served: ASGIApp = Streams(cast(ASGIApp, api))
     if server.shows_payloads:

@@ -39,8 +39,8 @@ from .config import (
     unknown_settings,
 )
 from .errors import StoreUnavailable
-from .inbound import openapi
 from .inbound.failures import failure
+from .inbound.routes import document
 from .opencode.http import Endpoint
 from .opencode.process import Launch, ManagedOpenCode, ManagedProcessFailed, has_provider
 from .redaction import secrets_in
@@ -189,7 +189,7 @@ def _run(arguments: argparse.Namespace) -> None:
 def _print(settings: Settings, arguments: argparse.Namespace) -> None:
     published = publication(settings, public_url(settings.server, settings.server.port))
     if arguments.command == "openapi":
-        found = openapi.document(published)
+        found = document(published)
     elif arguments.extended:
         found = published.card.extended_hybrid
     else:

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a.app import publication
@@ -20,6 +19,7 @@ from opencode_a2a.config import load
 from opencode_a2a.domain.values import Caller
 from opencode_a2a.inbound.failures import failure
 from opencode_a2a.inbound.health import Health
+from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.routes import add_routes
 from opencode_a2a.web.trace import Trace
@@ -135,10 +135,10 @@ class _AsCaller:
 def _application(monkeypatch: pytest.MonkeyPatch, tasks: Any) -> ASGIApp:
     monkeypatch.setenv("A2A_BEARER_TOKEN", TOKEN)
     published = publication(load(), "http://127.0.0.1:8000")
-    app = FastAPI()
+    app = Api(published)
     stopping = asyncio.get_running_loop().create_future()
     operations = Operations(tasks, published.card, stopping)
-    add_routes(app, operations, published.contract, Health({}), 1024)
+    add_routes(app, operations, Health({}), 1024)
     return cast(ASGIApp, app)
 
 

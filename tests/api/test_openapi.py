@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
@@ -57,3 +58,19 @@ def test_every_answer_is_as_published(case: Case[Any], published: Service) -> No
     case.call_and_validate(
         base_url=published.url, headers=published.headers, checks=SHAPES, timeout=20
     )
+
+
+def test_every_example_of_a_message_can_be_sent(published: Service) -> None:
+    sent = 0
+    for path, verbs in document.raw_schema["paths"].items():
+        body = verbs.get("post", {}).get("requestBody", {"content": {}})
+        for media_type, media in body["content"].items():
+            calls = media["schema"].get("oneOf", ())
+            methods = [example for call in calls for example in call.get("examples", ())]
+            for example in methods or [media["example"]]:
+                headers = {**published.headers, "content-type": media_type}
+                answer = httpx.post(published.url + path, json=example, headers=headers, timeout=60)
+                assert answer.status_code == 200
+                assert "completed" in answer.text.lower()
+                sent += 1
+    assert sent == 8  # message and stream, in both lines and both transports

@@ -11,7 +11,6 @@ import httpx
 import pytest
 from a2a.compat.v0_3 import types as v03
 from a2a.types.a2a_pb2 import AgentCard
-from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from starlette.routing import Route
 
@@ -20,6 +19,7 @@ from opencode_a2a.config import load
 from opencode_a2a.contract.declare import SPECIFICATIONS
 from opencode_a2a.extensions import ALL
 from opencode_a2a.inbound.health import Health
+from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import A2A, Operations
 from opencode_a2a.inbound.routes import add_routes
 from tests.api.forms import FORMS, Form
@@ -159,10 +159,10 @@ async def test_no_route_is_there_that_is_not_declared(monkeypatch: pytest.Monkey
     """Of those that do something: a method of push answers that there is no such thing here."""
     monkeypatch.setenv("A2A_BEARER_TOKEN", TOKEN)
     published = publication(load(), "http://127.0.0.1:8000")
-    app = FastAPI(redoc_url=None, swagger_ui_oauth2_redirect_url=None)
+    app = Api(published)
     stopping = asyncio.get_running_loop().create_future()
     operations = Operations(cast(Any, None), published.card, stopping)
-    add_routes(app, operations, published.contract, Health({}), 1024)
+    add_routes(app, operations, Health({}), 1024)
     served = {
         f"{verb} {route.path.removeprefix('/{tenant}')}"
         for route in app.routes

@@ -14,7 +14,7 @@ from openapi_spec_validator import validate
 from opencode_a2a.app import publication
 from opencode_a2a.config import load
 from opencode_a2a.extensions import ALL
-from opencode_a2a.inbound import openapi
+from opencode_a2a.inbound import routes
 from opencode_a2a.inbound.published import Published
 from tests.running import ROOT
 
@@ -52,7 +52,7 @@ def published(request: pytest.FixtureRequest) -> Published:
 
 @pytest.fixture(scope="module")
 def document(published: Published) -> Json:
-    found: Json = json.loads(json.dumps(openapi.document(published)))
+    found: Json = json.loads(json.dumps(routes.document(published)))
     return found
 
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,10 +16,12 @@ from opencode_a2a.contract.dispatch import Contract
 from opencode_a2a.domain import scopes
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import Caller
-from opencode_a2a.inbound.card import Card, CardFacts
+from opencode_a2a.inbound.card import CardFacts
 from opencode_a2a.inbound.failures import failure
 from opencode_a2a.inbound.health import Health
+from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import Operations
+from opencode_a2a.inbound.published import Published
 from opencode_a2a.inbound.routes import add_routes
 from opencode_a2a.service.tasks import Tasks
 from opencode_a2a.web.auth import Authenticator, Credential, Credentials
@@ -55,9 +56,9 @@ async def breaks_midway(request: Request) -> Response:
 
 def service() -> ASGIApp:
     """The whole edge, in the order in which the service has it."""
-    app = FastAPI()
-    card = Card(CardFacts("http://test", "", "", "", (), (), ()), [], list)
-    operations = Operations(cast(Tasks, BrokenTasks()), card, asyncio.Future())
+    facts = CardFacts("http://test", "", "", "", (), (), ())
+    app = Api(Published(facts, Contract((), ())))
+    operations = Operations(cast(Tasks, BrokenTasks()), app.published.card, asyncio.Future())
 
     async def broken_check() -> bool:
         raise BROKEN
@@ -65,7 +66,7 @@ def service() -> ASGIApp:
     for path, endpoint in (("/w", works), ("/b", breaks), ("/m", breaks_midway)):
         app.add_api_route(path, endpoint)
     health = Health({"store": broken_check})
-    add_routes(app, operations, Contract((), ()), health, 1024)
+    add_routes(app, operations, health, 1024)
     known = Credentials([Credential.bearer("token", Caller("alice", frozenset(scopes.Scope)))])
     guarded = Authenticator(
         cast(ASGIApp, app), credentials=known, public=frozenset({"/ready"}), on_error=failure

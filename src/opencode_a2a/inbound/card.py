@@ -9,7 +9,7 @@ extensions, to those who have logged in.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import cached_property
@@ -43,8 +43,25 @@ class Document:
 
     @classmethod
     def of(cls, card: Json) -> Document:
-        body = orjson.dumps(card)
+        return cls.of_bytes(orjson.dumps(card))
+
+    @classmethod
+    def of_bytes(cls, body: bytes) -> Document:
         return cls(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+    def answer(
+        self, request: Request, headers: Mapping[str, str], media_type: str = JSON
+    ) -> Response:
+        """The document, or 304 for a client that has it already."""
+        headers = {
+            "etag": f"W/{self.etag}",  # weak: the same whether it is compressed or not
+            "last-modified": self.modified,
+            **headers,
+        }
+        known = request.headers.get("if-none-match", "")
+        if any(tag.strip().removeprefix("W/") in (self.etag, "*") for tag in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(self.body, headers=headers, media_type=media_type)
 
 
 class Card:
@@ -73,16 +90,8 @@ class Card:
     async def serve(self, request: Request) -> Response:
         wants_pure = (version_of(request) or "").startswith("1.")
         document = self.pure if wants_pure else self.hybrid
-        headers = {
-            "etag": document.etag,
-            "cache-control": "public, max-age=300",
-            "last-modified": document.modified,
-            "vary": "A2A-Version",
-        }
-        known = request.headers.get("if-none-match", "")
-        if any(tag.strip().removeprefix("W/") in (document.etag, "*") for tag in known.split(",")):
-            return Response(status_code=304, headers=headers)
-        return Response(document.body, headers=headers, media_type=JSON)
+        headers = {"cache-control": "public, max-age=300", "vary": "A2A-Version, Accept-Encoding"}
+        return document.answer(request, headers)
 
 
 def pure(facts: CardFacts, extensions: Sequence[Json]) -> Json:

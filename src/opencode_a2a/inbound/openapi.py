@@ -1,21 +1,32 @@
-"""The OpenAPI document: requests and answers of every method and route, and the contracts."""
+"""The OpenAPI document, which FastAPI makes of the registered routes.
+
+What it says about a route follows from the declaration of the route's operation. FastAPI cannot
+know the schemas of JSON-RPC's methods, the credentials, and the contracts; those are added once.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.responses import Response
 
 from ..contract import a2a
 from ..contract.declare import Json
 from ..contract.operations import Line, Operation, Rest
 from ..contract.publish import methods_of, schemas, untitled
 from ..domain.scopes import Scope
+from ..domain.values import Role
 from ..errors import RPC_HTTP_STATUSES
-from .dialect import REST_DIALECTS, RPC_DIALECTS
+from .dialect import REST_DIALECTS, RPC_DIALECTS, Dialect
+from .endpoints import Endpoint
 from .failures import A2A_JSON, JSON, rest_media_type
 from .operations import A2A
-from .published import PUBLIC_ENDPOINTS, Published
+from .published import Published
 
 Model = type[Any]
 
@@ -23,6 +34,12 @@ EVENTS = "text/event-stream"
 ENVELOPE = {"jsonrpc": {"const": "2.0"}, "id": {"type": ["string", "integer", "null"]}}
 ID = {"type": "string", "minLength": 1, "maxLength": 255}
 TASK_ID = "$response.body#/task/id"
+TAGS = {
+    "REST 1.0": "A2A 1.0 over HTTP; every route has a twin below `/{tenant}`.",
+    "JSON-RPC": "The methods of A2A 1.0 and 0.3, and those of extensions, all on `POST /`.",
+    "REST 0.3": "A2A 0.3 over HTTP.",
+    "Service": "Open to everybody.",
+}
 # What any request can be refused with.
 REFUSED = (400, 401, 403, 404, 408, 413, 429, 431, 503)
 REFUSED_WORK = (409, 502, 504)  # also, where the agent would have to do something
@@ -48,56 +65,117 @@ class Schemas:
         return self._references[model, "serialization"]
 
 
-def document(published: Published) -> Json:
-    facts, known = published.facts, Schemas(published)
-    rpc_error = _rpc_refusal(known.given(a2a.RpcError))
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": facts.title,
-            "description": facts.description,
-            "version": facts.version,
-        },
-        "servers": [{"url": facts.url}],
-        "security": [{scheme: []} for scheme in facts.schemes],
-        "paths": {"/": {"post": _rpc(published, known)}} | _rest_paths(known) | _public_paths(),
-        "components": {
-            "schemas": known.definitions,
-            "responses": {
-                "Refused": _refusal(known.given(a2a.RestError), A2A_JSON),
-                "Refused03": _refusal(known.given(a2a.RestError03), JSON),
-                "RefusedRpc": _refusal(rpc_error, JSON),
+Describe = Callable[[Schemas], Json]  # says about a route what FastAPI does not know
+
+
+class Api(FastAPI):
+    """The application. It describes its routes when it is first asked for the document.
+
+    To make the schemas would be a tenth of the start.
+    """
+
+    def __init__(self, published: Published) -> None:
+        facts = published.facts
+        super().__init__(
+            title=facts.title,
+            description=facts.description,
+            version=facts.version,
+            servers=[{"url": facts.url}],
+            openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
+            openapi_url=None,  # routes.py serves the document
+            redoc_url=None,
+        )
+        self.published = published
+        self._descriptions: dict[str | None, Describe] = {}
+
+    def add(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        verbs: Sequence[str],
+        *,
+        summary: str,
+        describe: Describe | None,
+        status: HTTPStatus = HTTPStatus.OK,
+    ) -> None:
+        """One route per verb, as OpenAPI wants it; one without a description is left out there."""
+        for verb in verbs:
+            self.add_api_route(
+                path,
+                endpoint,
+                methods=[verb],
+                operation_id=f"{verb} {path}",
+                summary=summary,
+                status_code=status,
+                response_description=status.phrase,
+                response_class=Response,
+                include_in_schema=describe is not None and verb != "HEAD",
+            )
+            if describe is not None:
+                self._descriptions[f"{verb} {path}"] = describe
+
+    def openapi(self) -> Json:
+        if self.openapi_schema is None:
+            self.openapi_schema = self._document()
+        return self.openapi_schema
+
+    def _document(self) -> Json:
+        published, known = self.published, Schemas(self.published)
+        for route in self.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                route.openapi_extra = self._descriptions[route.operation_id](known)
+        schemes = published.facts.schemes
+        rpc_error = _envelope("error", error=known.given(a2a.RpcError))
+        return super().openapi() | {
+            "security": [{scheme: []} for scheme in schemes],
+            "components": {
+                "schemas": known.definitions,
+                "responses": {
+                    "Refused": _refusal(known.given(a2a.RestError), A2A_JSON),
+                    "Refused03": _refusal(known.given(a2a.RestError03), JSON),
+                    "RefusedRpc": _refusal(rpc_error, JSON),
+                },
+                "securitySchemes": {s: {"type": "http", "scheme": s} for s in schemes},
             },
-            "securitySchemes": {s: {"type": "http", "scheme": s} for s in facts.schemes},
-        },
-        "x-a2a-extension-contracts": published.extension_contracts,
-        "x-a2a-compatibility-profile": published.profile,
-        "x-a2a-wire-contract": published.wire_contract,
-        "x-a2a-service-behaviors": published.service_behaviors,
-    }
+            "x-a2a-extension-contracts": published.extension_contracts,
+            "x-a2a-compatibility-profile": published.profile,
+            "x-a2a-wire-contract": published.wire_contract,
+            "x-a2a-service-behaviors": published.service_behaviors,
+        }
 
 
-def _rpc(published: Published, known: Schemas) -> Json:
+def public(known: Schemas, *, unavailable: str | None = None) -> Json:
+    responses = {"503": _described(unavailable)} if unavailable is not None else {}
+    return {"tags": ["Service"], "security": [], "responses": responses}
+
+
+def rpc(known: Schemas, *, published: Published) -> Json:
     calls: list[Json] = []
     answers: list[Json] = []
     for name, (line, operation) in A2A.methods.items():
         result: Model | None = operation.result
         if result is None:
             continue
-        if result is a2a.Sent and RPC_DIALECTS[line].tagged:
+        dialect = RPC_DIALECTS[line]
+        if result is a2a.Sent and dialect.tagged:
             result = a2a.Task  # 0.3 answers with the task itself
-        calls.append(_rpc_call(name, known.taken(operation.params), operation.params is not None))
-        answers.append(_rpc_result(name, known.given(result)))
+        required = operation.params is not None
+        call = _rpc_call(name, operation.summary, known.taken(operation.params), required)
+        if operation.sends_message:
+            params = _message(dialect)
+            call["examples"] = [{"jsonrpc": "2.0", "id": 1, "method": name, "params": params}]
+        calls.append(call)
+        answers.append(_envelope(name, result=known.given(result)))
     for _, method in methods_of(published.contract.extensions):
         required = bool(method.params_schema.get("required"))
-        calls.append(_rpc_call(method.name, known.taken(method.params), required))
-        answers.append(_rpc_result(method.name, known.given(method.result)))
-    answers.append(_rpc_refusal(known.given(a2a.RpcError)))
+        summary = method.summary.partition("\n")[0]
+        calls.append(_rpc_call(method.name, summary, known.taken(method.params), required))
+        answers.append(_envelope(method.name, result=known.given(method.result)))
+    answers.append(_envelope("error", error=known.given(a2a.RpcError)))
     answer = _described("The result, a stream of results, or an error") | _json({"anyOf": answers})
     answer["content"][EVENTS] = {}  # each event is such an answer
     return {
-        "operationId": "POST /",
-        "summary": "JSON-RPC, both lines",
+        "tags": ["JSON-RPC"],
         "requestBody": _json({"oneOf": calls}) | {"required": True},
         "responses": {
             "200": answer,
@@ -107,68 +185,42 @@ def _rpc(published: Published, known: Schemas) -> Json:
     }
 
 
-def _rpc_call(method: str, params: Json, required: bool) -> Json:
+def _rpc_call(name: str, summary: str, params: Json, required: bool) -> Json:
+    call = _envelope(name, method={"const": name}, params=params)
+    call["required"] = ["jsonrpc", "method", *(["params"] if required else [])]
+    return call | {"description": summary}
+
+
+def _envelope(title: str, **members: Json) -> Json:
     return {
+        "title": title,
         "type": "object",
-        "title": method,
-        "properties": {
-            **ENVELOPE,
-            "method": {"const": method},
-            "params": params,
-        },
-        "required": ["jsonrpc", "method", *(["params"] if required else [])],
+        "properties": {**ENVELOPE, **members},
+        "required": ["jsonrpc", "id", *members],
     }
 
 
-def _rpc_result(method: str, result: Json) -> Json:
-    return {
-        "title": method,
-        "type": "object",
-        "properties": {**ENVELOPE, "result": result},
-        "required": ["jsonrpc", "id", "result"],
-    }
-
-
-def _rpc_refusal(error: Json) -> Json:
-    return {
-        "title": "error",
-        "type": "object",
-        "properties": {**ENVELOPE, "error": error},
-        "required": ["jsonrpc", "id", "error"],
-    }
-
-
-def _rest_paths(known: Schemas) -> Json:
-    paths: Json = {}
-    for route, operation in A2A.routes:
-        for line in route.lines:
-            for verb in route.verbs:
-                about: Json = {
-                    "operationId": f"{verb} {route.path_in(line)}",
-                    "summary": operation.summary,
-                    **_rest_request(route, operation, known, verb=verb, line=line),
-                    "responses": _rest_responses(operation, known, line),
-                }
-                paths.setdefault(route.path_in(line), {})[verb.lower()] = about
-    return paths
-
-
-def _rest_request(
-    route: Rest, operation: Operation, known: Schemas, *, verb: str, line: Line
-) -> Json:
+def rest(known: Schemas, *, route: Rest, operation: Operation, line: Line) -> Json:
     names = re.findall(r"{(\w+)}", route.path)
     parameters = [{"name": n, "in": "path", "required": True, "schema": ID} for n in names]
-    about: Json = {"parameters": parameters}
+    about: Json = {"tags": [f"REST {line}"], "parameters": parameters}
     if operation.sends_message:
-        body = _json(known.taken(operation.params), rest_media_type(REST_DIALECTS[line]))
-        about["requestBody"] = body | {"required": True}
-    elif operation.params is not None and verb == "GET":
+        dialect = REST_DIALECTS[line]
+        body = {"schema": known.taken(operation.params), "example": _message(dialect)}
+        about["requestBody"] = {"content": {rest_media_type(dialect): body}, "required": True}
+    elif operation.params is not None:
         parameters += [
             {"name": field, "in": "query", "schema": untitled(schema)}
             for field, schema in operation.params.model_json_schema()["properties"].items()
             if field not in names
         ]
-    return about
+    return about | {"responses": _rest_responses(operation, known, line)}
+
+
+def _message(dialect: Dialect) -> Json:
+    part = ({"kind": "text"} if dialect.tagged else {}) | {"text": "Hello!"}
+    role = dialect.roles[Role.USER]
+    return {"message": {"messageId": "m1", "role": role, dialect.content: [part]}}
 
 
 def _rest_responses(operation: Operation, known: Schemas, line: Line) -> Json:
@@ -179,7 +231,7 @@ def _rest_responses(operation: Operation, known: Schemas, line: Line) -> Json:
     if operation.streams:
         answer = _described("Events") | _json(result, EVENTS)
     else:
-        answer = _described("OK") | _json(result, rest_media_type(REST_DIALECTS[line]))
+        answer = _json(result, rest_media_type(REST_DIALECTS[line]))
     if operation.result is a2a.Sent:
         answer["links"] = {
             endpoint: {"operationId": endpoint, "parameters": {"id": TASK_ID}}
@@ -197,18 +249,6 @@ def _follow_ups(line: Line) -> list[str]:
         if operation.supported and "{id}" in route.path
         for verb in route.verbs
     ]
-
-
-def _public_paths() -> Json:
-    paths: Json = {}
-    for endpoint in PUBLIC_ENDPOINTS:
-        verb, path = endpoint.split()
-        responses = {"200": _described("OK")}
-        if path == "/ready":
-            responses["503"] = _described("Something it needs is missing")
-        about = {"operationId": endpoint, "security": [], "responses": responses}
-        paths[path] = {verb.lower(): about}
-    return paths
 
 
 def _refused(statuses: Sequence[int], how: str) -> Json:

@@ -28,6 +28,7 @@ PUBLIC_ENDPOINTS = (
     "GET /.well-known/agent.json",
     "GET /health",
     "GET /ready",
+    "GET /docs",
 )
 
 
@@ -249,4 +250,4 @@ def endpoints() -> list[str]:
         for line in route.lines
         for verb in route.verbs
     ]
-    return ["POST /", *rest, *PUBLIC_ENDPOINTS, "GET /openapi.json", "GET /docs"]
+    return ["POST /", *rest, *PUBLIC_ENDPOINTS, "GET /openapi.json"]

@@ -2,70 +2,78 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from functools import partial
+from http import HTTPStatus
+from typing import cast
+
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from ..contract.dispatch import Contract
+from ..contract.declare import Json
 from ..contract.operations import Line
 from ..errors import Internal, MethodNotFound
-from . import negotiation
+from . import negotiation, openapi
 from .dialect import REST_DIALECTS
-from .endpoints import INTERNAL_ERROR, Endpoint, Endpoints
+from .docs import Docs
+from .endpoints import INTERNAL_ERROR, Endpoints
 from .failures import failure
 from .health import Health
+from .openapi import Api, public
 from .operations import A2A, Operations
+from .published import Published
 
 PROBE = ("GET", "HEAD")
 # A router takes the first route that matches. A tenant matches nearly anything, so it is last.
 REST_PREFIXES: tuple[tuple[Line, str], ...] = (("1.0", ""), ("0.3", "/v1"), ("1.0", "/{tenant}"))
 
 
-def add_routes(
-    app: FastAPI,
-    operations: Operations,
-    contract: Contract,
-    health: Health,
-    body_limit: int,
-) -> None:
-    _add(app, "/health", health.live, verbs=PROBE, summary="Whether the service lives")
-    _add(app, "/ready", health.ready, verbs=PROBE, summary="Whether it can work")
-    for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
-        _add(app, path, operations.card.serve, verbs=PROBE, summary="The Agent Card")
+def add_routes(api: Api, operations: Operations, health: Health, body_limit: int) -> None:
     endpoints = Endpoints(
         operations=operations,
-        contract=contract,
-        extension_uris=negotiation.known(contract.extensions),
+        contract=api.published.contract,
+        extension_uris=negotiation.known(api.published.contract.extensions),
         body_limit=body_limit,
     )
-    _add(app, "/", endpoints.rpc, verbs=("POST",), summary="JSON-RPC, both lines")
+    describe = partial(openapi.rpc, published=api.published)
+    api.add(endpoints.rpc, "/", ("POST",), summary="JSON-RPC, both lines", describe=describe)
+    _add_documents(api, health)
     for line, prefix in REST_PREFIXES:
         for route, operation in A2A.routes:
             if line in route.lines:
-                endpoint = endpoints.rest(operation, REST_DIALECTS[line])
-                path, summary = prefix + route.path, operation.summary
-                _add(app, path, endpoint, verbs=route.verbs, summary=summary)
-    app.add_exception_handler(HTTPException, _unknown_path)
-    app.add_exception_handler(ClientDisconnect, _client_left)
-    app.add_exception_handler(Exception, _internal_error)
-    app.router.redirect_slashes = False  # clients of A2A do not expect a redirect as an answer
+                about = partial(openapi.rest, route=route, operation=operation, line=line)
+                api.add(
+                    endpoints.rest(operation, REST_DIALECTS[line]),
+                    prefix + route.path,
+                    route.verbs,
+                    summary=operation.summary,
+                    describe=about if prefix != "/{tenant}" else None,
+                    status=HTTPStatus.OK if operation.supported else HTTPStatus.BAD_REQUEST,
+                )
+    api.add_exception_handler(HTTPException, _unknown_path)
+    api.add_exception_handler(ClientDisconnect, _client_left)
+    api.add_exception_handler(Exception, _internal_error)
+    api.router.redirect_slashes = False  # clients of A2A do not expect a redirect as an answer
 
 
-def _add(
-    app: FastAPI, path: str, endpoint: Endpoint, *, verbs: tuple[str, ...], summary: str
-) -> None:
-    """One route per verb, as OpenAPI wants it. It leaves out HEAD, and the twin per tenant."""
-    for verb in verbs:
-        app.add_api_route(
-            path,
-            endpoint,
-            methods=[verb],
-            summary=summary,
-            operation_id=f"{verb} {path}",
-            include_in_schema=verb != "HEAD" and not path.startswith("/{tenant}"),
-        )
+def document(published: Published) -> Json:
+    """The OpenAPI document. No service needs to run."""
+    api = Api(published)
+    add_routes(api, cast(Operations, None), Health({}), body_limit=0)  # no request is answered
+    return api.openapi()
+
+
+def _add_documents(api: Api, health: Health) -> None:
+    api.add(health.live, "/health", PROBE, summary="Whether the service lives", describe=public)
+    missing = partial(public, unavailable="Something it needs is missing")
+    api.add(health.ready, "/ready", PROBE, summary="Whether it can work", describe=missing)
+    card = api.published.card.serve
+    for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
+        api.add(card, path, PROBE, summary="The Agent Card", describe=public)
+    docs = Docs(api.openapi)
+    api.add(docs.page, "/docs", PROBE, summary="A page to try the API with", describe=None)
+    api.add(docs.document, "/openapi.json", PROBE, summary="This document", describe=None)
 
 
 async def _client_left(request: Request, exc: Exception) -> Response:
