@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "opencode": frozenset({"domain", "errors"}),
     "store": frozenset({"domain", "errors", "paths"}),
     "outbound": frozenset({"domain", "errors"}),
-    "web": frozenset({"domain.values", "errors", "redaction"}),
+    "web": frozenset({"domain.addresses", "domain.values", "errors", "redaction"}),
     "contract": frozenset({"errors"}),
     "extensions": frozenset({"contract", "service", "domain", "errors"}),
     "inbound": frozenset({"extensions", "contract", "service", "domain", "errors", "web"}),
@@ -39,8 +39,8 @@ PURE = frozenset({"domain", "errors"})
 HARMLESS = frozenset(
     {
         *("__future__", "base64", "bisect", "collections", "collections.abc", "contextlib"),
-        *("dataclasses", "datetime", "enum", "functools", "itertools", "json", "math", "re"),
-        *("typing", "unicodedata", "urllib.parse"),
+        *("dataclasses", "datetime", "enum", "functools", "ipaddress", "itertools", "json", "math"),
+        *("re", "typing", "unicodedata", "urllib.parse"),
     }
 )
 

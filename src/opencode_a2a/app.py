@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from . import __version__, logs
 from .config import Outbound, Server, Settings, State
 from .contract.dispatch import Contract
+from .domain.addresses import origin_of
 from .domain.ports import Agent
 from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule, Root
@@ -56,6 +57,9 @@ from .store.interrupts import SqlInterrupts
 from .store.legacy import take_over
 from .store.log import Retention, SqlTaskLog, now_ms
 from .web.auth import Authenticator, Credential, Credentials
+from .web.compression import Compression
+from .web.hosts import HostCheck
+from .web.origins import OriginCheck
 from .web.payloads import PayloadLog
 from .web.trace import Trace
 
@@ -113,7 +117,7 @@ async def build(
             limit = settings.server.max_request_body_bytes
             add_routes(api, operations, _health(adapters), body_limit=limit)
             async with Recovery.open(adapters.log, scheduler, inputs=services.inputs):
-                yield _middleware(settings.server, api)
+                yield _middleware(settings.server, api, url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,15 +284,22 @@ def _health(adapters: _Adapters) -> Health:
     return Health({"store": adapters.database.takes_writes, "opencode": is_connected})
 
 
-def _middleware(server: Server, api: Api) -> ASGIApp:
+def _middleware(server: Server, api: Api, url: str) -> ASGIApp:
     """Innermost first."""
-    served: ASGIApp = Streams(cast(ASGIApp, api))
+    served = cast(ASGIApp, api)
     if server.shows_payloads:
-        served = PayloadLog(served, redactor=logs.redactor, limit=server.log_body_limit)
-    authenticated = Authenticator(
+        # Whoever looks for a fault can read what is logged only if it is not compressed.
+        served = PayloadLog(Streams(served), redactor=logs.redactor, limit=server.log_body_limit)
+    else:
+        served = Streams(Compression(served))
+    served = Authenticator(
         served, credentials=credentials_of(server), public=PUBLIC_PATHS, on_error=failure
     )
-    return Trace(authenticated, failure)
+    origin, allowed = origin_of(url), server.cors_origins
+    served = OriginCheck(served, own=origin, allowed=allowed, on_error=failure)
+    if (hosts := server.checked_hosts) is not None:
+        served = HostCheck(served, allowed=hosts, on_error=failure)
+    return Trace(served, failure)
 
 
 def publication(settings: Settings, url: str, *, services: Services | None = None) -> Published:

@@ -15,7 +15,6 @@ import re
 import tomllib
 from collections.abc import Iterable
 from difflib import get_close_matches
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -40,6 +39,7 @@ from pydantic_settings import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from .domain.addresses import is_host, is_loopback, origin_of
 from .domain.scopes import DEFAULT_SCOPES, Scope
 from .paths import inside_git, make_private_directory, tighten
 from .spellings import (
@@ -116,11 +116,25 @@ def _check_no_padding(value: SecretStr) -> SecretStr:
     return value
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+def _check_hosts(values: list[str]) -> list[str]:
+    for value in values:
+        if not is_host(value) and value != "*":
+            raise ValueError("must list names or addresses without scheme, port or brackets")
+    return [value.lower() for value in values]
+
+
+def _check_origins(values: list[str]) -> list[str]:
+    for value in values:
+        try:
+            is_origin = origin_of(value) == value.lower() and bool(urlsplit(value).hostname)
+        except ValueError:  # of the port
+            is_origin = False
+        if not is_origin:
+            raise ValueError(
+                "must list origins such as https://app.example.com, without a path or the default "
+                "port; `*` is not possible"
+            )
+    return [value.lower() for value in values]
 
 
 Secret = Annotated[SecretStr, AfterValidator(_check_not_empty)]
@@ -259,6 +273,17 @@ class Server(SettingsGroup):
     port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes a free one.")
     public_url: WebAddress | None = Field(
         default=None, description="Address in the Agent Card, when clients come through a proxy."
+    )
+    allowed_hosts: Annotated[WordList, AfterValidator(_check_hosts)] = Field(
+        default=[],
+        description="Host names that requests may name besides loopback ones and that of "
+        "`A2A_PUBLIC_URL`, as a list; requests for others get 403. `*` allows any. Without it "
+        "the name is checked only where `A2A_HOST` is a loopback address.",
+    )
+    cors_origins: Annotated[WordList, AfterValidator(_check_origins)] = Field(
+        default=[],
+        description="Origins of web pages that may send requests, such as "
+        "`https://app.example.com`, as a list. Pages of other origins get 403.",
     )
     title: str = Field(default="OpenCode", description="The agent's name in its card.")
     description: str = Field(
@@ -454,14 +479,22 @@ class Server(SettingsGroup):
         return self
 
     @property
+    def checked_hosts(self) -> set[str] | None:
+        """The names that a request may have for this service; None where any will do."""
+        if "*" in self.allowed_hosts or not (self.allowed_hosts or is_loopback(self.host)):
+            return None
+        own = urlsplit(self.public_url).hostname if self.public_url else None
+        return {self.host.lower(), *self.allowed_hosts, *([own] if own else [])}
+
+    @property
     def _reached_at(self) -> str | None:
         """The setting that says that others than this machine can reach the service, if one does.
 
         A proxy may bring them to a loopback address.
         """
-        if not _is_loopback(self.host):
+        if not is_loopback(self.host):
             return f"A2A_HOST is {self.host}"
-        if self.public_url and not _is_loopback(urlsplit(self.public_url).hostname or ""):
+        if self.public_url and not is_loopback(urlsplit(self.public_url).hostname or ""):
             return f"A2A_PUBLIC_URL is {self.public_url}"
         return None
 

@@ -278,3 +278,31 @@ class RequestHeadTooLarge(ServiceError):
 
 class RequestTimeout(ServiceError):
     type, rpc_code, http_status = "REQUEST_TIMEOUT", -32076, 408
+
+
+class HostNotAllowed(ServiceError):
+    """The request names a host that is none of this service; a web page may have rebound it."""
+
+    type, rpc_code, http_status = "HOST_NOT_ALLOWED", -32077, 403
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"This service does not answer for the host {host!r}. If clients or a proxy should "
+            "reach it under this name, add the name to A2A_ALLOWED_HOSTS.",
+            host=host,
+        )
+
+
+class OriginNotAllowed(ServiceError):
+    """A web page of another origin sent the request."""
+
+    type, rpc_code, http_status = "ORIGIN_NOT_ALLOWED", -32078, 403
+
+    def __init__(self, origin: str | None) -> None:
+        page = f"of {origin}" if origin is not None else "of another origin"
+        super().__init__(
+            f"Web pages {page} may not send requests to this service. To allow it, add the "
+            "page's origin to A2A_CORS_ORIGINS; if the page is this service's own, behind a "
+            "proxy, set A2A_PUBLIC_URL.",
+            origin=origin or "",
+        )

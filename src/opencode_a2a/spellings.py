@@ -24,7 +24,6 @@ _notes: ContextVar[list[tuple[str, str]] | None] = ContextVar("notes", default=N
 FOREIGN_SETTINGS = frozenset(
     f"A2A_{name}"
     for name in (
-        "ALLOWED_HOSTS",
         "ALLOWED_ORIGINS",
         "CLIENT_BASIC_AUTH",
         "CLIENT_BEARER_TOKEN",

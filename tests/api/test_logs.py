@@ -168,7 +168,7 @@ def test_nothing_of_a_stranger_can_pass_for_a_line(quiet: Service) -> None:
         body = {"jsonrpc": "2.0", "method": "x\nevent=forged\x1b[2J\u202e", "params": {}}
         client.post("/", json=body)
         last = client.get("/health").headers["x-request-id"]
-    head = f"GET /tasks/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    head = f"GET /tasks/x HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer {TOKEN}\r\n"
     address = httpx.URL(quiet.url)
     with socket.create_connection((address.host, address.port or 80), 60) as caller:
         caller.sendall(f"{head}A2A-Version: \x1b[2J\u0085\r\nConnection: close\r\n\r\n".encode())

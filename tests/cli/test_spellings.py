@@ -215,7 +215,6 @@ def test_only_switched_off_credentials_are_none(capsys: pytest.CaptureFixture[st
 
 
 ELSEWHERE = (
-    "A2A_ALLOWED_HOSTS",
     "A2A_ALLOWED_ORIGINS",
     "A2A_CLIENT_BASIC_AUTH",
     "A2A_CLIENT_BEARER_TOKEN",

@@ -61,7 +61,7 @@ async def headers(attacked: Service, seconds: float) -> str:
     """64 MB of headers on one connection."""
     piece = b"".join(b"X-%06d: abcdefg\r\n" % n for n in range(52_632))
     async with connect(attacked) as socket:
-        await socket.send(b"GET /health HTTP/1.1\r\nHost: here\r\n")
+        await socket.send(b"GET /health HTTP/1.1\r\nHost: [::1]\r\n")
         sent, answer = await pour(socket, piece, 64)
     return f"{sent} MB went out, answered {first_line(answer)!r}"
 
@@ -97,7 +97,7 @@ async def large_half_heads(attacked: Service, seconds: float) -> str:
 
 async def half_bodies(attacked: Service, seconds: float) -> str:
     """900 half-sent bodies with a wrong credential."""
-    request = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 1000000\r\n" + WRONG + b"\r\n{"
+    request = b"POST / HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000000\r\n" + WRONG + b"\r\n{"
     return await half(attacked, seconds, 900, request)
 
 
@@ -110,7 +110,7 @@ async def known_half_bodies(attacked: Service, seconds: float) -> str:
 async def refused_body(attacked: Service, seconds: float) -> str:
     """64 MB of body behind a wrong credential, and 64 MB beyond the limit behind a right one."""
     fields = ("Content-Length: 64000000", "Content-Type: application/json")
-    wrong = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 64000000\r\n" + WRONG + b"\r\n"
+    wrong = b"POST / HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 64000000\r\n" + WRONG + b"\r\n"
     said = []
     for name, request in (("401", wrong), ("413", head(attacked, "POST /", *fields))):
         async with connect(attacked) as socket:
@@ -167,7 +167,7 @@ async def guesses(attacked: Service, seconds: float) -> str:
     async def guess() -> None:
         while time.perf_counter() < until:
             async with connect(attacked, source) as socket:
-                await socket.send(b"GET /tasks HTTP/1.1\r\nHost: here\r\n" + WRONG + b"\r\n")
+                await socket.send(b"GET /tasks HTTP/1.1\r\nHost: [::1]\r\n" + WRONG + b"\r\n")
                 statuses[(await socket.answer()).status] += 1
 
     await asyncio.gather(*(guess() for _ in range(64)))

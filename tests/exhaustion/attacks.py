@@ -19,7 +19,7 @@ import orjson
 from tests.running import Service
 
 PATIENCE = 60.0  # seconds any single exchange may take
-HALF_HEAD = b"GET /tasks HTTP/1.1\r\nHost: here\r\nX-Half: "
+HALF_HEAD = b"GET /tasks HTTP/1.1\r\nHost: [::1]\r\nX-Half: "
 WRONG = b"Authorization: Bearer this-is-not-a-token-of-anybody\r\n"
 
 
@@ -45,7 +45,7 @@ def peak_memory(service: Service) -> float:
 def head(service: Service, line: str, *fields: str) -> bytes:
     """A request head of a known caller."""
     login = f"Authorization: Bearer {service.token}"
-    return "\r\n".join([f"{line} HTTP/1.1", "Host: here", login, *fields, "", ""]).encode()
+    return "\r\n".join([f"{line} HTTP/1.1", "Host: [::1]", login, *fields, "", ""]).encode()
 
 
 @dataclass

@@ -25,7 +25,7 @@ from tests.exhaustion.attacks import (
 from tests.running import TOKEN, Service, Upstream, isolated, running, service
 
 CROWD = 1_000
-HALF_BODY = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n" + WRONG + b"\r\n{"
+HALF_BODY = b"POST / HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n" + WRONG + b"\r\n{"
 
 
 @pytest.fixture(scope="module", autouse=True)

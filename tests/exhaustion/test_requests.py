@@ -22,9 +22,9 @@ from tests.api.forms import (
 from tests.exhaustion.attacks import WRONG, Answer, Socket, Stream, connect, head, peak_memory
 from tests.running import Service, Upstream, service
 
-ALIVE = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
+ALIVE = b"GET /health HTTP/1.1\r\nHost: [::1]\r\n\r\n"
 MANY_FIELDS = b"".join(b"X-%d: a\r\n" % n for n in range(129))
-CHUNKED = b"POST / HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def start_of(form: Form) -> bytes:
     """The beginning of a request in a form, from which its shape can be told."""
     path = "/" if form.rpc else form.route("send").path
     version = b"".join(f"{name}: {value}\r\n".encode() for name, value in form.version.items())
-    return f"POST {path} HTTP/1.1\r\nHost: here\r\n".encode() + version
+    return f"POST {path} HTTP/1.1\r\nHost: [::1]\r\n".encode() + version
 
 
 def as_response(answer: Answer) -> httpx.Response:
@@ -255,7 +255,7 @@ async def test_no_deadline_touches_a_stream(hasty: Service) -> None:
         b"GET / HTTP/9.9\r\n\r\n",
         b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
         b"CONNECT there:80 HTTP/1.1\r\nHost: there:80\r\n\r\n",
-        b"POST / HTTP/1.1\nHost: here\nContent-Length: 2\n\n{}",
+        b"POST / HTTP/1.1\nHost: [::1]\nContent-Length: 2\n\n{}",
         b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
         b"POST / HTTP/1.1\r\nContent-Length: +2\r\n\r\n{}",
         b"POST / HTTP/1.1\r\nContent-Length: 2, 2\r\n\r\n{}",
@@ -313,7 +313,7 @@ async def test_requests_that_nobody_waits_for_are_not_collected(fake_service: Se
 async def test_a_trailer_is_no_header(fake_service: Service) -> None:
     """Who may check a request on its way here has looked at its headers."""
     login = f"Authorization: Bearer {fake_service.token}\r\n".encode()
-    request = b"POST /tasks/x:cancel HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+    request = b"POST /tasks/x:cancel HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with connect(fake_service) as socket:
         await socket.send(request + b"0\r\n" + login + b"\r\n")
         assert (await socket.answer()).status == 401

@@ -124,7 +124,7 @@ async def narrow_connection(
 
 def request(to: Service, line: str) -> bytes:
     return (
-        f"{line} HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\n"
+        f"{line} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 0\r\n"
         f"Authorization: Bearer {to.token}\r\n\r\n"
     ).encode()
 

@@ -1,0 +1,45 @@
+"""Host names and origins, in the form in which they are compared."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
+
+
+def is_host(text: str) -> bool:
+    """Whether this is a name or an address, and nothing more."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return _NAME.fullmatch(text) is not None
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own, for browsers too."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")
+
+
+def host_name(host: str) -> str:
+    """The name or address in a Host header, without its port."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0].removesuffix(".")
+
+
+def origin_of(url: str) -> str:
+    """The origin of a page at this address, as browsers write it."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ":" in host:
+        host = f"[{host}]"
+    port = "" if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{parts.port}"
+    return f"{parts.scheme}://{host}{port}"
