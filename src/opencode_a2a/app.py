@@ -112,6 +112,7 @@ async def build(
                 card=published.card,
                 stopping=stopping,
                 strict_version=settings.server.strict_version,
+                max_wait_seconds=settings.server.max_send_wait_seconds or None,
             )
             api = Api(published)
             limit = settings.server.max_request_body_bytes
@@ -274,6 +275,7 @@ def _limits(settings: Settings) -> SchedulerLimits:
         abort=server.cancel_abort_timeout_seconds,
         grace=server.shutdown_grace_seconds,
         answer=server.interrupt_request_ttl_seconds,
+        continues=server.on_interrupted == "continue",
     )
 
 
@@ -320,6 +322,8 @@ def publication(settings: Settings, url: str, *, services: Services | None = Non
         strict_version=server.strict_version,
         body_limit=server.max_request_body_bytes,
         durable=settings.state.backend == "database",
+        max_send_wait_seconds=server.max_send_wait_seconds or None,
+        on_interrupted=server.on_interrupted,
         environment=settings.environment.declared,
         permissions={
             "always_scope": server.permission_always,

@@ -363,6 +363,21 @@ class Server(SettingsGroup):
         description="Tasks of one caller that may wait when the queue is full: a caller with fewer "
         "is let in even then, so that nobody can fill it for the others.",
     )
+    max_send_wait_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="How long a blocking send waits; then it is answered with the task as it "
+        "stands, to be looked at later. 0 means until the task has ended or needs a person, as "
+        "A2A says. A client asks for less with the header `Prefer: wait=10`.",
+    )
+    on_interrupted: Annotated[
+        Literal["fail", "continue"], Spellings(resume="continue", retry="continue")
+    ] = Field(
+        default="fail",
+        description="What becomes of a task whose work OpenCode has lost because it was killed: "
+        "it fails, and says how to continue (`metadata.opencode.resume`); or (`continue`) the "
+        "agent is told that it was interrupted and asked to continue, once for each task.",
+    )
     shutdown_grace_seconds: float = Field(
         default=5.0,
         ge=0,

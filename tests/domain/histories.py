@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from opencode_a2a.domain.effects import (
@@ -56,10 +56,12 @@ from opencode_a2a.domain.effects import (
     SessionMissing,
     SessionOpened,
     SlotGranted,
+    StoreContinuation,
     StoredRead,
     Subscribe,
     Subscribed,
     TaskNotStored,
+    TaskQueued,
     Wait,
 )
 from opencode_a2a.domain.events import BlockKind, Gap, Idle
@@ -68,6 +70,7 @@ from opencode_a2a.domain.run import Run
 from opencode_a2a.domain.updates import (
     BlockText,
     BlockTool,
+    Continued,
     Ended,
     InterruptAnswered,
     MessageAdded,
@@ -135,7 +138,8 @@ class History:
         self.pending: list[int] = []  # prompts that are being stored
         self.keys = 0
         fresh = self.dice.random() < 0.5
-        self.run = Run(LIMITS, fresh=fresh)
+        self.limits = replace(LIMITS, continues=self.dice.random() < 0.5)
+        self.run = Run(self.limits, fresh=fresh)
         self.expect_prompt()
 
     def lucky(self, chance: float) -> bool:
@@ -250,6 +254,7 @@ class History:
             Deliver,
             Abort,
             ReadChanges,
+            StoreContinuation,
         )
         if isinstance(effect, touches):
             if not self.lucky(self.luck.refused) and isinstance(effect, SendPrompt | OpenSession):
@@ -272,6 +277,7 @@ class History:
                     self.store_prompt()
                 return None
             case AwaitOlderTasks():
+                self.feed(TaskQueued(self.dice.choice(("older", "other"))))
                 return OlderTasksChecked(left=self.dice.random() < 0.2)
             case OpenSession() | RenewSession():
                 self.deleted = False
@@ -279,6 +285,7 @@ class History:
             case DiscardSession():
                 return SessionDiscarded()
             case AwaitSlot():
+                self.feed(TaskQueued())
                 return SlotGranted()
             case Subscribe():
                 code.feed.clear()
@@ -287,6 +294,11 @@ class History:
                 return PromptSearched(message_id in self.received)
             case SendPrompt(prompt):
                 return self.send(effect, prompt)
+            case StoreContinuation(key, selection):
+                prompt = Prompt(self.opencode.new("msg"), ("continue",), selection)
+                self.append([Continued(prompt.message_id, selection)])
+                self.flush()
+                return PromptStored(key, prompt)
             case Listen(until):
                 return self.listen(until)
             case Reconcile(message_id):
@@ -356,9 +368,9 @@ class History:
             return
         self.pending = []
         task = self.log.task
-        asked = [e.update for e in task.history if isinstance(e.update, MessageAdded)]
+        asked = [e.update for e in task.history if isinstance(e.update, MessageAdded | Continued)]
         prompts = [Prompt(added.upstream_id, ()) for added in asked if added.upstream_id]
-        self.run = Run(LIMITS, resumed=task.snapshot(), prompts=prompts)
+        self.run = Run(self.limits, resumed=task.snapshot(), prompts=prompts)
         self.canceled = self.aborted = False
 
     def play(self) -> None:
@@ -402,6 +414,8 @@ class History:
             assert block.last or block.file, f"every block is closed: {block}"
         ended = [e for e in self.log.entries if isinstance(e.update, Ended)]
         assert len(ended) == 1
+        continued = [e for e in self.log.entries if isinstance(e.update, Continued)]
+        assert len(continued) <= self.limits.continues, "a task is continued at most once"
         assert all(not isinstance(e.update, BlockText | BlockTool) for e in self.log.entries[-1:])
 
 

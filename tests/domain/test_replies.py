@@ -8,16 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from opencode_a2a.domain.replies import (
-    ALWAYS_WORDS,
-    FILLER_WORDS,
-    HITL,
-    NO_WORDS,
-    YES_WORDS,
-    NotUnderstood,
-    check_answers,
-    understand,
-)
+from opencode_a2a.domain.replies import HITL, NotUnderstood, check_answers, understand
 from opencode_a2a.domain.values import (
     Choice,
     Data,
@@ -86,168 +77,13 @@ def not_understood(waiting: list[Interrupt], message: Message) -> NotUnderstood:
 # -- permissions, in words
 
 
-@pytest.mark.parametrize(
-    ("said", "decision"),
-    [
-        ("yes", ONCE),
-        ("Yes.", ONCE),
-        (" YES! ", ONCE),
-        ("y", ONCE),
-        ("ok", ONCE),
-        ("okay, go ahead", ONCE),
-        ("yes please", ONCE),
-        ("Yes, thank you.", ONCE),
-        ("yes, do it", ONCE),
-        ("just this once", ONCE),
-        ("allow", ONCE),
-        ("allow it", ONCE),
-        ("once", ONCE),
-        ("Approved", ONCE),
-        ("**yes**", ONCE),
-        ("“yes”", ONCE),
-        ("yes\n", ONCE),
-        ("always", FOR_GOOD),
-        ("Always allow this, please", FOR_GOOD),
-        ("yes, always", FOR_GOOD),
-        ("no", STOP),
-        ("No.", STOP),
-        ("n", STOP),
-        ("no thanks", STOP),
-        ("no, thank you", STOP),
-        ("reject", STOP),
-        ("deny it", STOP),
-        ("no, use ls instead", no("use ls instead")),
-        ("No: that is the\nwrong file", no("that is the\nwrong file")),
-        ("reject – not in this folder", no("not in this folder")),
-        ("no, always ask me", no("always ask me")),
-        ("no way", no("way")),
-        ("no not that one", no("not that one")),
-        ("No, don't touch the tests", no("don't touch the tests")),
-        ("no don’t", no("don’t")),
-        ("no, no, use ls", no("no, use ls")),
-        ("no!! stop", no("stop")),
-        ("no thanks, I will do it myself", no("thanks, I will do it myself")),
-        ("no\nread the file instead", no("read the file instead")),
-        ("no, make sure the tests pass first", no("make sure the tests pass first")),
-        ("no, why do you need that?", no("why do you need that?")),
-        ("no, continue without it", no("continue without it")),
-        ("nope use ls instead", no("use ls instead")),
-        ("deny that, the problem is elsewhere", no("that, the problem is elsewhere")),
-        ("rejected because it deletes files", no("because it deletes files")),
-        ("no, please", STOP),
-    ],
-)
-def test_words_about_a_permission(said: str, decision: Decision) -> None:
-    assert understand([PERMISSION], text(said)) == {PER: decision}
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "yes, but not in this folder",
-        "yes but only if you keep a copy",
-        "yes, except the tests",
-        "yes and no",
-        "yes/no",
-        "ok no",
-        "ok, no!",
-        "sure, why not ask first",
-        "do not allow",
-        "don't allow",
-        "don’t allow",
-        "never allow this",
-        "not ok",
-        "not yes",
-        "not always",
-        "I would not accept that",
-        "allow nothing",
-        "cannot approve",
-        "disallow",
-        "disapproved",
-        "unallowed",
-        "yesterday",
-        "is that ok?",
-        "ok?",
-        "yes?",
-        "allow?",
-        "do you allow that",
-        "does that mean allow",
-        "why",
-        "wait",
-        "stop",
-        "maybe",
-        "what would always do",
-        "once, always",
-        "always no",
-        "yes 👎",
-        "👍",
-        "ok ❌",
-        "~~yes~~",
-        "> yes",
-        "!= yes",
-        "ja",
-        "はい",
-        "yes 2",
-        "1",
-        "true",
-        "please",
-        "go ahead",
-        "do it",
-        "yes\nno",
-        "no yes",
-        "no problem, go ahead",
-        "No problem.",
-        "no problem at all",
-        "no worries",
-        "no objections, proceed",
-        "no need to ask, just do it",
-        "no doubt about it",
-        "no, no problem",
-        "no, go ahead",
-        "no go ahead",
-        "no, do it",
-        "no, just do it",
-        "no, that's fine",
-        "no, I don't mind",
-        "no, it's ok",
-        "no, sure",
-        "no, allow it",
-        "no, this once",
-        "no?",
-        "~~no~~",
-        "no one else needs to know",
-        "no use asking me",
-        "reject? no, fine",
-        "yes\nand delete the rest",
-        "reply: once",
-        '{"reply": "once"}',
-    ],
-)
-def test_what_is_not_plainly_yes_never_allows(said: str) -> None:
-    refusal = not_understood([PERMISSION], text(said))
+def test_plain_words_decide_a_permission_and_others_do_not() -> None:
+    assert understand([PERMISSION], text("Yes, please.")) == {PER: ONCE}
+    assert understand([PERMISSION], text("yes, always")) == {PER: FOR_GOOD}
+    assert understand([PERMISSION], text("Lieber nicht!")) == {PER: STOP}
+    assert understand([PERMISSION], text("No, use ls")) == {PER: no("use ls")}
+    refusal = not_understood([PERMISSION], text("no problem, go ahead"))
     assert "Nothing was allowed or refused" in refusal.note
-
-
-@STEADY
-@given(
-    st.lists(
-        st.sampled_from(sorted(YES_WORDS | ALWAYS_WORDS | NO_WORDS | FILLER_WORDS))
-        | st.text(max_size=12)
-    )
-)
-@example(["yes", "but", "no"])
-def test_nothing_allows_that_holds_another_word_than_those_that_do(words: list[str]) -> None:
-    said = " ".join(words)
-    try:
-        [decision] = understand([PERMISSION], text(said)).values()
-    except NotUnderstood:
-        return
-    assert isinstance(decision, PermissionDecision)
-    if decision.reply != "reject":
-        plain = said.lower().replace("thank you", "thanks")
-        heard = set(plain.translate(dict.fromkeys(map(ord, ".,!;:'\"“”‘’*`–—-"), " ")).split())
-        assert heard <= YES_WORDS | ALWAYS_WORDS | FILLER_WORDS
-        assert heard & (YES_WORDS if decision.reply == "once" else ALWAYS_WORDS)
 
 
 @STEADY
@@ -338,7 +174,7 @@ def test_a_message_without_words_is_no_answer() -> None:
 def test_words_answer_the_oldest_unless_they_begin_with_an_id() -> None:
     waiting: list[Interrupt] = [PERMISSION, ONE, ANOTHER]
     assert understand(waiting, text("yes")) == {PER: ONCE}
-    assert understand(waiting, text(f"{OTHER}: no, stop it")) == {OTHER: no("stop it")}
+    assert understand(waiting, text(f"{OTHER}: no, use ls")) == {OTHER: no("use ls")}
     assert understand(waiting, text(f"{OTHER} always")) == {OTHER: FOR_GOOD}
     assert understand(waiting, text(f" {QUE}\nGreen\nand blue")) == {
         QUE: answered("Green\nand blue")

@@ -46,10 +46,12 @@ from opencode_a2a.domain.effects import (
     SessionMissing,
     SessionOpened,
     SlotGranted,
+    StoreContinuation,
     StoredRead,
     Subscribe,
     Subscribed,
     TaskNotStored,
+    TaskQueued,
     Wait,
 )
 from opencode_a2a.domain.events import (
@@ -67,12 +69,16 @@ from opencode_a2a.domain.events import (
 from opencode_a2a.domain.exchange import NOT_DECIDED, SESSION_DELETED, RunLimits
 from opencode_a2a.domain.permissions import AllowRule
 from opencode_a2a.domain.run import Run
+from opencode_a2a.domain.turn import LOST
 from opencode_a2a.domain.updates import (
     BlockText,
+    Continued,
     Ended,
     InterruptAnswered,
     InterruptOpened,
     MessageAdded,
+    Progress,
+    Queued,
     Started,
     Update,
 )
@@ -84,6 +90,7 @@ from opencode_a2a.domain.values import (
     Problem,
     Prompt,
     Role,
+    Selection,
     TaskState,
     Text,
 )
@@ -320,6 +327,106 @@ def test_a_task_stays_open_for_a_message_that_is_being_stored() -> None:
     assert run.after(Heard(answered(FIRST))) == Flush()
     assert run.after(Flushed()) == Wait()
     assert state_of(run.after(PromptWithdrawn(1))) is TaskState.COMPLETED
+
+
+# -- what a task waits for
+
+
+def test_a_task_that_waits_says_for_what_and_each_thing_once() -> None:
+    run = Driver(Run(LIMITS))
+    run.after(PromptExpected(0), PromptStored(0, FIRST))
+    run.after(TaskQueued("older"), TaskQueued("older"), OlderTasksChecked(left=True))
+    run.after(TaskQueued("other"), OlderTasksChecked(left=False))
+    run.after(SessionOpened(SESSION, ""), TaskQueued())
+    assert run.updates == [Queued("older"), Queued("other"), Queued()]
+    run.after(SlotGranted(), TaskQueued())
+    assert run.updates[3:] == [Started(SESSION, "")], "a running task does not go back"
+    again = Driver(Run(LIMITS, resumed=folded([Queued("older")]), prompts=[FIRST]))
+    again.after(TaskQueued("older"))
+    assert again.updates == []
+
+
+# -- lost work
+
+CONTINUING = replace(LIMITS, continues=True)
+CHOSEN = replace(FIRST, selection=Selection(agent="plan"))
+STORE = StoreContinuation(-1, CHOSEN.selection)
+NEXT = Prompt("msg_9", ("continue",), CHOSEN.selection)
+
+
+def lose(run: Driver, prompt: Prompt = FIRST) -> Effect:
+    """OpenCode is found idle, twice, with an answer that it has begun and will not finish."""
+    idle = [*begun(prompt), Idle(SESSION), CaughtUp(SESSION, frozenset())]
+    run.after(Heard([Gap(SESSION)]), StoredRead(idle))
+    return run.after(StoredRead(idle), seconds=1)
+
+
+def lost(limits: RunLimits = CONTINUING) -> tuple[Driver, Effect]:
+    run = Driver(Run(limits, fresh=True)).working(CHOSEN)
+    return run, lose(run, CHOSEN)
+
+
+def test_lost_work_fails_the_task_and_can_be_resumed() -> None:
+    _, effect = lost(LIMITS)
+    assert end_of(effect).problem == LOST
+    assert LOST.resumable
+
+
+def test_where_it_may_the_run_asks_the_agent_to_continue_once() -> None:
+    run, effect = lost()
+    assert isinstance(effect, Flush)
+    assert run.after(Flushed()) == STORE
+    assert run.after(PromptStored(-1, NEXT)) == AwaitSlot(between_prompts=True)
+    assert run.after(SlotGranted()) == Subscribe()
+    assert run.after(Subscribed()) == SendPrompt(NEXT)
+    assert isinstance(run.after(PromptSent()), Listen)
+    assert end_of(lose(run, NEXT)).problem == LOST
+    assert not any(isinstance(update, Progress) for update in run.updates)
+
+
+def test_what_a_caller_has_said_meanwhile_comes_instead_of_a_continuation() -> None:
+    run, effect = lost()
+    assert isinstance(effect, Flush)
+    run.after(PromptExpected(1), PromptStored(1, SECOND))
+    assert run.after(Flushed()) == AwaitSlot(between_prompts=True)
+    run.after(SlotGranted())
+    assert run.after(Subscribed()) == SendPrompt(SECOND)
+    assert [update for update in run.updates if isinstance(update, Progress)] == [
+        Progress("run", "failed", message=LOST.message)
+    ]
+
+
+def test_a_continuation_that_cannot_be_stored_is_not_sent() -> None:
+    run, _ = lost()
+    run.after(Flushed())
+    assert end_of(run.after(failed(STORE))).problem == LOST
+
+
+@pytest.mark.parametrize("happened", [(), (Flushed(),)])
+def test_a_canceled_task_is_not_continued(happened: tuple[Happened, ...]) -> None:
+    run, _ = lost()
+    run.after(*happened)
+    assert state_of(run.after(CancelRequested())) is TaskState.CANCELED
+
+
+def test_a_continuation_that_was_stored_is_sent_by_the_next_process_unless_it_was_sent() -> None:
+    added = MessageAdded(Message("msg_1", Role.USER, (Text("hello"),)), "msg_1")
+    task = folded([added, Started(SESSION, "title"), Continued(NEXT.message_id, NEXT.selection)])
+    for sent in (True, False):
+        run = Driver(Run(CONTINUING, resumed=task, prompts=[FIRST, NEXT]))
+        run.after(OlderTasksChecked(left=False))
+        assert run.after(SessionOpened(SESSION, "title")) == FindPrompt("msg_9")
+        assert run.after(PromptSearched(found=sent)) == Subscribe()
+        assert run.after(Subscribed()) == FindPrompt("msg_9" if sent else "msg_1")
+        run.after(PromptSearched(found=True))
+        effect = lose(run, NEXT if sent else FIRST)
+        if sent:
+            assert effect == ReadChanges(("msg_1",))
+            assert end_of(run.after(ChangesRead(()))).problem == LOST
+        else:
+            assert isinstance(effect, Flush)
+            run.after(Flushed(), SlotGranted())
+            assert run.after(Subscribed()) == SendPrompt(NEXT)
 
 
 # -- requests of the agent

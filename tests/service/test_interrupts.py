@@ -30,6 +30,7 @@ from opencode_a2a.domain.updates import (
     InterruptOpened,
     InterruptResolved,
     InterruptUnclear,
+    Queued,
     Update,
 )
 from opencode_a2a.domain.values import (
@@ -63,6 +64,7 @@ from opencode_a2a.extensions.interrupts import INTERACTIVE
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.scheduler import SchedulerLimits
+from opencode_a2a.service.tasks import Request
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 from tests.service.conftest import Hours
 from tests.service.house import ALICE, BOB, House, NoFiles, answers, house, rename
@@ -104,6 +106,52 @@ async def finished(at: House, task: str, session: ScriptedSession) -> list[tuple
 
 
 # -- by a message
+
+
+async def test_a_message_to_the_context_of_a_waiting_task_is_its_answer() -> None:
+    async with house() as at:
+        task, session = await at.asking(ask())
+        bobs = await at.send("yes", "c", caller=BOB)
+        assert bobs != task, "the context of another caller is another context"
+        unclear = await at.send("and what is the weather like?", "c")
+        assert unclear == task
+        waiting = await at.tasks.get(ALICE, task)
+        assert waiting.state is ASKING
+        assert "is neither yes, always nor no" in (waiting.unclear or "")
+        assert "metadata.opencode.newTask" in (waiting.unclear or "")
+        message = Message("m", Role.USER, (Text("Go ahead!"),))
+        for _ in range(2):  # the second time it is known
+            async with asyncio.timeout(PATIENCE):
+                sent = await at.tasks.send(ALICE, Request(message, "c"))
+            assert sent.head.id == task
+        assert await finished(at, task, session) == [("per_1", "once")]
+        assert session.settled == [("per_1", ONCE)]
+
+
+async def test_a_new_task_can_be_asked_for_while_another_waits_for_a_person() -> None:
+    async with house() as at:
+        task, session = await at.asking(ask())
+        message = Message("m", Role.USER, (Text("yes"),))
+        for _ in range(2):
+            sent = await at.tasks.send(ALICE, Request(message, "c", new_task=True))
+            assert sent.head.id != task
+        assert await at.until_said(sent.head.id, Queued) == [Queued(task)]
+        assert session.settled == []
+        assert await at.send("no", "c") == task, "the waiting task comes first"
+        await session.until(lambda: session.settled)
+        assert session.settled == [("per_1", NO)]
+
+
+async def test_an_answer_without_a_task_needs_one_that_waits() -> None:
+    async with house() as at:
+        await at.asking(ask())
+        picture = Message("m", Role.USER, (FileUrl("https://example.com/a.png"),))
+        with pytest.raises(InvalidParams) as refusal:
+            await at.tasks.send(ALICE, Request(picture, "c"))
+        assert "metadata.opencode.newTask" in str(refusal.value)
+        late = Message("m", Role.USER, (Data({"reply": "once"}),))
+        with pytest.raises(UnsupportedOperation):
+            await at.tasks.send(ALICE, Request(late, "another context"))
 
 
 async def test_an_ordinary_message_answers_and_the_task_goes_on() -> None:
@@ -197,8 +245,11 @@ async def test_the_same_reply_again_is_the_same_reply() -> None:
 async def test_of_two_answers_at_once_the_first_counts() -> None:
     async with house() as at:
         task, session = await at.asking(ask(1), ask(2))
-        await asyncio.gather(at.say(task, YES), at.say(task, Text("no, stop")))
-        assert session.settled == [("per_1", ONCE), ("per_2", PermissionDecision("reject", "stop"))]
+        await asyncio.gather(at.say(task, YES), at.say(task, Text("no, use ls")))
+        assert session.settled == [
+            ("per_1", ONCE),
+            ("per_2", PermissionDecision("reject", "use ls")),
+        ]
         task, session = await at.asking(ask(3, "ses_1"), context="d")
         results = await asyncio.gather(
             at.interrupts.decide(ALICE, "per_3", ONCE),

@@ -25,9 +25,16 @@ from opencode_a2a.domain.events import (
     ToolCall,
     ToolSnapshot,
 )
+from opencode_a2a.domain.phrases import CONTINUE
 from opencode_a2a.domain.ports import Fetched
 from opencode_a2a.domain.turn import LOST
-from opencode_a2a.domain.updates import BlockText, InterruptAnswered, Progress
+from opencode_a2a.domain.updates import (
+    BlockText,
+    Continued,
+    InterruptAnswered,
+    Progress,
+    Queued,
+)
 from opencode_a2a.domain.values import (
     Failure,
     FileUrl,
@@ -35,6 +42,7 @@ from opencode_a2a.domain.values import (
     PermissionAsk,
     PermissionDecision,
     Role,
+    TaskQuery,
     TaskState,
     Text,
 )
@@ -70,6 +78,22 @@ AWAY = UpstreamUnreachable("OpenCode cannot be reached.")
 
 
 # -- who goes when
+
+
+async def test_a_task_that_waits_says_for_what() -> None:
+    async with house(SchedulerLimits(running=1)) as at:
+        first, session = await at.working("c", "one")
+        behind, elsewhere = await at.send("two", "c"), await at.send("three", "d")
+        assert await at.until_said(behind, Queued) == [Queued(first)]
+        assert await at.until_said(elsewhere, Queued) == [Queued()]
+        task = await at.tasks.get(ALICE, behind)
+        assert (task.state, task.queued) == (SUBMITTED, Queued(first))
+        page = await at.tasks.list(TaskQuery("alice", context_id="c", state=SUBMITTED))
+        assert f"Waiting until task {first}" in (page.rows[0].message or "")
+        await at.tasks.cancel(ALICE, elsewhere)
+        session.answer("ONE")
+        await session.until_asked("two")
+        assert (await at.until(behind, WORKING)).queued is None
 
 
 async def test_a_session_has_one_turn_at_a_time_in_the_order_of_arrival() -> None:
@@ -283,6 +307,27 @@ async def test_a_task_that_goes_on_after_a_lost_run_says_so() -> None:
         assert (lost.status, lost.message) == ("failed", LOST.message)
         second = next(u for u in told if isinstance(u, BlockText) and u.text == "TWO")
         assert told.index(lost) < told.index(second)
+
+
+CONTINUING = SchedulerLimits(quiet=0.02, retry=0.02, continues=True)
+
+
+async def test_an_agent_that_was_interrupted_is_asked_to_continue_once() -> None:
+    async with house(CONTINUING) as at:
+        task, session = await at.working("c", "one")
+        session.begin()
+        session.stored = [Idle(session.ref.id)]
+        await session.until_asked(CONTINUE)
+        assert session.prompts[0].message_id != session.prompts[1].message_id
+        done = await at.ended(task)  # it is lost again
+        assert (done.state, len(session.prompts)) == (FAILED, 2)
+        assert done.ended is not None
+        assert done.ended.problem == LOST
+        told = [entry.update for entry in await at.entries(task)]
+        assert [u for u in told if isinstance(u, Continued)] == [
+            Continued(session.prompts[1].message_id)
+        ]
+        assert len(done.messages) == 1, "no caller has said it"
 
 
 async def test_a_message_to_a_waiting_task_is_prompted_after_its_first() -> None:

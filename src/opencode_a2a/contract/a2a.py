@@ -120,8 +120,25 @@ class ErrorMark(Shape):
     upstream_status: int = 0
 
 
+class QueueMark(Shape):
+    """What a submitted task waits for."""
+
+    reason: str = Field(description="context or slot")
+    task_id: str = Field(default="", description="With context: the task that has to end first")
+
+
+class ResumeMark(Shape):
+    """What to send, as it is, to have the agent continue; in the words of the request's line."""
+
+    message: Message
+
+
 class OpenCodeMarks(Shape):
     error: ErrorMark | None = None
+    queue: QueueMark | None = None
+    resume: ResumeMark | None = Field(
+        default=None, description="Of a task that failed because OpenCode was interrupted"
+    )
 
 
 class Metadata(Shape):

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from .events import AgentEvent
 from .permissions import AllowRule
 from .updates import InterruptAnswered, Update
-from .values import Decision, FileChange, Interrupt, Problem, Prompt
+from .values import Decision, FileChange, Interrupt, Problem, Prompt, Selection
 
 # -- what can happen: other parts of the service say so
 
@@ -45,6 +45,13 @@ class CancelRequested:
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
     """Another process works on the task now."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskQueued:
+    """The task waits, behind an older task of its context or (None) for a slot."""
+
+    behind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,7 @@ Happened: TypeAlias = (
     | TaskNotStored
     | CancelRequested
     | LeaseLost
+    | TaskQueued
     | RequestAnswered
     | ServiceBroken
     | OlderTasksChecked
@@ -241,6 +249,14 @@ class SendPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreContinuation:
+    """Store a prompt that asks the agent to continue; `PromptStored` with this key says it is."""
+
+    key: int
+    selection: Selection
+
+
+@dataclass(frozen=True, slots=True)
 class Listen:
     until: float
 
@@ -305,6 +321,7 @@ Effect: TypeAlias = (
     | Subscribe
     | FindPrompt
     | SendPrompt
+    | StoreContinuation
     | Listen
     | Reconcile
     | Deliver

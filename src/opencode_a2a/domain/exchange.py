@@ -75,7 +75,7 @@ SESSION_DELETED = Problem(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Seconds that a run may take for what."""
+    """Seconds that a run may take for what, and what it may do by itself."""
 
     deadline: float = 1800.0  # work on one prompt
     abort: float = 10.0  # until an aborted run has ended
@@ -83,6 +83,7 @@ class RunLimits:
     retry: float = 1.0  # between two attempts, and before a doubt is looked into
     unreachable: float = 30.0  # OpenCode or the store may be away
     answer: float = 10_800.0  # a person may take to decide
+    continues: bool = False  # once, where OpenCode has lost its work
 
 
 class Patience:

@@ -6,7 +6,26 @@ import json
 from collections.abc import Sequence
 from typing import assert_never
 
+from .updates import Queued
 from .values import Interrupt, PermissionAsk, Question, QuestionAsk
+
+# What the agent is told when it is asked to continue.
+CONTINUE = (
+    "You were interrupted: the program that runs you was stopped in the middle of your work on the "
+    "previous request. What a tool call or command did just before may be done, half done or not "
+    "done at all, so look before you repeat anything. Then continue, and finish the request."
+)
+CONTINUES = "OpenCode was interrupted. The agent was told so, and asked to continue."
+
+
+def queueing(queued: Queued) -> str:
+    """What a task waits for before it begins."""
+    if queued.behind is None:
+        return "Waiting for a free slot: as many tasks are running as this service allows."
+    return (
+        f"Waiting until task {queued.behind} of this context has ended. If it is input-required, "
+        "answer or cancel it."
+    )
 
 
 def asking(interrupt: Interrupt) -> str:

@@ -218,8 +218,8 @@ class TaskLog(Protocol):
         """Take up the tasks that no process holds any more, oldest first."""
         ...
 
-    async def older_held_by_other(self, head: TaskHead) -> bool:
-        """Whether another process works on an older task of the same context."""
+    async def older_held_by_other(self, head: TaskHead) -> str | None:
+        """An older task of the same context that another process works on, if there is one."""
         ...
 
     async def ask_to_stop(self, task_id: str) -> None:
@@ -272,6 +272,10 @@ class InterruptStore(Protocol):
         ...
 
     async def find(self, owner: str, request_id: str) -> Pending | None: ...
+
+    async def waiting_tasks(self, owner: str, context_id: str) -> Sequence[str]:
+        """The tasks of this context that wait for a person."""
+        ...
 
     async def allow_rules(self, owner: str, context_id: str) -> Sequence[AllowRule]:
         """The rules by which requests of this context are allowed without asking again."""

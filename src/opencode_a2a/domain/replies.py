@@ -1,7 +1,7 @@
 """Reads a decision about the agent's requests from a person's message.
 
-Only a plain answer counts, because a decision cannot be taken back. To anything else
-the service replies that it has not understood, and which answers it would.
+Only a plain answer counts, because a decision cannot be taken back: `consent.py` has the words.
+To anything else the service replies that it has not understood, and which answers it would.
 
 * text answers the first open request, or the one whose id it begins with; a line
   for each id answers several;
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
+from . import consent
 from .values import (
     Data,
     Decision,
@@ -31,43 +31,7 @@ from .values import (
 
 HITL = "https://kagent.dev/extensions/hitl/v1"
 
-YES_WORDS = frozenset(
-    [
-        "yes",
-        "y",
-        "yep",
-        "yeah",
-        "ok",
-        "okay",
-        "sure",
-        "once",
-        "allow",
-        "allowed",
-        "approve",
-        "approved",
-        "accept",
-    ]
-)
-ALWAYS_WORDS = frozenset({"always"})
-NO_WORDS = frozenset(
-    ["no", "n", "nope", "reject", "rejected", "deny", "denied", "refuse", "refused"]
-)
-FILLER_WORDS = frozenset(["please", "thanks", "it", "this", "that", "go", "ahead", "do", "just"])
-_GO_WORDS = frozenset(["go", "ahead", "do"])
-# A refusal that holds one of these may be none: no, that's fine.
-_CONSENT_WORDS = frozenset(["yes", "yep", "yeah", "ok", "okay", "fine", "ahead", "proceed", "mind"])
-# "no" and then one of these refuses; with another word it may be anything: no problem.
-_REFUSING_WORDS = frozenset(
-    ["not", "never", "don't", "don", "dont", "way", "thanks", "please", "stop"]
-)
 DISMISS_WORDS = frozenset({"reject", "dismiss"})
-_CONTRADICTION = frozenset({"once", "always"})
-
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
-# A text with a question mark, an emoji or ~~a strike~~ is not plain.
-_PLAIN_TEXT = re.compile(r"""[\w\s.,!;:'"“”‘’*`–—-]*""")
-_PAUSE = re.compile(r"\s*[^\w\s]|[^\S\n]*\n")
-_THANKS = re.compile(r"\bthank you\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*((?:per|que)_\w+)\s*[:=,]?\s*(.*)", re.DOTALL)
 _ID = re.compile(r"(?:per|que)_[A-Za-z0-9]{20,}")  # nobody writes that for anything else
 
@@ -179,47 +143,13 @@ def _from_text(ask: Interrupt, text: str) -> Decision:
 
 
 def _permission_from_text(ask: PermissionAsk, text: str) -> Decision:
-    words = _words(text)
-    if _refuses(text, words):
-        first = _WORD.search(text)
-        rest = text[first.end() :].lstrip(" \t\n,;:.!-–—") if first else ""
-        return PermissionDecision("reject", rest if set(words[1:]) - FILLER_WORDS else None)
-    words_used = set(words)
-    plain = (
-        _PLAIN_TEXT.fullmatch(text)
-        and words_used <= YES_WORDS | ALWAYS_WORDS | FILLER_WORDS
-        and not words_used >= _CONTRADICTION
-    )
-    if plain and words_used & (YES_WORDS | ALWAYS_WORDS):
-        return PermissionDecision("always" if words_used & ALWAYS_WORDS else "once")
-    raise NotUnderstood(
-        ask.request_id,
-        f"“{_short(text)}” is neither yes, always nor no. Nothing was allowed or refused.",
-    )
-
-
-def _words(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(_THANKS.sub("thanks", text))]
-
-
-def _refuses(text: str, words: Sequence[str]) -> bool:
-    """Whether a text is plainly a refusal. "No problem", "no, go ahead" and "no?" are not."""
-    noes = next((number for number, word in enumerate(words) if word not in NO_WORDS), len(words))
-    if not noes:
-        return False
-    reason = words[noes:]
-    words_used = set(reason)
-    if words_used <= YES_WORDS | ALWAYS_WORDS | FILLER_WORDS:
-        return (
-            not words_used & (YES_WORDS | ALWAYS_WORDS | _GO_WORDS)
-            and _PLAIN_TEXT.fullmatch(text) is not None
+    decision = consent.read(text)
+    if decision is None:
+        raise NotUnderstood(
+            ask.request_id,
+            f"“{_short(text)}” is neither yes, always nor no. Nothing was allowed or refused.",
         )
-    if words_used & _CONSENT_WORDS:
-        return False
-    if words[noes - 1] != "no" or reason[0] in _REFUSING_WORDS:
-        return True
-    last = next(islice(_WORD.finditer(text), noes - 1, None))
-    return _PAUSE.match(text, last.end()) is not None
+    return decision
 
 
 def _answer_from_text(question: Question, text: str) -> list[str]:

@@ -12,6 +12,8 @@ in `admission.py`; `service/runner.py` performs the effects.
 * Its prompts are answered one after the other. More may be added while one is being answered.
   Between two prompts the task lets callers who have fewer running tasks go first.
 * A task of an earlier process goes on with the last of its prompts that OpenCode has.
+* Where OpenCode has lost its work on the last prompt, and `continues` is set, the agent is asked to
+  continue: once for each task, by a new prompt that is stored before it is sent.
 * What is unreachable is waited for; a cancel ends that at once, unless OpenCode may be at work.
 * The last updates close what is still open. Nothing follows them.
 """
@@ -49,15 +51,26 @@ from .effects import (
     SessionMissing,
     SessionOpened,
     SlotGranted,
+    StoreContinuation,
     TaskNotStored,
+    TaskQueued,
     Wait,
 )
 from .exchange import SESSION_DELETED, Exchange, Patience, RunLimits, failed
 from .permissions import AllowRule
 from .task import Task
 from .turn import Outcome, Turn
-from .updates import ChangesMade, Ended, InterruptOpened, Progress, Started, Update
-from .values import PermissionAsk, Problem, Prompt, TaskState, Usage
+from .updates import (
+    ChangesMade,
+    Continued,
+    Ended,
+    InterruptOpened,
+    Progress,
+    Queued,
+    Started,
+    Update,
+)
+from .values import PermissionAsk, Problem, Prompt, Selection, TaskState, Usage
 
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 
@@ -100,6 +113,10 @@ class Run:
         self._must_flush = False
         self._closing: list[Update] = []  # of an exchange that is over: not yet in the log
         self._may_give_way = False
+        self._queued = resumed.queued if resumed is not None else None  # as callers were told
+        self._may_continue = limits.continues and not _was_continued(resumed)
+        self._continuation_key = -len(prompts) - 1  # no other prompt has it
+        self._continuation: Selection | None = None  # what to ask with, once it can be stored
         self._finish: Finish | None = None
 
     # -- what others may ask
@@ -174,6 +191,8 @@ class Run:
                 self._finish = Finish()
             case ServiceBroken(problem):
                 self._on_fault(problem)
+            case TaskQueued(behind):
+                return self._on_queued(Queued(behind))
             case RequestAnswered(answer):
                 if self._exchange is not None and self._exchange.turn is not None:
                     self._exchange.take_decision(answer)
@@ -184,6 +203,13 @@ class Run:
             case _:
                 return self._feed_result(happened)
         return []
+
+    def _on_queued(self, queued: Queued) -> list[Update]:
+        """Callers are told what a task waits for until it begins, and each thing once."""
+        if self._has_started or queued == self._queued or not self._task_exists:
+            return []
+        self._queued = queued
+        return [queued]
 
     def _feed_result(self, happened: Happened) -> list[Update]:
         """What came of an effect."""
@@ -231,6 +257,8 @@ class Run:
         match failure.effect:
             case ReadChanges():
                 self._unread_changes = False
+            case StoreContinuation(key):
+                del self._prompts[key]  # the caller can still ask for it
             case Deliver():
                 pass  # of an exchange that is over
             case _:
@@ -258,7 +286,9 @@ class Run:
         may_run = self._has_started and self._resumed is not None  # of an earlier process
         if self._exchange is not None:
             self._exchange.stop(CANCELED, ends_task=True)
-        elif not may_run and (self._prompts or self._outcome is None):
+        elif not may_run and (
+            self._prompts or self._continuation is not None or self._outcome is None
+        ):
             self._end_task(CANCELED)
 
     # -- the end
@@ -283,11 +313,20 @@ class Run:
             self._end_task(outcome)
         else:
             self._unread_changes, self._may_give_way = bool(self._changed), True
-        if self._prompts and self._finish is None:
+            lost = outcome.problem is not None and outcome.problem.resumable
+            if lost and self._may_continue and not self._prompts:
+                self._may_continue = False
+                self._continuation = exchange.prompt.selection
+        if (self._prompts or self._continuation is not None) and self._finish is None:
             # Once OpenCode has the next prompt, nobody reads this answer again.
             self._must_flush = True
-            if outcome.state is not TaskState.COMPLETED:  # the end of the task will not tell
-                self._closing.append(Progress("run", outcome.state.value, message=outcome.message))
+            if self._continuation is None:
+                self._tell_of(outcome)
+
+    def _tell_of(self, outcome: Outcome) -> None:
+        """Say how a prompt went that was not the last: the end of the task will not tell."""
+        if outcome.state is not TaskState.COMPLETED:
+            self._closing.append(Progress("run", outcome.state.value, message=outcome.message))
 
     def _end_task(self, outcome: Outcome) -> None:
         if self._resumed is not None:  # no turn has taken up what the earlier process left open
@@ -355,6 +394,8 @@ class Run:
         if self._must_flush:
             closing, self._closing = tuple(self._closing), []
             return Flush(closing)
+        if self._continuation is not None:
+            return self._next_continuation(self._continuation)
         if not self._prompts:
             if self._unread_changes:
                 return ReadChanges(tuple(self._changed))
@@ -379,7 +420,20 @@ class Run:
             self._exchange.stop(CANCELED, ends_task=True)
         return None
 
+    def _next_continuation(self, selection: Selection) -> Effect | None:
+        self._continuation = None
+        if self._prompts:  # the caller has said meanwhile what to do next
+            assert self._outcome is not None
+            self._tell_of(self._outcome)
+            return self._next_prompt()
+        self._prompts[self._continuation_key] = None
+        return StoreContinuation(self._continuation_key, selection)
+
     def _pass_time(self, now: float) -> None:
         self._now = now
         if self._exchange is not None:
             self._exchange.pass_time(now)
+
+
+def _was_continued(task: Task | None) -> bool:
+    return task is not None and any(isinstance(e.update, Continued) for e in task.history)

@@ -21,6 +21,7 @@ from .updates import (
     BlockText,
     BlockTool,
     ChangesMade,
+    Continued,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -29,6 +30,7 @@ from .updates import (
     LogEntry,
     MessageAdded,
     Progress,
+    Queued,
     Started,
 )
 from .values import FileChange, Interrupt, Message, OutputModes, Part, SessionRef, TaskState, Usage
@@ -73,7 +75,8 @@ class Task:
     state: TaskState = TaskState.SUBMITTED
     status_at: int = 0
     last_seq: int = 0
-    history: list[LogEntry] = field(default_factory=list)
+    history: list[LogEntry] = field(default_factory=list)  # what the agent was asked
+    queued: Queued | None = None  # what the task waits for before it begins
     blocks: dict[str, Block] = field(default_factory=dict)
     interrupts: dict[str, InterruptOpened] = field(default_factory=dict)
     answered: dict[str, InterruptAnswered] = field(default_factory=dict)  # not yet resolved
@@ -135,10 +138,12 @@ class Task:
             case BlockFile():
                 block = self._block(update, BlockKind.FILE)
                 block.file, block.last, block.seq = update.part, True, entry.seq
-            case MessageAdded():
+            case MessageAdded() | Continued():
                 self.history.append(entry)
+            case Queued():
+                self.queued = update
             case Started(session=session, title=title):
-                self.session = SessionRef(session, title)
+                self.session, self.queued = SessionRef(session, title), None
             case InterruptOpened(interrupt=interrupt):
                 self.interrupts[interrupt.request_id] = update
             case InterruptUnclear(note=note):
@@ -158,7 +163,7 @@ class Task:
             case ChangesMade(files=files):
                 self.changes, self.changes_seq = files, entry.seq
             case Ended():
-                self.ended = update
+                self.ended, self.queued = update, None
                 self.usage = update.usage or self.usage
                 self.interrupts.clear()
                 self.answered.clear()

@@ -66,8 +66,10 @@ from .values import Failure, Interrupt, PermissionAsk, Problem, QuestionAsk, Tas
 
 LOST = Problem(
     Failure.UPSTREAM_INTERRUPTED,
-    "OpenCode stopped before it finished this task, and will not finish it. "
-    "The conversation is intact: send the request again in the same context.",
+    "OpenCode was interrupted before it finished this task, and will not finish it by itself. "
+    "The conversation is intact: send what metadata.opencode.resume holds, or another request, in "
+    "the same context.",
+    resumable=True,
 )
 STOPPED = "The run stopped because a request of the agent was refused."
 ABORTED = "The run was aborted."

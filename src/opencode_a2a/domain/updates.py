@@ -39,6 +39,24 @@ class MessageAdded:
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    """The task waits for an older task of its context to end, or for a slot (`behind` is None)."""
+
+    behind: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """OpenCode has lost its work, and is asked to continue, with a prompt of this id.
+
+    The prompt is this service's own: no message of a caller stands behind it.
+    """
+
+    upstream_id: str
+    selection: Selection = Selection()
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The agent works on the task, in this session."""
 
@@ -156,7 +174,9 @@ class Ended:
 
 Update: TypeAlias = (
     MessageAdded
+    | Queued
     | Started
+    | Continued
     | BlockText
     | BlockTool
     | BlockFile
@@ -173,7 +193,9 @@ Update: TypeAlias = (
 def state_after(update: Update) -> TaskState | None:
     """The task state an update leads to, or None when it leaves the state alone."""
     match update:
-        case Started():
+        case Queued():
+            return TaskState.SUBMITTED
+        case Started() | Continued():
             return TaskState.WORKING
         case InterruptOpened() | InterruptUnclear():
             return TaskState.INPUT_REQUIRED

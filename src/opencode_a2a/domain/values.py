@@ -238,6 +238,7 @@ class Problem:
     type: Failure
     message: str
     upstream_status: int | None = None
+    resumable: bool = False  # the agent has all that it needs to continue, if it is asked to
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -26,7 +27,7 @@ from .framing import Framing, RestFraming, RpcFraming
 from .operations import A2A, Call, Operations
 from .parse import from_query
 from .render import Renderer
-from .sse import EventStream
+from .sse import EventStream, disconnected
 
 logger = structlog.get_logger()
 
@@ -195,12 +196,29 @@ def _call(
         last_event_id=_last_event_id(request),
         extensions=active,
         notification=notification,
+        disconnected=partial(disconnected, request.receive),
+        wait_seconds=_preferred_wait(request),
     )
 
 
 def _last_event_id(request: Request) -> str | None:
     """The last event a returning client has seen."""
     return request.headers.get("last-event-id") or request.query_params.get("after")
+
+
+def _preferred_wait(request: Request) -> float | None:
+    """How many seconds the client wants to wait for an answer, as RFC 7240 writes it.
+
+    The first preference of a name counts, and what is not understood is ignored.
+    """
+    preferences: dict[str, str] = {}
+    for preference in ",".join(request.headers.getlist("prefer")).split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
+        preferences.setdefault(name.strip().lower(), value.strip().strip('"'))
+    seconds = preferences.get("wait", "")
+    if seconds.isascii() and seconds.isdecimal():
+        return float(seconds)
+    return 0.0 if "respond-async" in preferences else None
 
 
 def _log_request(

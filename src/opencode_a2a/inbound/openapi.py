@@ -40,6 +40,19 @@ TAGS = {
     "REST 0.3": "A2A 0.3 over HTTP.",
     "Service": "Open to everybody.",
 }
+IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "The same request with the same key again is answered with the same task",
+    "schema": ID,
+}
+PREFER = {
+    "name": "Prefer",
+    "in": "header",
+    "description": "`wait=10` answers after ten seconds with the task as it stands, "
+    "`respond-async` at once (RFC 7240)",
+    "schema": {"type": "string"},
+}
 # What any request can be refused with.
 REFUSED = (400, 401, 403, 404, 408, 413, 429, 431, 503)
 REFUSED_WORK = (409, 502, 504)  # also, where the agent would have to do something
@@ -205,6 +218,7 @@ def rest(known: Schemas, *, route: Rest, operation: Operation, line: Line) -> Js
     parameters = [{"name": n, "in": "path", "required": True, "schema": ID} for n in names]
     about: Json = {"tags": [f"REST {line}"], "parameters": parameters}
     if operation.sends_message:
+        parameters += [IDEMPOTENCY_KEY] if operation.streams else [IDEMPOTENCY_KEY, PREFER]
         dialect = REST_DIALECTS[line]
         body = {"schema": known.taken(operation.params), "example": _message(dialect)}
         about["requestBody"] = {"content": {rest_media_type(dialect): body}, "required": True}

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
+
+from starlette.requests import ClientDisconnect
 
 from ..contract import a2a
 from ..contract.declare import Json
@@ -45,6 +48,8 @@ class Call:
     last_event_id: str | None = None
     extensions: frozenset[str] = frozenset()  # those the client has activated
     notification: bool = False  # the client gets no answer, so nothing is awaited for one
+    disconnected: Callable[[], Awaitable[None]] | None = None  # waits until the client leaves
+    wait_seconds: float | None = None  # the client's patience; None: as long as it takes
 
     @property
     def renderer(self) -> Renderer:
@@ -59,6 +64,7 @@ class Operations:
     card: Card
     stopping: asyncio.Future[None]  # done when the service can no longer wait for anybody
     strict_version: bool = False
+    max_wait_seconds: float | None = None  # for a task that was sent; None: as long as it takes
 
     def negotiate(self, dialect: Dialect, requested: str | None) -> None:
         """Refuse a protocol version we do not speak. The minor counts, the patch does not."""
@@ -88,15 +94,30 @@ class Operations:
         return result
 
     async def settled(self, call: Call, task: Task) -> Task:
-        """Wait for the task; if the service stops first, the caller gets it as it is."""
+        """Wait for the task.
+
+        When the time is up, or the service stops, the caller gets it as it is. Nothing is waited
+        for on behalf of a client that has left.
+        """
         settled = asyncio.create_task(self.tasks.settled(call.caller, task))
+        either: set[asyncio.Future[Any]] = {settled, self.stopping}
+        left: asyncio.Future[None] | None = None
+        if call.disconnected is not None:
+            left = asyncio.ensure_future(call.disconnected())
+            either.add(left)
+        bounds = [each for each in (call.wait_seconds, self.max_wait_seconds) if each is not None]
         try:
-            either: set[asyncio.Future[Any]] = {settled, self.stopping}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                either, timeout=min(bounds, default=None), return_when=asyncio.FIRST_COMPLETED
+            )
             if settled.done():
                 return settled.result()
+            if left is not None and left.done():
+                raise ClientDisconnect
         finally:
             settled.cancel()
+            if left is not None:
+                left.cancel()
         return await self.tasks.get(call.caller, task.head.id)
 
     async def events(

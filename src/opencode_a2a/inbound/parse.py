@@ -227,6 +227,10 @@ class OpenCodeOptions(Wire):
     workspace: WorkspaceOption = Field(default_factory=WorkspaceOption)
     agent: Id | None = None
     variant: Id | None = None
+    new_task: bool = Field(
+        default=False,
+        description="Start a new task, although a task of the context waits for an answer",
+    )
 
 
 class RequestMetadata(Wire):
@@ -302,13 +306,17 @@ class _BothOptions(BaseModel, defer_build=True):
     message: Message
 
 
-def _options(request: Any, message: Any) -> RequestOptions:
-    """What a request asks for: its own metadata counts more than its message's."""
+def _metadata(request: Any, message: Any) -> tuple[RequestMetadata, RequestMetadata] | None:
+    """What the metadata of a request and of its message ask for; None where there is none."""
     if not request and not message:
-        return RequestOptions()
+        return None
     given = {"metadata": request or {}, "message": {"metadata": message or {}}}
     both = validated(_BothOptions, given)
-    here, there = both.metadata, both.message.metadata
+    return both.metadata, both.message.metadata
+
+
+def _options(here: RequestMetadata, there: RequestMetadata) -> RequestOptions:
+    """What a request asks for: its own metadata counts more than its message's."""
     model = here.shared.model or there.shared.model
     return RequestOptions(
         session=here.shared.session.id or there.shared.session.id,
@@ -347,13 +355,15 @@ class Send:
             extensions=tuple(given.extensions),
             reference_task_ids=tuple(given.reference_task_ids),
         )
+        metadata = _metadata(params.metadata, given.metadata)
         self.request = Request(
             message,
             context_id=given.context_id or None,
             task_id=given.task_id or None,
             modes=OutputModes(tuple(wanted.accepted_output_modes)),
             idempotency_key=idempotency_key,
-            options=_options(params.metadata, given.metadata),
+            options=_options(*metadata) if metadata else RequestOptions(),
+            new_task=any(each.opencode.new_task for each in metadata or ()),
         )
         self.history_length = history(dialect, wanted.history_length)
         # ProtoJSON leaves out what is false, so in 0.3 over REST a configuration that does not

@@ -41,6 +41,8 @@ class Deployment:
     strict_version: bool = False
     body_limit: int = 1_048_576
     durable: bool = True  # tasks outlive the process
+    max_send_wait_seconds: float | None = None
+    on_interrupted: str = "fail"
     environment: Mapping[str, Any] = field(default_factory=dict)  # as declared by the operator
     permissions: Mapping[str, Any] = field(default_factory=dict)  # always_scope and rules
 
@@ -99,6 +101,18 @@ class Published:
             },
             "stream_keep_alive_seconds": KEEP_ALIVE,
             "message_to_a_working_task": "becomes the next prompt of the same task",
+            "message_to_the_context_of_a_waiting_task": "is taken for the answer; with "
+            "metadata.opencode.newTask: true it starts a new task",
+            "blocking_send": {
+                "waits": "until the task has ended or needs a person",
+                "max_seconds": self.deployment.max_send_wait_seconds,
+                "request_header": "Prefer: wait=<seconds>, or respond-async; then the task as it "
+                "stands",
+            },
+            "run_lost_by_the_agent": {
+                "fail": "UPSTREAM_INTERRUPTED, with what to send in metadata.opencode.resume",
+                "continue": "the agent is told and asked to continue, once",
+            }[self.deployment.on_interrupted],
             "repeated_send": "the same Idempotency-Key, or the same message in the same context, "
             "is answered with the same task",
         }

@@ -16,7 +16,7 @@ import orjson
 from ..contract.declare import Json
 from ..domain.catalog import SessionMessage
 from ..domain.events import BlockKind, SubAgent, ToolCall
-from ..domain.phrases import asking, waiting
+from ..domain.phrases import CONTINUE, CONTINUES, asking, queueing, waiting
 from ..domain.ports import TaskRow
 from ..domain.replies import HITL
 from ..domain.requests import details
@@ -26,6 +26,7 @@ from ..domain.updates import (
     BlockText,
     BlockTool,
     ChangesMade,
+    Continued,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -34,6 +35,7 @@ from ..domain.updates import (
     LogEntry,
     MessageAdded,
     Progress,
+    Queued,
     Started,
 )
 from ..domain.values import (
@@ -119,14 +121,17 @@ class Renderer:
             shared["interrupt"] = interrupts[0]
         if len(interrupts) > 1:
             shared["interrupts"] = interrupts
-        return body | _metadata(shared, task.ended)
+        opencode = self._end_marks(head, task.ended)
+        if task.queued is not None:
+            opencode = _queue(task.queued)
+        return body | _metadata(shared, opencode)
 
     def row(self, row: TaskRow) -> Json:
         """A task as a list shows it: without its log."""
         message = self._note(row.head, row.state.value, row.message) if row.message else None
         shared = {"session": _session(row.session.id, row.session.title)} if row.session else {}
         body = self._task(row.head, self._status(row.state, row.status_at, message))
-        return body | _metadata(shared, None)
+        return body | _metadata(shared, {})
 
     def value(self, value: TaskRow | SessionMessage) -> Json:
         """What a result of an extension holds of A2A's own."""
@@ -145,6 +150,8 @@ class Renderer:
     def _status_message(self, task: Task) -> Json | None:
         if task.ended is not None and task.ended.message:
             return self._note(task.head, task.state.value, task.ended.message)
+        if task.queued is not None:
+            return self._note(task.head, task.state.value, queueing(task.queued))
         if task.interrupts:
             text = waiting(task.open_interrupts, task.unclear)
             return self._request(task.head, text, task.open_interrupts, seq=task.last_seq)
@@ -194,8 +201,14 @@ class Renderer:
                 return self._artifact_event(head, artifact) if artifact["parts"] else None
             case ChangesMade(files=files):
                 return self._artifact_event(head, self._changes(head, files, entry.seq))
+            case Queued():
+                message = self._note(head, moment.state.value, queueing(update))
+                return self._status_event(moment, {}, message, opencode=_queue(update))
             case Started(session=session, title=title):
                 return self._status_event(moment, {"session": _session(session, title)})
+            case Continued():
+                progress = Progress("run", "continued", message=CONTINUES)
+                return self._status_event(moment, {"progress": _progress(progress)})
             case Progress():
                 return self._status_event(moment, {"progress": _progress(update)})
             case InterruptOpened(interrupt=interrupt):
@@ -218,7 +231,8 @@ class Renderer:
                     shared["session"] = _session(update.session, update.title)
                 if update.usage is not None:
                     shared["usage"] = _usage(update.usage)
-                return self._status_event(moment, shared, end, ended=update)
+                opencode = self._end_marks(head, update)
+                return self._status_event(moment, shared, end, opencode=opencode)
             case _:
                 assert_never(update)
 
@@ -228,7 +242,7 @@ class Renderer:
         shared: Json,
         message: Json | None = None,
         *,
-        ended: Ended | None = None,
+        opencode: Json | None = None,
     ) -> Json:
         head, entry = moment.head, moment.entry
         shared = {**shared, "stream": {"event_id": f"{head.id}:{entry.seq}", "sequence": entry.seq}}
@@ -236,7 +250,7 @@ class Renderer:
             "taskId": head.id,
             "contextId": head.context_id,
             "status": self._status(moment.state, entry.at, message),
-            **_metadata(shared, ended),
+            **_metadata(shared, opencode or {}),
         }
         if self.dialect.version == "0.3":
             body["final"] = moment.last
@@ -378,6 +392,22 @@ class Renderer:
         """A message of the agent in a status, such as how the task ended."""
         return self.message(Message(f"{head.id}:{about}", Role.AGENT, (Text(text),)), head)
 
+    def _end_marks(self, head: TaskHead, ended: Ended | None) -> Json:
+        """Why a task failed, and what to send to have the agent continue, where it can."""
+        if ended is None or ended.problem is None:
+            return {}
+        error: Json = {"type": ended.problem.type.value}
+        if ended.problem.upstream_status is not None:
+            error["upstream_status"] = ended.problem.upstream_status
+        if not ended.problem.resumable:
+            return {"error": error}
+        resume = Message(
+            f"{head.id}:resume", Role.USER, (Text(CONTINUE),), reference_task_ids=(head.id,)
+        )
+        message = self.message(resume, head)
+        del message["taskId"]  # this task has ended
+        return {"error": error, "resume": {"message": message}}
+
     def _request(
         self, head: TaskHead, text: str, interrupts: Sequence[Interrupt], *, seq: int
     ) -> Json:
@@ -394,14 +424,16 @@ class Renderer:
         return status
 
 
-def _metadata(shared: Json, ended: Ended | None) -> Json:
-    metadata: Json = {"shared": shared} if shared else {}
-    if ended is not None and ended.problem is not None:
-        error: Json = {"type": ended.problem.type.value}
-        if ended.problem.upstream_status is not None:
-            error["upstream_status"] = ended.problem.upstream_status
-        metadata["opencode"] = {"error": error}
+def _metadata(shared: Json, opencode: Json) -> Json:
+    given = {"shared": shared, "opencode": opencode}
+    metadata = {name: marks for name, marks in given.items() if marks}
     return {"metadata": metadata} if metadata else {}
+
+
+def _queue(queued: Queued) -> Json:
+    if queued.behind is None:
+        return {"queue": {"reason": "slot"}}
+    return {"queue": {"reason": "context", "task_id": queued.behind}}
 
 
 def _source(moment: _Moment, update: BlockText | BlockTool | BlockFile) -> _Source:

@@ -79,7 +79,7 @@ class EventStream(Response):
         keep_alive = _KeepAlive(self, send)
         # The writer is a task of its own, so waking it does not resume every outer coroutine.
         writing = asyncio.create_task(self._write(send))
-        leaving = asyncio.create_task(_disconnected(receive))
+        leaving = asyncio.create_task(disconnected(receive))
         ends: tuple[asyncio.Future[None], ...] = (writing, leaving, self._stopping)
         try:
             for end in ends:
@@ -164,6 +164,7 @@ async def _send(send: Send, body: bytes, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has left. The body of its request must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -46,6 +46,12 @@ from ..errors import (
 )
 from .scheduler import Scheduler
 
+NEW_TASK = (
+    "The message was taken for an answer, because a task of its context waits for one. To start a "
+    "new task instead, which begins when this one has ended, send it with "
+    "metadata.opencode.newTask: true."
+)
+
 
 class Interrupts:
     def __init__(
@@ -65,8 +71,17 @@ class Interrupts:
         """The requests that this caller can decide now."""
         return await self._store.pending(caller.principal)
 
-    async def reply(self, task: Task, message: Message, *, keys: Sequence[Key]) -> bool:
-        """Use a message as an answer. False when no request of the task is open (any more)."""
+    async def waiting_tasks(self, caller: Caller, context_id: str) -> Sequence[str]:
+        """The tasks of a context that wait for this caller."""
+        return await self._store.waiting_tasks(caller.principal, context_id)
+
+    async def reply(
+        self, task: Task, message: Message, *, keys: Sequence[Key], by_context: bool = False
+    ) -> bool:
+        """Use a message as an answer. False when no request of the task is open (any more).
+
+        `by_context`: the message does not name the task, so it may be meant for a new one.
+        """
         task_id = task.head.id
         async with self._scheduler.deciding(task_id):
             task = await self._log.get(task.head.owner, task_id)  # others have decided meanwhile
@@ -75,14 +90,15 @@ class Interrupts:
                 return False
             if not self._log.is_mine(task_id):
                 raise TaskHandover
-            _check_no_files(message)
+            _check_no_files(message, by_context=by_context)
             added = MessageAdded(message, None)
             interrupts = [opened.interrupt for opened in waiting.values()]
             try:
                 decisions = understand(interrupts, message)
             except NotUnderstood as exc:
                 about = waiting[exc.request_id]
-                unclear = InterruptUnclear(about.interrupt, exc.note, expires_at=about.expires_at)
+                note = f"{exc.note} {NEW_TASK}" if by_context else exc.note
+                unclear = InterruptUnclear(about.interrupt, note, expires_at=about.expires_at)
                 await self._log.write(task_id, [added, unclear], keys=keys)
             else:
                 await self._decide(task_id, waiting, decisions=decisions, added=added, keys=keys)
@@ -145,14 +161,15 @@ class Interrupts:
         )
 
 
-def _check_no_files(message: Message) -> None:
+def _check_no_files(message: Message, *, by_context: bool) -> None:
     """OpenCode takes only text as an answer: a file would be lost."""
+    advice = f" {NEW_TASK}" if by_context else ""
     for i, part in enumerate(message.parts):
         if isinstance(part, FileBytes | FileUrl):
             raise InvalidParams.at(
                 f"message.parts[{i}]",
                 "the agent waits for an answer, which cannot hold a file; answer first, then send "
-                "the file in a message of its own",
+                f"the file in a message of its own.{advice}",
             )
 
 

@@ -14,8 +14,9 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
+from ..domain.phrases import CONTINUE
 from ..domain.ports import TaskLog
-from ..domain.updates import MessageAdded
+from ..domain.updates import Continued, MessageAdded
 from ..domain.values import Prompt
 from ..errors import StoreUnavailable
 from .inputs import Inputs
@@ -67,11 +68,17 @@ class Recovery:
     async def resume_expired(self) -> None:
         for task in await self._log.claim_expired():
             logger.info("task.resumed", task=task.head.id, state=task.state.value)
-            messages: dict[str, MessageAdded] = {
-                entry.update.upstream_id: entry.update
-                for entry in task.history
-                if isinstance(entry.update, MessageAdded) and entry.update.upstream_id
-            }
+            prompts: list[Prompt] = []
+            messages: dict[str, MessageAdded] = {}
+            for update in (entry.update for entry in task.history):
+                match update:
+                    case MessageAdded(upstream_id=str(upstream_id), selection=selection):
+                        prompts.append(Prompt(upstream_id, (), selection=selection))
+                        messages[upstream_id] = update
+                    case Continued(upstream_id, selection):
+                        prompts.append(Prompt(upstream_id, (CONTINUE,), selection=selection))
+                    case _:
+                        pass
 
             async def prepare(
                 message_id: str, messages: dict[str, MessageAdded] = messages
@@ -81,8 +88,5 @@ class Recovery:
                 return Prompt(message_id, parts, selection=added.selection)
 
             self._scheduler.resume(
-                task,
-                title=title_of(task.messages[0]),
-                message_ids=list(messages),
-                prepare=prepare,
+                task, title=title_of(task.messages[0]), prompts=prompts, prepare=prepare
             )

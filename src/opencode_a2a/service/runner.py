@@ -41,6 +41,7 @@ from ..domain.effects import (
     OpenSession,
     PromptSearched,
     PromptSent,
+    PromptStored,
     ReadChanges,
     Reconcile,
     RenewSession,
@@ -52,6 +53,7 @@ from ..domain.effects import (
     SessionMissing,
     SessionOpened,
     SlotGranted,
+    StoreContinuation,
     StoredRead,
     Subscribe,
     Subscribed,
@@ -59,10 +61,11 @@ from ..domain.effects import (
 )
 from ..domain.events import AgentEvent
 from ..domain.permissions import AllowRule
+from ..domain.phrases import CONTINUE
 from ..domain.ports import AgentSession, InterruptStore, SessionGone, TaskLog
 from ..domain.run import Run
 from ..domain.task import TaskHead
-from ..domain.updates import Ended, InterruptAnswered, Update
+from ..domain.updates import Continued, Ended, InterruptAnswered, Update
 from ..domain.values import Failure, FileChange, PermissionAsk, Problem, Prompt
 from ..errors import (
     ContentTypeNotSupported,
@@ -333,6 +336,12 @@ class Runner:
                 self._append(updates)
                 await log.flushed(task_id)
                 return Flushed()
+            case StoreContinuation(key, selection):
+                prompt = Prompt(self.tools.sessions.new_message_id(), (CONTINUE,), selection)
+                # Stored in the order in which prompts are sent, so nothing is awaited before.
+                await log.write(task_id, [Continued(prompt.message_id, selection)])
+                logger.info("task.continued", task=task_id, message=prompt.message_id)
+                return PromptStored(key, prompt)
             case ExpireRequests():
                 async with self.tools.deciding(task_id):
                     self.post(RequestsExpired())

@@ -21,6 +21,7 @@ from ..domain.effects import (
     PromptWithdrawn,
     RequestAnswered,
     TaskNotStored,
+    TaskQueued,
 )
 from ..domain.exchange import RunLimits
 from ..domain.ports import InterruptStore, TaskLog
@@ -155,12 +156,11 @@ class Scheduler:
         if runner is not None:
             runner.post(TaskNotStored())
 
-    def resume(self, task: Task, title: str, message_ids: Sequence[str], prepare: Prepare) -> None:
+    def resume(self, task: Task, title: str, prompts: Sequence[Prompt], prepare: Prepare) -> None:
         """Go on with a task that another process began, with its prompts, oldest first.
 
-        Their parts are prepared only if a prompt must still be sent.
+        Parts that a prompt does not have yet are prepared only if it must still be sent.
         """
-        prompts = [Prompt(message_id, ()) for message_id in message_ids]
         run = Run(self._limits, resumed=task, prompts=prompts)
         order = _order(task.head, begun=task.session is not None)
         runner = Runner(self._tools, task.head, title, run=run, order=order, prepare=prepare)
@@ -257,9 +257,11 @@ class Scheduler:
         """One at a time per context, oldest first, also where another process has the older one."""
         if (older := self._admission.before(runner)) is not None:
             log_wait(runner.head, "for an older task of its context", older=older.head.id)
+            runner.post(TaskQueued(older.head.id))
             await asyncio.wait({older.over})
-        elif await self._log.older_held_by_other(runner.head):
+        elif (held_by_other := await self._log.older_held_by_other(runner.head)) is not None:
             log_wait(runner.head, "for an older task of its context, which another process has")
+            runner.post(TaskQueued(held_by_other))
             await asyncio.sleep(self._limits.retry)
         else:
             return True
@@ -276,6 +278,7 @@ class Scheduler:
         self._hand_out_slots()
         if not runner.granted.done():
             log_wait(runner.head, "for a slot (OPENCODE_MAX_CONCURRENT_STREAMS)")
+            runner.post(TaskQueued())
         await asyncio.wait({runner.granted})
 
     def rest(self, runner: Runner, *, resting: bool) -> None:

@@ -55,6 +55,10 @@ class Sessions:
             self._unbound.pop(key, None)
         return self._agent.session(ref)
 
+    def new_message_id(self) -> str:
+        """An id for a prompt that this service sends of its own accord."""
+        return self._agent.new_message_id()
+
     async def _check(self, owner: str, directory: str) -> None:
         if self._locations is not None and directory:
             await self._locations.check(Caller(owner), directory)

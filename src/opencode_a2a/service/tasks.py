@@ -59,6 +59,7 @@ class Request:
     modes: OutputModes = OutputModes()
     idempotency_key: str | None = None
     options: RequestOptions = RequestOptions()
+    new_task: bool = False  # it answers nothing, although a task of its context waits for an answer
 
     def keys(self, now: int) -> list[Key]:
         """The keys by which the service recognises this request when it is sent again.
@@ -83,6 +84,7 @@ class Request:
         message = asdict(self.message)
         del message["message_id"]
         content = [message, self.context_id, self.task_id, asdict(self.options)]
+        content += ["new task"] if self.new_task else []
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -164,9 +166,11 @@ class Tasks:
                     if (task := await self._known(caller, key)) is not None:
                         return task
                 try:
-                    if request.task_id is None:
-                        return await self._start(caller, request, keys=keys)
-                    return await self._continue(caller, request, task_id=request.task_id, keys=keys)
+                    if request.task_id is not None:
+                        return await self._continue(caller, request, request.task_id, keys=keys)
+                    if (task := await self._answered(caller, request, keys=keys)) is not None:
+                        return task
+                    return await self._start(caller, request, keys=keys)
                 except KeyTaken:
                     continue  # another process has stored the same request: return its task
 
@@ -181,6 +185,28 @@ class Tasks:
                 task_id=task_id,
             )
         return await self._log.get_own(caller.principal, task_id)
+
+    async def _answered(
+        self, caller: Caller, request: Request, *, keys: Sequence[Key]
+    ) -> Task | None:
+        """The task that waits for an answer in the context of a message, which is taken for one.
+
+        Many clients answer without the task's id. A new task would wait until the other one is
+        answered, and nobody would be told.
+        """
+        if request.context_id is None or request.new_task:
+            return None
+        waiting = await self._interrupts.waiting_tasks(caller, request.context_id)
+        if len(waiting) == 1:
+            task = await self._log.get_own(caller.principal, waiting[0])
+            if await self._interrupts.reply(task, request.message, keys=keys, by_context=True):
+                return await self._log.get(caller.principal, task.head.id)
+        if is_only_a_reply(request.message):
+            raise UnsupportedOperation(
+                "This message is an answer, but no task of this context waits for one (any more).",
+                context_id=request.context_id,
+            )
+        return None
 
     async def _start(self, caller: Caller, request: Request, *, keys: Sequence[Key]) -> Task:
         if not keys and (task := await self._find_unknown(caller, request)) is not None:
@@ -236,7 +262,7 @@ class Tasks:
         return self._last_created_at
 
     async def _continue(
-        self, caller: Caller, request: Request, *, task_id: str, keys: Sequence[Key]
+        self, caller: Caller, request: Request, task_id: str, *, keys: Sequence[Key]
     ) -> Task:
         task = await self._log.get_own(caller.principal, task_id)
         if request.context_id is not None and request.context_id != task.head.context_id:

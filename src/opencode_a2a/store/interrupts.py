@@ -41,6 +41,9 @@ class SqlInterrupts:
     async def find(self, owner: str, request_id: str) -> Pending | None:
         return await self._database.read(_find, owner, request_id)
 
+    async def waiting_tasks(self, owner: str, context_id: str) -> Sequence[str]:
+        return await self._database.read(_waiting_tasks, owner, context_id, root=self._root)
+
     async def allow_rules(self, owner: str, context_id: str) -> Sequence[AllowRule]:
         return await self._database.read(_allow_rules, owner, context_id)
 
@@ -110,13 +113,19 @@ def _allow_rules(db: Connection, owner: str, context_id: str) -> list[AllowRule]
     return [AllowRule(row.permission, row.pattern) for row in db.execute(given)]
 
 
+def _open_rows(owner: str, root: str) -> Select[Any]:
+    joined = _rows(owner).join(tasks, tasks.c.id == interrupts.c.task_id)
+    return joined.where(interrupts.c.closed_at.is_(None), tasks.c.root == root)
+
+
+def _waiting_tasks(db: Connection, owner: str, context_id: str, *, root: str) -> list[str]:
+    open_rows = _open_rows(owner, root).where(interrupts.c.context_id == context_id)
+    found = open_rows.with_only_columns(interrupts.c.task_id).distinct()
+    return list(db.execute(found).scalars())
+
+
 def _pending(db: Connection, owner: str, root: str) -> list[Pending]:
-    wanted = (
-        _rows(owner)
-        .join(tasks, tasks.c.id == interrupts.c.task_id)
-        .where(interrupts.c.closed_at.is_(None), tasks.c.root == root)
-        .order_by(interrupts.c.asked_at, interrupts.c.request_id)
-    )
+    wanted = _open_rows(owner, root).order_by(interrupts.c.asked_at, interrupts.c.request_id)
     return [_read(row) for row in db.execute(wanted)]
 
 

@@ -539,7 +539,7 @@ class SqlTaskLog:
                 self._open[task.head.id] = OpenTask(task, is_new=False, tail_start=task.last_seq)
         return [task.snapshot() for task in claimed]
 
-    async def older_held_by_other(self, head: TaskHead) -> bool:
+    async def older_held_by_other(self, head: TaskHead) -> str | None:
         return await self._database.read(sql.older_held_by_other, head, self._holder)
 
     async def ask_to_stop(self, task_id: str) -> None:

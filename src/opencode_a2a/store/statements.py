@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DataError, IntegrityError
 
-from ..domain.phrases import waiting
+from ..domain.phrases import queueing, waiting
 from ..domain.ports import Key, TaskPage, TaskRow
 from ..domain.task import Task, TaskHead
 from ..domain.updates import (
@@ -40,6 +40,7 @@ from ..domain.updates import (
     InterruptResolved,
     InterruptUnclear,
     LogEntry,
+    Queued,
     Started,
 )
 from ..domain.values import (
@@ -241,6 +242,8 @@ def _update_row(db: Connection, batch: Batch) -> bool:
         if state is not None:
             values |= {"state": state.value, "status_at": entry.at, "message": None}
         match entry.update:
+            case Queued():
+                values["message"] = queueing(entry.update)
             case Started(session=session, title=title):
                 values |= {"session_id": session, "title": title}
             case InterruptOpened() | InterruptUnclear() | InterruptAnswered() | InterruptResolved():
@@ -415,11 +418,12 @@ _OLDER_HELD_BY_OTHER = (
 )
 
 
-def older_held_by_other(db: Connection, head: TaskHead, holder: str) -> bool:
-    """Whether an older task of the same context is open and not ours (yet)."""
+def older_held_by_other(db: Connection, head: TaskHead, holder: str) -> str | None:
+    """An older task of the same context that is open and not ours (yet), if there is one."""
     older_than = {"at": head.created_at, "id": head.id, "holder": holder}
     context = {"owner": head.owner, "context": head.context_id}
-    return db.execute(_OLDER_HELD_BY_OTHER, context | older_than).first() is not None
+    found: str | None = db.execute(_OLDER_HELD_BY_OTHER, context | older_than).scalar()
+    return found
 
 
 def claim_expired(
