@@ -16,6 +16,7 @@ from opencode_a2a.domain.updates import (
     BlockText,
     BlockTool,
     ChangesMade,
+    Continued,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -24,6 +25,7 @@ from opencode_a2a.domain.updates import (
     LogEntry,
     MessageAdded,
     Progress,
+    Queued,
     Started,
     Update,
 )
@@ -155,7 +157,9 @@ ends = st.builds(
 )
 UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     MessageAdded: st.builds(MessageAdded, messages, maybe),
+    Queued: st.builds(Queued, maybe),
     Started: st.builds(Started, texts, texts),
+    Continued: st.builds(Continued, texts),
     BlockText: block_texts,
     BlockTool: st.builds(BlockTool, texts.map("tool {}".format), texts, calls),
     BlockFile: st.builds(BlockFile, texts.map("file {}".format), texts, parts),
