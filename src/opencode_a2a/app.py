@@ -26,6 +26,7 @@ from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule, Root
 from .extensions import ALL
 from .extensions.services import Services
+from .inbound import negotiation
 from .inbound.card import CardFacts
 from .inbound.failures import failure
 from .inbound.health import Health
@@ -111,8 +112,10 @@ async def build(
                 tasks=tasks,
                 card=published.card,
                 stopping=stopping,
+                extension_uris=negotiation.known(published.contract.extensions),
                 strict_version=settings.server.strict_version,
                 max_wait_seconds=settings.server.max_send_wait_seconds or None,
+                every_block=settings.server.shows_every_block,
             )
             api = Api(published)
             limit = settings.server.max_request_body_bytes
@@ -320,6 +323,7 @@ def publication(settings: Settings, url: str, *, services: Services | None = Non
         shared_sessions=server.shared_sessions,
         directory_override=server.allow_directory_override,
         strict_version=server.strict_version,
+        every_block=server.shows_every_block,
         body_limit=server.max_request_body_bytes,
         durable=settings.state.backend == "database",
         max_send_wait_seconds=server.max_send_wait_seconds or None,

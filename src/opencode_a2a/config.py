@@ -319,6 +319,12 @@ class Server(SettingsGroup):
     strict_version: bool = Field(
         default=False, description="Refuse 1.0 requests that do not say A2A-Version: 1.0."
     )
+    stream_blocks: Annotated[Literal["answer", "all"], Spellings()] = Field(
+        default="answer",
+        description="What clients get that have not activated the stream-hints extension: the "
+        "agent's text and files (`answer`), or also its reasoning, tool calls, changes and "
+        "progress (`all`), as if all of them had activated it.",
+    )
     max_request_body_bytes: int = Field(
         default=1_048_576, ge=1024, description="Larger requests get 413."
     )
@@ -408,6 +414,10 @@ class Server(SettingsGroup):
     enable_workspace_mutations: bool = Field(
         default=False, description="Offer to create, reset and delete workspaces and worktrees."
     )
+
+    @property
+    def shows_every_block(self) -> bool:
+        return self.stream_blocks == "all"
 
     @property
     def shows_payloads(self) -> bool:

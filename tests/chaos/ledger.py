@@ -122,18 +122,27 @@ class View:
             self.open.add(artifact["artifactId"])
         held = self._artifacts.get(artifact["artifactId"])
         if event.get("append") and held is not None:
-            (before,), (more,) = held["parts"], artifact["parts"]
-            artifact = {**artifact, "parts": [{**more, "text": before["text"] + more["text"]}]}
+            artifact = _appended(held, artifact)
         elif event.get("append"):
             artifact = {**artifact, "appended_to": "nothing"}  # will not match
         self._artifacts[artifact["artifactId"]] = artifact
 
     @property
     def artifacts(self) -> list[Json]:
-        """Without those that were emptied."""
-        return [
-            a for a in self._artifacts.values() if not all(p.get("text") == "" for p in a["parts"])
-        ]
+        """Without those that were emptied, and by their ids: their order changes at the end."""
+        held = sorted(self._artifacts.values(), key=lambda artifact: str(artifact["artifactId"]))
+        return [a for a in held if not all(p.get("text") == "" for p in a["parts"])]
+
+
+def _appended(held: Json, piece: Json) -> Json:
+    """An artifact and one more piece of it, which repeats only some of the metadata."""
+    (before,), (more,) = held["parts"], piece["parts"]
+    marks = held["metadata"]["shared"]["stream"] | piece["metadata"]["shared"]["stream"]
+    return {
+        **piece,
+        "parts": [{**more, "text": before["text"] + more["text"]}],
+        "metadata": {"shared": {"stream": marks}},
+    }
 
 
 def task_in(payload: Json) -> Json | None:

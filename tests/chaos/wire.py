@@ -127,7 +127,12 @@ class Wire:
     def _request(
         self, what: int, params: Json, headers: Mapping[str, str], query: Mapping[str, str] = {}
     ) -> Any:
-        told = {"authorization": f"Bearer {TOKEN}", "a2a-version": self.line, **headers}
+        told = {
+            "authorization": f"Bearer {TOKEN}",
+            "a2a-version": self.line,
+            "a2a-extensions": "urn:a2a:stream-hints/v1",  # everything is to be seen
+            **headers,
+        }
         if self.rpc:
             body = {"jsonrpc": "2.0", "id": 1, "method": METHODS[self.line][what], "params": params}
             return self._http("POST", "/", told, query, body)

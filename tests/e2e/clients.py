@@ -69,6 +69,13 @@ LINES = (
 )
 
 
+STREAM_HINTS = "urn:a2a:stream-hints/v1"
+
+
+def extensions_header(line: Line) -> str:
+    return "a2a-extensions" if line.version == "1.0" else "x-a2a-extensions"
+
+
 class Refusal(Exception):
     """The service said no."""
 
@@ -86,6 +93,7 @@ def ask(
     now: bool = False,
     modes: Sequence[str] = (),
     history: int | None = None,
+    extensions: Sequence[str] = (),
 ) -> SendMessageRequest:
     """A request to send text and other parts; `now` does not wait for the answer."""
     parts = [Part(text=part) if isinstance(part, str) else part for part in content]
@@ -96,6 +104,7 @@ def ask(
             parts=parts,
             context_id=context,
             task_id=task,
+            extensions=extensions,
         ),
         configuration=SendMessageConfiguration(
             return_immediately=now, accepted_output_modes=modes, history_length=history
@@ -129,11 +138,17 @@ class PythonClient:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, service: Service, line: Line, **headers: str
+        cls, service: Service, line: Line, *, hints: bool = True, **headers: str
     ) -> AsyncIterator[PythonClient]:
-        """`headers` go with every request, in the names of the environment: `a2a_extensions`."""
+        """With stream hints activated, which show everything, or as a client that knows none.
+
+        `headers` go with every request, in the names of the environment: `a2a_extensions`.
+        """
         wire = Recording()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if hints:
+            name = extensions_header(line)
+            named[name] = ", ".join(filter(None, [named.get(name), STREAM_HINTS]))
         async with httpx.AsyncClient(
             transport=wire, headers=service.headers | named, timeout=PATIENCE, trust_env=False
         ) as http:

@@ -57,6 +57,19 @@ async def anyone(
             yield javascript
 
 
+@pytest.fixture(params=("python", "javascript"))
+async def plain(
+    request: pytest.FixtureRequest, real_service: Service, line: Line, tmp_path: Path
+) -> AsyncIterator[Client]:
+    """The same clients as they come: without any extension of ours."""
+    if request.param == "python":
+        async with PythonClient.connect(real_service, line, hints=False) as python:
+            yield python
+    else:
+        async with JavaScriptClient.connect(real_service, line, tmp_path, hints=False) as other:
+            yield other
+
+
 @pytest.fixture
 async def behind(opencode: Upstream) -> AsyncIterator[Behind]:
     async with Behind.look(opencode) as directly:

@@ -15,7 +15,7 @@ from a2a.compat.v0_3 import types as v03
 from a2a.types.a2a_pb2 import SendMessageRequest, StreamResponse, Task
 from a2a.utils.errors import JSON_RPC_ERROR_CODE_MAP
 
-from tests.e2e.clients import Line, Refusal
+from tests.e2e.clients import STREAM_HINTS, Line, Refusal, extensions_header
 from tests.e2e.protojson import from_json, to_json
 from tests.e2e.seen import PATIENCE, Stream
 from tests.e2e.wire import OLD_EVENT
@@ -38,7 +38,7 @@ class JavaScriptClient:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, service: Service, line: Line, home: Path
+        cls, service: Service, line: Line, home: Path, *, hints: bool = True
     ) -> AsyncIterator[JavaScriptClient]:
         script = SCRIPTS / ("v1.mjs" if line.version == "1.0" else "v03.mjs")
         node = await asyncio.create_subprocess_exec(
@@ -48,7 +48,12 @@ class JavaScriptClient:
             line.binding,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=isolated(home, A2A_TOKEN=service.token),
+            env=isolated(
+                home,
+                A2A_TOKEN=service.token,
+                EXTENSIONS_HEADER=extensions_header(line),
+                EXTENSIONS=STREAM_HINTS if hints else "",
+            ),
             limit=LINE_BYTES,
         )
         self = cls(line, node)

@@ -146,6 +146,8 @@ class Stream:
                 update = event.status_update
                 assert (update.task_id, update.context_id) == (self.task.id, self.task.context_id)
                 self.task.status.CopyFrom(update.status)
+                if state(self.task) == "completed":
+                    self._answer_last()
                 self._remember(event)
                 self._in_order(event)
             case "artifact_update":
@@ -164,7 +166,9 @@ class Stream:
             assert self._open.get(chunk.artifact_id, True), "a last chunk is the last"
             assert kept.name == chunk.name
             kept.parts[0].text += chunk.parts[0].text
-            kept.metadata.CopyFrom(chunk.metadata)
+            told = to_json(kept.metadata) or {"shared": {"stream": {}}}
+            told["shared"]["stream"] |= to_json(chunk.metadata).get("shared", {}).get("stream", {})
+            kept.metadata.update(told if chunk.HasField("metadata") else {})
         elif kept is not None:
             kept.CopyFrom(chunk)
         else:
@@ -173,6 +177,13 @@ class Stream:
         emptied = [i for i, a in enumerate(self.task.artifacts) if _content(a) == ""]
         for index in reversed(emptied):
             del self.task.artifacts[index]
+
+    def _answer_last(self) -> None:
+        """The final answer is the last artifact of a completed task."""
+        texts = [i for i, a in enumerate(self.task.artifacts) if a.name == "answer"]
+        if texts:
+            answer = self.task.artifacts.pop(texts[-1])
+            self.task.artifacts.append(answer)
 
     def _remember(self, event: StreamResponse) -> None:
         """What a status event says about the task as a whole."""
@@ -186,9 +197,10 @@ class Stream:
         self.task.metadata.update(kept)
 
     def _in_order(self, event: StreamResponse) -> None:
-        sequence = _shared(event)["stream"]["sequence"]
-        assert sequence > self._sequence, "events are numbered upwards"
-        self._sequence = sequence
+        marks = _shared(event).get("stream")
+        if marks is not None:  # without stream hints only the frames have numbers
+            assert marks["sequence"] > self._sequence, "events are numbered upwards"
+            self._sequence = marks["sequence"]
 
     def complete(self) -> bool:
         """Whether every artifact that was begun was also ended."""

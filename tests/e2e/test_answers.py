@@ -224,8 +224,8 @@ async def test_changed_files_are_shown_as_a_diff(
     edit = f'[[tool:edit {{"filePath": "{name}", "oldString": "two", "newString": "TWO"}}]]'
     async with asking.stream(ask(f"{read} {edit} [[text:Done.]]")) as stream:
         task = await stream.rest()
-    assert [name for name, _ in shown(task)] == ["tool:read", "tool:edit", "answer", "changes"]
-    diff, files = shown(task)[-1][1]
+    assert [name for name, _ in shown(task)] == ["tool:read", "tool:edit", "changes", "answer"]
+    diff, files = shown(task)[-2][1]
     assert diff.splitlines()[2:] == [
         f"--- {name}\t",
         f"+++ {name}\t",
@@ -239,7 +239,7 @@ async def test_changed_files_are_shown_as_a_diff(
         "files": [{"file": name, "status": "modified", "additions": 1, "deletions": 1}]
     }
     if asking.line.version == "1.0":
-        assert task.artifacts[-1].parts[0].media_type == "text/x-diff"
+        assert task.artifacts[-2].parts[0].media_type == "text/x-diff"
     assert facts(await asking.get(task.id)) == facts(task)
     assert file.read_text() == "one\nTWO\nthree\n"
 
@@ -248,7 +248,7 @@ async def test_a_new_file_is_a_change_too(asking: PythonClient) -> None:
     name = f"notes/new-{uuid.uuid4()}.txt"
     write = f'[[tool:write {{"filePath": "{name}", "content": "first\\nsecond\\n"}}]]'
     task = await asking.send(ask(f"{write} [[text:Done.]]"))
-    diff, files = shown(task)[-1][1]
+    diff, files = shown(task)[-2][1]
     assert diff.endswith("@@ -0,0 +1,2 @@\n+first\n+second\n")
     assert files == {"files": [{"file": name, "status": "added", "additions": 2, "deletions": 0}]}
 
@@ -264,8 +264,8 @@ async def test_the_changes_of_a_steered_task_are_shown_together_at_the_end(
             await client.send(ask(f"{two} [[text:Two.]]", task=stream.task.id))
             task = await stream.rest()
         assert facts(await client.get(task.id)) == facts(task)
-    [*_, (last, (_, files))] = shown(task)
-    assert last == "changes"
+    [*_, (name, (_, files)), answer] = shown(task)
+    assert (name, answer) == ("changes", ("answer", "Two."))
     assert [file["file"] for file in files["files"]] == names
 
 

@@ -48,14 +48,19 @@ MODEL_SELECTION = Extension(
 STREAM_HINTS = Extension(
     "shared-stream-hints-v1",
     title="Shared Stream Hints v1",
-    description="Metadata that tells blocks, progress, usage and session apart.",
+    description="Every block of the agent's work, with metadata that tells them apart.",
     scope="shared",
     aliases=("urn:a2a:stream-hints/v1",),
     public={
+        "activation": ["A2A-Extensions", "X-A2A-Extensions", "message.extensions"],
         "roots": [
             f"metadata.shared.{name}"
             for name in ("stream", "progress", "interrupt", "interrupts", "session", "usage")
         ],
+        "roots_without_activation": [
+            f"metadata.shared.{name}" for name in ("interrupt", "interrupts", "session", "usage")
+        ],
+        "block_types_without_activation": [BlockKind.TEXT.value, BlockKind.FILE.value],
         "block_types": [kind.value for kind in BlockKind],
         "block_identity": ["message_id", "event_id", "sequence"],
         "progress_types": [
@@ -75,7 +80,11 @@ STREAM_HINTS = Extension(
     },
     extended={
         "block_payloads": {
-            "text": {"part": "text", "artifact_name": "answer"},
+            "text": {
+                "part": "text",
+                "artifact_name": "answer",
+                "final": "the last one of a completed task, which is its last artifact",
+            },
             "reasoning": {"part": "text", "artifact_name": "reasoning"},
             "tool_call": {
                 "part": "data; text where the client does not accept application/json",
@@ -90,6 +99,7 @@ STREAM_HINTS = Extension(
         "changes": {
             "part": "text/x-diff; data with the files where the client accepts application/json",
             "artifact_name": "changes",
+            "without_activation": "where acceptedOutputModes names text/x-diff",
         },
         "extended_usage_fields": [
             "reasoning_tokens",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,12 +74,11 @@ class RpcRequest(RpcFraming):
 class Endpoints:
     operations: Operations
     contract: Contract
-    extension_uris: Mapping[str, str]  # by every name that a client may use
     body_limit: int
 
     async def rpc(self, request: Request) -> Response:
         """Answer a JSON-RPC request, of A2A or of an extension."""
-        active = negotiation.activated(request, self.extension_uris)
+        active = negotiation.activated(request, self.operations.extension_uris)
         return negotiation.confirm(await self._rpc_answer(request, active), request, active)
 
     async def _rpc_answer(self, request: Request, active: frozenset[str]) -> Response:
@@ -140,7 +139,7 @@ class Endpoints:
         framing = RestFraming(dialect)
 
         async def answer(request: Request) -> Response:
-            active = negotiation.activated(request, self.extension_uris)
+            active = negotiation.activated(request, self.operations.extension_uris)
             try:
                 self.operations.negotiate(dialect, version_of(request))
                 _log_request(request, operation.name, dialect, active=active)

@@ -73,11 +73,11 @@ class TaskEvents:
     def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
         """The index of the entry the sequence ends with, if the task rests after these."""
         stays = not caught_up or self._renderer.stays_open
-        shown: int | None = None  # the last entry that clients see
+        newest: int | None = None  # the newest entry that is the agent's own
         for index in range(len(entries) - 1, -1, -1):
             state, update = entries[index].state, entries[index].update
-            if shown is None and not isinstance(update, InterruptAnswered | MessageAdded):
-                shown = index
+            if newest is None and not isinstance(update, InterruptAnswered | MessageAdded):
+                newest = index
             if state is TaskState.INPUT_REQUIRED:
                 if stays:
                     return None
@@ -86,4 +86,10 @@ class TaskEvents:
             elif state is not None:
                 return index if state.terminal else None
         resting = self._state is TaskState.INPUT_REQUIRED and self._ends
-        return shown if resting and not stays else None
+        if newest is None or not resting or stays:
+            return None
+        shown = (i for i in range(newest, -1, -1) if self._shows(entries[i]))
+        return next(shown, newest)
+
+    def _shows(self, entry: LogEntry) -> bool:
+        return self._renderer.shows(self._head, entry.update)

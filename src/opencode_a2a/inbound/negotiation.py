@@ -17,15 +17,20 @@ def known(extensions: Iterable[Extension]) -> Mapping[str, str]:
     return {name: e.uri for e in extensions for name in (e.uri, *e.aliases)}
 
 
-def activated(request: Request, names: Mapping[str, str]) -> frozenset[str]:
-    """The requested extensions that we have. Others are ignored, as A2A says."""
+def activated(request: Request, uris: Mapping[str, str]) -> frozenset[str]:
+    """The extensions that the headers of a request name."""
     requested = (
         name.strip()
         for header in HEADERS
         for value in request.headers.getlist(header)
         for name in value.split(",")
     )
-    return frozenset(names[name] for name in requested if name in names)
+    return of_names(requested, uris)
+
+
+def of_names(names: Iterable[str], uris: Mapping[str, str]) -> frozenset[str]:
+    """Those of the named extensions that we have. Others are ignored, as A2A says."""
+    return frozenset(uris[name] for name in names if name in uris)
 
 
 def confirm(response: Response, request: Request, active: frozenset[str]) -> Response:

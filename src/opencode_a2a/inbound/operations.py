@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,12 @@ from ..contract.params import validated
 from ..domain.replies import HITL
 from ..domain.scopes import Scope
 from ..domain.task import Task
-from ..domain.values import Caller, TaskState
+from ..domain.values import Caller, Message, TaskState
 from ..errors import UnsupportedOperation, VersionNotSupported
+from ..extensions.declared import STREAM_HINTS
 from ..extensions.interrupts import INTERACTIVE
 from ..service.tasks import Tasks
-from . import parse
+from . import negotiation, parse
 from .card import Card
 from .dialect import V1, Dialect
 from .events import TaskEvents
@@ -46,14 +47,10 @@ class Call:
     params: Any
     idempotency_key: str | None = None
     last_event_id: str | None = None
-    extensions: frozenset[str] = frozenset()  # those the client has activated
+    extensions: frozenset[str] = frozenset()  # those the client has activated in a header
     notification: bool = False  # the client gets no answer, so nothing is awaited for one
     disconnected: Callable[[], Awaitable[None]] | None = None  # waits until the client leaves
     wait_seconds: float | None = None  # the client's patience; None: as long as it takes
-
-    @property
-    def renderer(self) -> Renderer:
-        return Renderer(self.dialect, INTERACTIVE.uri in self.extensions, HITL in self.extensions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,10 @@ class Operations:
     tasks: Tasks
     card: Card
     stopping: asyncio.Future[None]  # done when the service can no longer wait for anybody
+    extension_uris: Mapping[str, str]  # by every name that a client may use
     strict_version: bool = False
     max_wait_seconds: float | None = None  # for a task that was sent; None: as long as it takes
+    every_block: bool = False  # also for clients that have not activated stream hints
 
     def negotiate(self, dialect: Dialect, requested: str | None) -> None:
         """Refuse a protocol version we do not speak. The minor counts, the patch does not."""
@@ -81,6 +80,21 @@ class Operations:
                 requested=requested or "",
                 supported=["1.0", "0.3"],
             )
+
+    def renderer(self, call: Call, message: Message | None = None) -> Renderer:
+        """How this client wants to see a task: its request says that, each time.
+
+        It activates an extension in a header, or in the message that it sends.
+        """
+        active = call.extensions
+        if message is not None:
+            active |= negotiation.of_names(message.extensions, self.extension_uris)
+        return Renderer(
+            call.dialect,
+            hints=self.every_block or STREAM_HINTS.uri in active,
+            stays_open=INTERACTIVE.uri in active,
+            hitl=HITL in active,
+        )
 
     async def perform(self, operation: Operation, call: Call) -> Json | TaskEvents:
         """Check that the caller may, and that the request is well formed; then do it."""
@@ -121,7 +135,13 @@ class Operations:
         return await self.tasks.get(call.caller, task.head.id)
 
     async def events(
-        self, call: Call, task: Task, history_length: int | None = None, *, waits: bool = False
+        self,
+        call: Call,
+        task: Task,
+        renderer: Renderer,
+        *,
+        history_length: int | None = None,
+        waits: bool = False,
     ) -> TaskEvents:
         """The task as it is, or was at the client's last event, then everything after.
 
@@ -133,7 +153,7 @@ class Operations:
             known = call.last_event_id.isdecimal() and len(call.last_event_id) < 19
             seq = int(call.last_event_id) if known else sys.maxsize
             replay = await self.tasks.replay_from(task, seq)
-        snapshot, renderer = replay.snapshot, call.renderer
+        snapshot = replay.snapshot
         first = renderer.first(snapshot, history_length, gap=replay.gap)
         resting = _rests(snapshot, task, waits or renderer.stays_open)
         cursor = None if resting else replay.cursor
@@ -160,7 +180,8 @@ async def send_message(service: Operations, call: Call, params: parse.SendParams
     task = await service.tasks.send(call.caller, send.request)
     if send.blocking and not call.notification:
         task = await service.settled(call, task)
-    body = call.renderer.task(task, history_length=send.history_length)
+    renderer = service.renderer(call, send.request.message)
+    body = renderer.task(task, history_length=send.history_length)
     return body if call.dialect.tagged else {"task": body}
 
 
@@ -177,7 +198,8 @@ async def send_streaming_message(
     """Send a message, stream the answer."""
     send = parse.Send(call.dialect, params, call.idempotency_key)
     task = await service.tasks.send(call.caller, send.request)
-    return await service.events(call, task, send.history_length)
+    renderer = service.renderer(call, send.request.message)
+    return await service.events(call, task, renderer, history_length=send.history_length)
 
 
 @A2A.operation(
@@ -190,7 +212,7 @@ async def get_task(service: Operations, call: Call, params: parse.TaskParams) ->
     """Get a task."""
     task = await service.tasks.get(call.caller, params.id)
     length = parse.history(call.dialect, params.history_length)
-    return call.renderer.task(task, history_length=length)
+    return service.renderer(call).task(task, history_length=length)
 
 
 @A2A.operation(
@@ -205,7 +227,7 @@ async def list_tasks(service: Operations, call: Call, params: parse.ListParams) 
     if listing.impossible:
         return {"tasks": [], "nextPageToken": "", "pageSize": listing.size, "totalSize": 0}
     page = await service.tasks.list(listing.query)
-    render = call.renderer
+    render = service.renderer(call)
     tasks: list[Json] = []
     for row in page.rows:
         if listing.artifacts or listing.history_length:
@@ -233,7 +255,7 @@ async def list_tasks(service: Operations, call: Call, params: parse.ListParams) 
 )
 async def cancel_task(service: Operations, call: Call, params: parse.TaskIdParams) -> Json:
     """Cancel a task."""
-    return call.renderer.task(await service.tasks.cancel(call.caller, params.id))
+    return service.renderer(call).task(await service.tasks.cancel(call.caller, params.id))
 
 
 @A2A.operation(
@@ -254,7 +276,7 @@ async def subscribe_to_task(
             state=task.state.value,
         )
     # 1.0 lets clients subscribe to any task that has not ended, also to one that needs a person.
-    return await service.events(call, task, waits=call.dialect is V1)
+    return await service.events(call, task, service.renderer(call), waits=call.dialect is V1)
 
 
 @A2A.operation(

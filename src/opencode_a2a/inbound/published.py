@@ -39,6 +39,7 @@ class Deployment:
     shared_sessions: bool = True
     directory_override: bool = True
     strict_version: bool = False
+    every_block: bool = False  # for every client
     body_limit: int = 1_048_576
     durable: bool = True  # tasks outlive the process
     max_send_wait_seconds: float | None = None
@@ -90,6 +91,15 @@ class Published:
             "also when the task has ended",
             "cancel_of_a_terminal_task": "refused with TASK_NOT_CANCELABLE (-32002)",
             "terminal_state": "the first one stays",
+            "blocks": {
+                "without_stream_hints": "every block"
+                if self.deployment.every_block
+                else "the agent's text and files; the changes where text/x-diff is accepted by "
+                "name",
+                "with_stream_hints": "every block",
+                "activation": "by each request: in its header, or in message.extensions",
+                "last_artifact_of_a_completed_task": "the final answer: the last text of the agent",
+            },
             "accepted_output_modes": "kept with the task and applied whenever it is shown",
             "oversized_body": {
                 "answer": "PAYLOAD_TOO_LARGE, HTTP 413",

@@ -1,6 +1,10 @@
 """From our types to A2A's: one renderer, three dialects.
 
-An event is encoded once per dialect for all readers that keep up, and kept with
+A client that has activated stream hints sees every block, each with metadata that says what it is.
+Any other client sees the agent's text and files only, because it would take every artifact for the
+answer.
+
+An event is encoded once per form for all readers that keep up, and kept with
 its log entry meanwhile.
 """
 
@@ -37,6 +41,7 @@ from ..domain.updates import (
     Progress,
     Queued,
     Started,
+    Update,
 )
 from ..domain.values import (
     COST_DIGITS,
@@ -58,6 +63,7 @@ from ..domain.values import (
 from .dialect import Dialect
 
 NAMES = {BlockKind.TEXT: "answer", BlockKind.REASONING: "reasoning"}
+DIFF = "text/x-diff"
 
 
 class _Source(NamedTuple):
@@ -67,6 +73,7 @@ class _Source(NamedTuple):
     block_id: str
     message_id: str
     seq: int
+    begins: bool = True  # the artifact is the whole block, or its beginning
 
 
 class _Moment(NamedTuple):
@@ -81,13 +88,14 @@ class _Moment(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Renderer:
     dialect: Dialect
+    hints: bool = False  # every block is shown, with metadata.shared.stream
     stays_open: bool = False  # the stream goes on while a person thinks
     hitl: bool = False  # interrupt requests also have kagent's human-in-the-loop form
     form: str = field(init=False)  # equal for renderers that encode an event alike
     last_form: str = field(init=False)  # the same, for the event with which a stream ends
 
     def __post_init__(self) -> None:
-        form = self.dialect.name + "h" * self.hitl
+        form = self.dialect.name + "s" * self.hints + "h" * self.hitl
         object.__setattr__(self, "form", form)
         object.__setattr__(self, "last_form", form + ".")
 
@@ -101,10 +109,7 @@ class Renderer:
         status = self._status(task.state, task.status_at, self._status_message(task))
         body = self._task(head, status)
         if artifacts:
-            shown = [self._artifact(head, block) for block in task.visible_blocks()]
-            if task.changes:
-                shown.append(self._changes(head, task.changes, task.changes_seq))
-            body["artifacts"] = [artifact for artifact in shown if artifact["parts"]]
+            body["artifacts"] = self._artifacts(task)
         kept = task.messages[-history_length:] if history_length else task.messages
         if kept and history_length != 0:
             body["history"] = [self.message(message, head) for message in kept]
@@ -125,6 +130,31 @@ class Renderer:
         if task.queued is not None:
             opencode = _queue(task.queued)
         return body | _metadata(shared, opencode)
+
+    def _artifacts(self, task: Task) -> list[Json]:
+        """What is shown of a task's output, in the order in which it began.
+
+        The final answer comes last, because many clients take the last artifact for the answer.
+        """
+        head = task.head
+        blocks = [block for block in task.visible_blocks() if self._shows_block(head, block)]
+        texts = [block for block in blocks if block.kind is BlockKind.TEXT]
+        completed = task.state is TaskState.COMPLETED
+        answer = texts[-1] if texts and completed else None
+        shown = [self._artifact(head, block) for block in blocks if block is not answer]
+        if task.changes and self._shows_changes(head):
+            shown.append(self._changes(head, task.changes, task.changes_seq))
+        if answer is not None:
+            shown.append(self._artifact(head, answer))
+        return shown
+
+    def _shows_block(self, head: TaskHead, block: Block) -> bool:
+        if block.file is not None:
+            return _accepts_file(head, block.file)
+        return self.hints or block.kind is BlockKind.TEXT
+
+    def _shows_changes(self, head: TaskHead) -> bool:
+        return self.hints or DIFF in head.modes.accepted
 
     def row(self, row: TaskRow) -> Json:
         """A task as a list shows it: without its log."""
@@ -159,6 +189,26 @@ class Renderer:
 
     # -- events
 
+    def shows(self, head: TaskHead, update: Update) -> bool:
+        """Whether the client gets an event for an update of the log."""
+        match update:
+            case MessageAdded() | InterruptAnswered():
+                return False
+            case BlockText(kind=kind):
+                return self.hints or kind is BlockKind.TEXT
+            case BlockTool() | Progress() | Continued():
+                return self.hints
+            case BlockFile(part=part):
+                return _accepts_file(head, part)
+            case ChangesMade():
+                return self._shows_changes(head)
+            case Queued() | Started() | Ended():
+                return True
+            case InterruptOpened() | InterruptUnclear() | InterruptResolved():
+                return True
+            case _:
+                assert_never(update)
+
     def event(
         self, head: TaskHead, entry: LogEntry, state: TaskState, last: bool = False
     ) -> bytes | None:
@@ -169,8 +219,10 @@ class Renderer:
         form = self.last_form if last else self.form
         encoded = entry.encoded.get(form)
         if encoded is None:
-            event = self._event(_Moment(head, entry, state, last=last))
-            encoded = entry.encoded[form] = b"" if event is None else orjson.dumps(event)
+            encoded = b""
+            if self.shows(head, entry.update):
+                encoded = orjson.dumps(self._event(_Moment(head, entry, state, last=last)))
+            entry.encoded[form] = encoded
         return encoded or None
 
     def first(self, task: Task, history_length: int | None = None, gap: str | None = None) -> bytes:
@@ -181,14 +233,12 @@ class Renderer:
             shared["stream"] = {"replay": "snapshot", "reason": gap, "sequence": task.last_seq}
         return orjson.dumps(body if self.dialect.tagged else {"task": body})
 
-    def _event(self, moment: _Moment) -> Json | None:
+    def _event(self, moment: _Moment) -> Json:
         head, entry = moment.head, moment.entry
         update = entry.update
         match update:
-            case MessageAdded() | InterruptAnswered():
-                return None
             case BlockText():
-                source = _source(moment, update)
+                source = _source(moment, update, begins=not update.append)
                 artifact = self._text_artifact(source, update.kind, update.text)
                 return self._artifact_event(
                     head, artifact, append=update.append, last_chunk=update.last
@@ -198,7 +248,7 @@ class Renderer:
                 return self._artifact_event(head, artifact, last_chunk=update.call.over)
             case BlockFile():
                 artifact = self._file_artifact(_source(moment, update), update.part)
-                return self._artifact_event(head, artifact) if artifact["parts"] else None
+                return self._artifact_event(head, artifact)
             case ChangesMade(files=files):
                 return self._artifact_event(head, self._changes(head, files, entry.seq))
             case Queued():
@@ -233,6 +283,8 @@ class Renderer:
                     shared["usage"] = _usage(update.usage)
                 opencode = self._end_marks(head, update)
                 return self._status_event(moment, shared, end, opencode=opencode)
+            case MessageAdded() | InterruptAnswered():
+                raise AssertionError("no client gets an event for it")
             case _:
                 assert_never(update)
 
@@ -245,7 +297,8 @@ class Renderer:
         opencode: Json | None = None,
     ) -> Json:
         head, entry = moment.head, moment.entry
-        shared = {**shared, "stream": {"event_id": f"{head.id}:{entry.seq}", "sequence": entry.seq}}
+        if self.hints:
+            shared = {**shared, "stream": _identity(head, entry.seq)}
         body: Json = {
             "taskId": head.id,
             "contextId": head.context_id,
@@ -343,7 +396,7 @@ class Renderer:
             "artifactId": source.block_id,
             "name": NAMES[kind],
             "parts": [self.part(Text(text))],
-            "metadata": _stream(source, kind),
+            **self._hints(source, kind),
         }
 
     def _tool_artifact(self, source: _Source, call: ToolCall) -> Json:
@@ -352,24 +405,32 @@ class Renderer:
             "artifactId": source.block_id,
             "name": f"tool:{call.tool}",
             "parts": [self.part(Data(_tool(call)) if json else Text(_tool_text(call)))],
-            "metadata": _stream(source, BlockKind.TOOL_CALL),
+            **self._hints(source, BlockKind.TOOL_CALL),
         }
 
     def _file_artifact(self, source: _Source, file: Part) -> Json:
-        """A file has no other form: a client that does not accept it gets an empty artifact."""
-        accepted = source.head.modes.allows(file.media_type or "application/octet-stream")
         return {
             "artifactId": source.block_id,
             "name": f"file:{file.filename}" if file.filename else "file",
-            "parts": [self.part(file)] if accepted else [],
-            "metadata": _stream(source, BlockKind.FILE),
+            "parts": [self.part(file)],
+            **self._hints(source, BlockKind.FILE),
         }
+
+    def _hints(self, source: _Source, kind: BlockKind) -> Json:
+        """What a block is. A piece that continues it does not repeat what stays the same."""
+        if not self.hints:
+            return {}
+        stream: Json = {"block_type": kind.value}
+        if source.begins:
+            stream |= {"source": "opencode", "role": "agent", "message_id": source.message_id}
+        stream |= _identity(source.head, source.seq)
+        return {"metadata": {"shared": {"stream": stream}}}
 
     def _changes(self, head: TaskHead, files: tuple[FileChange, ...], seq: int) -> Json:
         parts: list[Part] = []
         diff = "".join(file.patch for file in files)
-        if diff and (head.modes.allows("text/x-diff") or head.modes.allows("text/plain")):
-            parts.append(Text(diff, media_type="text/x-diff"))
+        if diff and (head.modes.allows(DIFF) or head.modes.allows("text/plain")):
+            parts.append(Text(diff, media_type=DIFF))
         if head.modes.allows("application/json"):
             listed = [
                 {
@@ -381,12 +442,14 @@ class Renderer:
                 for file in files
             ]
             parts.append(Data({"files": listed}))
-        return {
+        body: Json = {
             "artifactId": f"{head.id}:changes",
             "name": "changes",
             "parts": [self.part(part) for part in parts or [Text(diff)]],
-            "metadata": {"shared": {"stream": {"event_id": f"{head.id}:{seq}", "sequence": seq}}},
         }
+        if self.hints:
+            body["metadata"] = {"shared": {"stream": _identity(head, seq)}}
+        return body
 
     def _note(self, head: TaskHead, about: str, text: str) -> Json:
         """A message of the agent in a status, such as how the task ended."""
@@ -436,24 +499,25 @@ def _queue(queued: Queued) -> Json:
     return {"queue": {"reason": "context", "task_id": queued.behind}}
 
 
-def _source(moment: _Moment, update: BlockText | BlockTool | BlockFile) -> _Source:
-    seq = moment.entry.seq
-    return _Source(moment.head, update.block_id, message_id=update.message_id, seq=seq)
+def _source(
+    moment: _Moment, update: BlockText | BlockTool | BlockFile, *, begins: bool = True
+) -> _Source:
+    return _Source(
+        moment.head,
+        update.block_id,
+        message_id=update.message_id,
+        seq=moment.entry.seq,
+        begins=begins,
+    )
 
 
-def _stream(source: _Source, kind: BlockKind) -> Json:
-    return {
-        "shared": {
-            "stream": {
-                "block_type": kind.value,
-                "source": "opencode",
-                "role": "agent",
-                "message_id": source.message_id,
-                "event_id": f"{source.head.id}:{source.seq}",
-                "sequence": source.seq,
-            }
-        }
-    }
+def _identity(head: TaskHead, seq: int) -> Json:
+    return {"event_id": f"{head.id}:{seq}", "sequence": seq}
+
+
+def _accepts_file(head: TaskHead, file: Part) -> bool:
+    """A file has no other form: a client that does not accept its type does not get it."""
+    return head.modes.allows(file.media_type or "application/octet-stream")
 
 
 def _session(session_id: str, title: str) -> Json:

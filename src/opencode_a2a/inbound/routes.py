@@ -14,7 +14,7 @@ from starlette.routing import Match
 from ..contract.declare import Json
 from ..contract.operations import Line
 from ..errors import Internal, MethodNotFound
-from . import negotiation, openapi
+from . import openapi
 from .dialect import REST_DIALECTS
 from .docs import Docs
 from .endpoints import INTERNAL_ERROR, Endpoints
@@ -33,7 +33,6 @@ def add_routes(api: Api, operations: Operations, health: Health, body_limit: int
     endpoints = Endpoints(
         operations=operations,
         contract=api.published.contract,
-        extension_uris=negotiation.known(api.published.contract.extensions),
         body_limit=body_limit,
     )
     describe = partial(openapi.rpc, published=api.published)

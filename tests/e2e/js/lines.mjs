@@ -7,10 +7,12 @@ import { createInterface } from 'node:readline';
 
 export const [url, binding] = process.argv.slice(2);
 
-/** fetch with the credential of the test: the service knows nobody without one. */
+/** fetch with the credential of the test, and the extensions that it activates, if any. */
 export const authorized = (input, init = {}) => {
   const headers = new Headers(init.headers);
-  headers.set('authorization', `Bearer ${process.env.A2A_TOKEN}`);
+  const { A2A_TOKEN, EXTENSIONS, EXTENSIONS_HEADER } = process.env;
+  headers.set('authorization', `Bearer ${A2A_TOKEN}`);
+  if (EXTENSIONS) headers.set(EXTENSIONS_HEADER, EXTENSIONS);
   return fetch(input, { ...init, headers });
 };
 
