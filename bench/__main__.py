@@ -18,7 +18,7 @@ import uvloop
 
 from tests.running import ROOT
 
-from . import latency, process, smoke, stored, streaming
+from . import latency, process, smoke, stored, streaming, wire
 from .figures import Result
 from .lab import Lab
 from .report import table, write
@@ -34,6 +34,7 @@ MEASURES: dict[str, Callable[[Lab], Awaitable[Result]]] = {
     "growth": stored.growth,
     "memory": process.memory,
     "start": process.start,
+    "wire": wire.by_content,
 }
 
 

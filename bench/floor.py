@@ -34,18 +34,6 @@ EVENT = {
             "artifactId": "prt_019a5c3e7f1000000000000042",
             "name": "answer",
             "parts": [{"text": "river "}],
-            "metadata": {
-                "shared": {
-                    "stream": {
-                        "block_type": "text",
-                        "source": "opencode",
-                        "role": "agent",
-                        "message_id": "msg_019a5c3e7f1000000000000041",
-                        "event_id": "7c9a3b1e-4d7f-4f25-9a51-0d7e2f6a8b11:1000",
-                        "sequence": 1000,
-                    }
-                }
-            },
         },
         "append": True,
     }

@@ -60,10 +60,10 @@ class Lab:
             yield Adapter(run, upstream, folder)
 
     @contextmanager
-    def on_real(self) -> Iterator[Adapter]:
+    def on_real(self, **config: object) -> Iterator[Adapter]:
         """The service on the real OpenCode with the scripted model, both as they come."""
         folder = self.new("real")
-        with real_opencode(folder) as upstream, service(upstream, folder) as run:
+        with real_opencode(folder, None, **config) as upstream, service(upstream, folder) as run:
             yield Adapter(run, upstream, folder)
 
     @contextmanager

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import uuid
+
+import pytest
+
+from opencode_a2a.domain.events import BlockKind
 from opencode_a2a.domain.task import Task, TaskHead
-from opencode_a2a.domain.updates import Ended, LogEntry
-from opencode_a2a.domain.values import TaskState, Usage
-from opencode_a2a.inbound.dialect import V1
+from opencode_a2a.domain.updates import (
+    BlockText,
+    Ended,
+    InterruptOpened,
+    InterruptResolved,
+    LogEntry,
+    Progress,
+)
+from opencode_a2a.domain.values import PermissionAsk, TaskState, Usage
+from opencode_a2a.inbound.dialect import V03, V03_REST, V1, Dialect
 from opencode_a2a.inbound.render import Renderer
 
 
@@ -19,3 +32,40 @@ def test_noise_that_an_earlier_version_stored_is_not_shown() -> None:
         "cost": 0.3,
         "unreported_steps": 1,
     }
+
+
+@pytest.mark.parametrize(("hints", "limit"), [(False, 260), (True, 380)])
+def test_little_goes_out_around_a_chunk(*, hints: bool, limit: int) -> None:
+    head = TaskHead(str(uuid.uuid4()), str(uuid.uuid4()), "alice", 1)
+    ids = ("prt_1e9b19b06001Bl966k2nVXwKQl", "msg_1e9b192b00016v6G6gseUPMvwA")
+    chunk = BlockText(ids[0], ids[1], ids[0], BlockKind.TEXT, "", append=True)
+    event = Renderer(V1, hints=hints).event(head, LogEntry(1000, 1, chunk), TaskState.WORKING)
+    assert event is not None
+    assert len(b"id: 1000\ndata: %b\n\n" % event) <= limit
+
+
+@pytest.mark.parametrize("dialect", [V1, V03, V03_REST], ids=lambda dialect: dialect.name)
+def test_a_diff_stands_once_in_a_task_and_its_events(dialect: Dialect) -> None:
+    diff = "".join(f"+line {n}\n" for n in range(2_000))
+    ask = PermissionAsk("per_1", "ses_1", "edit", ("a.txt",), filepath="a.txt", diff=diff)
+    opened = LogEntry(1, 1, InterruptOpened(ask))
+    resolved = LogEntry(2, 1, InterruptResolved(ask, "once"))
+    head = TaskHead("t", "c", "alice", 1)
+    render = Renderer(dialect, hints=True)
+    shown = [json.dumps(render.task(Task.of(head, [opened])))]
+    for entry in (opened, resolved):
+        event = render.event(head, entry, TaskState.INPUT_REQUIRED)
+        assert event is not None
+        shown.append(event.decode())
+    assert [text.count("+line 1000\\n") for text in shown] == [1, 1, 0]
+
+
+def test_what_a_client_does_not_see_costs_one_look_however_many_read() -> None:
+    entry = LogEntry(1, 1, Progress("step-start", "started"))
+    head = TaskHead("t", "c", "alice", 1)
+    plain = Renderer(V1)
+    assert plain.event(head, entry, TaskState.WORKING) is None
+    assert entry.encoded == {plain.form: b""}
+    hinted = Renderer(V1, hints=True)
+    assert hinted.form != plain.form
+    assert hinted.event(head, entry, TaskState.WORKING) is not None

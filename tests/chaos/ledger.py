@@ -137,10 +137,15 @@ class View:
 def _appended(held: Json, piece: Json) -> Json:
     """An artifact and one more piece of it, which repeats only some of the metadata."""
     (before,), (more,) = held["parts"], piece["parts"]
+    if "data" in more:
+        call = before["data"]
+        more = {"data": {**call, "output": call.get("output", "") + more["data"]["output"]}}
+    else:
+        more = {**more, "text": before["text"] + more["text"]}
     marks = held["metadata"]["shared"]["stream"] | piece["metadata"]["shared"]["stream"]
     return {
         **piece,
-        "parts": [{**more, "text": before["text"] + more["text"]}],
+        "parts": [more],
         "metadata": {"shared": {"stream": marks}},
     }
 

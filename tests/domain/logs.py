@@ -13,6 +13,7 @@ from opencode_a2a.domain.events import BlockKind, ToolCall
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import (
     BlockFile,
+    BlockOutput,
     BlockText,
     BlockTool,
     ChangesMade,
@@ -88,6 +89,11 @@ _tool = st.builds(
     st.sampled_from(["t1", "t2"]),
     st.sampled_from(["pending", "running", "completed", "error"]),
 )
+_output = st.builds(
+    lambda block, said: BlockOutput(block, "call", "bash", said, 0),
+    st.sampled_from(["t1", "t2"]),
+    st.text("xyz", max_size=3),
+)
 _file = st.builds(
     lambda block: BlockFile(block, f"m-{block}", FileBytes("eA==", "image/png", block)),
     st.sampled_from(["f1", "f2"]),
@@ -114,8 +120,8 @@ endings = st.builds(
 # Texts first and often: that is what logs are made of, and where mistakes hide.
 running = st.lists(
     st.one_of(
-        _text(), _text(), _text(), _tool, _tool, _progress, _message, _started, _opened, _resolved,
-        _changes, _file,
+        _text(), _text(), _text(), _tool, _tool, _output, _output, _progress, _message, _started,
+        _opened, _resolved, _changes, _file,
     ),
     max_size=25,
 )  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from opencode_a2a.domain.phrases import asking, waiting
+import pytest
+
+from opencode_a2a.domain.phrases import LONGEST_STATUS, asking, waiting
 from opencode_a2a.domain.values import Choice, PermissionAsk, Question, QuestionAsk
 
 BASH = PermissionAsk(
@@ -78,6 +80,46 @@ def test_several_are_told_with_their_ids() -> None:
     assert "\n\n[que_1] The agent asks:" in told
     assert told.endswith("To answer another, begin with its id: que_1: …")
     assert waiting([BASH]) == asking(BASH)
+
+
+def test_a_text_that_would_be_long_says_what_is_missing_and_where_it_is() -> None:
+    diff = "--- a.py\n+++ a.py\n" + "-old\n" * 300 + "+näw\n" * 2_000
+    edit = PermissionAsk("per_1", "ses", "edit", ("a.py",), filepath="a.py", diff=diff)
+    told = asking(edit)
+    assert len(told.encode()) <= LONGEST_STATUS
+    assert told.startswith("The agent asks for permission: edit a.py\n\n--- a.py\n+++ a.py\n-old")
+    assert "2000 lines added and 300 removed, all of it in metadata.shared.interrupt.det" in told
+    assert told.endswith(how_to_answer := asking(edit).rpartition("\n\n")[2])
+    assert how_to_answer.startswith("Answer yes for this once")
+
+
+def test_both_ends_of_a_long_command_are_shown() -> None:
+    command = "echo " + "x" * 5_000 + "; rm -r build"
+    told = asking(PermissionAsk("per_1", "ses", "bash", (command,), command=command))
+    assert len(told.encode()) <= LONGEST_STATUS
+    assert "    echo xxx" in told
+    assert "xxx; rm -r build\n\nAnswer yes" in told
+    assert f"{len(command)} characters" not in told  # the request has more than its command
+    assert "[… this is cut: " in told
+
+
+@pytest.mark.parametrize("number", [2, 3, 30])
+def test_many_long_requests_share_the_room(number: int) -> None:
+    asks = [
+        PermissionAsk(f"per_{n}", "ses", "bash", command="y" * 999, always=("z" * 999,))
+        for n in range(number)
+    ]
+    told = waiting(asks, "w" * 999)
+    assert len(told.encode()) <= LONGEST_STATUS
+    assert f"The agent waits for {number} decisions." in told
+    assert "[per_0] The agent asks for permission: bash" in told
+    assert told.endswith(f"begin with its id: per_{number - 1}: …")
+    assert ("metadata.shared.interrupts" in told) is (number > 2)
+
+
+def test_several_that_fit_are_told_whole() -> None:
+    told = waiting([BASH] * 6)
+    assert told.count(asking(BASH)) == 6
 
 
 def test_what_was_not_understood_comes_first() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from a2a.types.a2a_pb2 import Artifact, StreamResponse, Task, TaskState
+from a2a.types.a2a_pb2 import Artifact, Part, StreamResponse, Task, TaskState
 
 from tests.e2e.protojson import to_json
 
@@ -165,7 +165,7 @@ class Stream:
             assert kept is not None, "only what exists can be appended to"
             assert self._open.get(chunk.artifact_id, True), "a last chunk is the last"
             assert kept.name == chunk.name
-            kept.parts[0].text += chunk.parts[0].text
+            _extend(kept.parts[0], chunk.parts[0])
             told = to_json(kept.metadata) or {"shared": {"stream": {}}}
             told["shared"]["stream"] |= to_json(chunk.metadata).get("shared", {}).get("stream", {})
             kept.metadata.update(told if chunk.HasField("metadata") else {})
@@ -205,6 +205,17 @@ class Stream:
     def complete(self) -> bool:
         """Whether every artifact that was begun was also ended."""
         return not any(self._open.values())
+
+
+def _extend(kept: Part, piece: Part) -> None:
+    """Add a piece to a part: text, or what a tool call has printed since."""
+    if piece.WhichOneof("content") == "text":
+        kept.text += piece.text
+        return
+    call, more = to_json(kept.data), to_json(piece.data)
+    assert more["output_start"] == len(call.get("output", ""))
+    call["output"] = call.get("output", "") + more["output"]
+    kept.data.struct_value.update(call)
 
 
 def _shared(event: StreamResponse) -> dict[str, Any]:

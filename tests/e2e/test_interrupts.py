@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.asks import (
     HITL,
@@ -22,7 +23,15 @@ from tests.e2e.asks import (
     tool,
 )
 from tests.e2e.behind import Behind
-from tests.e2e.clients import LINES, Line, PythonClient, ask, connect_all, on_every_line
+from tests.e2e.clients import (
+    LINES,
+    Line,
+    PythonClient,
+    ask,
+    connect_all,
+    extensions_header,
+    on_every_line,
+)
 from tests.e2e.protojson import to_json
 from tests.e2e.seen import PATIENCE, answer, reaches, says, shared, shown, state
 from tests.running import Service, Upstream
@@ -240,9 +249,10 @@ async def test_who_activates_the_extension_keeps_the_stream(
     asking_service: Service, asking_opencode: Upstream, line: Line
 ) -> None:
     mark = Mark(asking_opencode)
-    name = "a2a_extensions" if line.version == "1.0" else "x_a2a_extensions"
+    name = extensions_header(line)
+    activated: dict[str, Any] = {name.replace("-", "_"): INTERACTIVE}
     async with (
-        PythonClient.connect(asking_service, line, **{name: INTERACTIVE}) as client,
+        PythonClient.connect(asking_service, line, **activated) as client,
         Callbacks.of(asking_service) as callbacks,
         client.stream(ask(f"{mark} {mark}")) as stream,
     ):
@@ -260,7 +270,7 @@ async def test_who_activates_the_extension_keeps_the_stream(
             )
         done = await stream.rest()
         assert (state(done), mark.made) == ("completed", True)
-        echoed = client.wire.exchanges[-1].response.headers[name.replace("_", "-")]
+        echoed = client.wire.exchanges[-1].response.headers[name]
         assert INTERACTIVE in echoed.split(", ")
 
 

@@ -187,10 +187,10 @@ def test_a_pending_tool_call_says_only_what_it_is() -> None:
     assert tool(status="pending", input={}).call == ev.ToolCall("call_1", "bash", "pending")
 
 
-def test_a_running_tool_shows_the_latest_of_its_output() -> None:
-    long = "x" * wire.RUNNING_OUTPUT + "the end"
-    output = tool(metadata={"output": long}).call.output
-    assert output == long[-wire.RUNNING_OUTPUT :]
+def test_a_running_tool_shows_its_output_so_far() -> None:
+    assert tool(metadata={"output": "...\n\none\n"}).call.output == "...\n\none\n"
+    long = "x" * wire.OUTPUT_WINDOW
+    assert tool(metadata={"output": f"...\n\n{long}"}).call.output == long, "its latest"
     assert tool(metadata={"output": 3}).call.output is None
 
 

@@ -13,6 +13,7 @@ from opencode_a2a.domain.events import BlockKind, SubAgent, ToolCall
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import (
     BlockFile,
+    BlockOutput,
     BlockText,
     BlockTool,
     ChangesMade,
@@ -162,6 +163,7 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     Continued: st.builds(Continued, texts),
     BlockText: block_texts,
     BlockTool: st.builds(BlockTool, texts.map("tool {}".format), texts, calls),
+    BlockOutput: st.builds(BlockOutput, texts.map("tool {}".format), texts, texts, texts, counts),
     BlockFile: st.builds(BlockFile, texts.map("file {}".format), texts, parts),
     Progress: progress,
     InterruptOpened: st.builds(InterruptOpened, interrupts, st.none() | counts),
@@ -247,3 +249,26 @@ def test_what_is_no_json_is_refused_in_our_own_words(value: object) -> None:
     update = BlockTool("b", "m", ToolCall("c", "t", "running", input={"value": value}))
     with pytest.raises(Internal):
         codec.encode(update)
+
+
+def test_a_call_that_was_stored_whole_each_time_is_still_read() -> None:
+    """Earlier versions wrote a row with all of the output for everything that a tool printed."""
+    row = (
+        '{"block_id":"prt_1","message_id":"msg_1","call":{"call_id":"call_1","tool":"bash",'
+        '"status":"%s","title":null,"subtitle":null,"input":{"command":"make"},"output":%s,'
+        '"error":null}}'
+    )
+    told = [("running", "null"), ("running", '"a"'), ("running", '"ab"'), ("completed", '"abc"')]
+    entries = [
+        codec.decode(seq, 7, "BlockTool", (row % each).encode()) for seq, each in enumerate(told, 1)
+    ]
+    task = Task.of(TaskHead("t", "c", "alice", 5), entries[:3])
+    assert (call := task.blocks["prt_1"].call) is not None
+    assert call.output == "ab"
+    more = BlockOutput("prt_1", "call_1", "bash", "c", start=2)
+    task.apply(LogEntry(4, 7, more))  # this version goes on with it
+    assert task.blocks["prt_1"].call == dataclasses.replace(call, output="abc")
+    task.apply(dataclasses.replace(entries[3], seq=5))
+    assert task.blocks["prt_1"].call == ToolCall(
+        "call_1", "bash", "completed", input={"command": "make"}, output="abc"
+    )

@@ -10,6 +10,9 @@ repeated, or read again from what is stored. These rules turn them into updates:
 * When the provider retries, the part that it had begun is abandoned: the retried part takes over
   its block, and a block that no part takes over is emptied.
 * What is over (a closed text, a finished tool call) stays over, however often it is reported again.
+
+OpenCode reports a running tool call whole again with each line that it prints. Clients get it whole when it
+begins, changes or ends, and between these only what it has printed since.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from dataclasses import dataclass, field, replace
 
 from .events import BlockKind, FileSnapshot, TextSnapshot, ToolCall, ToolSnapshot
 from .task import Task
-from .updates import BlockFile, BlockText, BlockTool, Update
+from .updates import BlockFile, BlockOutput, BlockText, BlockTool, Update
 
 CUT_SHORT = "The run ended before this call did."
+LONGEST_OUTPUT = 65_536  # characters of a running call; beyond, its block begins again with …
+LATEST_OUTPUT = 4_096  # … the latest of them
+OVERLAP = 256  # characters by which the latest output is recognised in a later one
 
 
 @dataclass(slots=True)
@@ -34,7 +40,8 @@ class _Block:
     outdated: bool = False  # what clients have under this id is to be replaced
     ended: bool = False
     missed_deltas: bool = False
-    call: ToolCall | None = None
+    call: ToolCall | None = None  # as OpenCode reported it last
+    output_length: int = 0  # of the output that clients have
 
     @property
     def open(self) -> bool:
@@ -62,6 +69,13 @@ class _Block:
             append=append,
             last=last,
         )
+
+    def whole_call(self, call: ToolCall) -> BlockTool:
+        """The update that shows the call, with the latest output only while it runs."""
+        if not call.over and call.output is not None:
+            call = replace(call, output=call.output[-LATEST_OUTPUT:])
+        self.output_length = len(call.output or "")
+        return BlockTool(self.id, self.message_id, call)
 
     def emptied(self) -> BlockText:
         """The update that empties the block; it shows no part any more."""
@@ -94,6 +108,7 @@ class Blocks:
                 message_id=seen.message_id,
                 part_id=seen.part_id,
                 call=seen.call,
+                output_length=len(seen.call.output or "") if seen.call is not None else 0,
             )
             if seen.call is not None or seen.file is not None:
                 block.ended = True
@@ -170,8 +185,14 @@ class Blocks:
         known = block.call
         if known == event.call or (known is not None and known.over and not event.call.over):
             return []
+        more = None if known is None else _more_output(known, event.call)
+        if more == "":
+            return []  # nothing new, or older than what is known
         block.call = event.call
-        return [BlockTool(block.id, block.message_id, event.call)]
+        if more is None or block.output_length + len(more) > LONGEST_OUTPUT:
+            return [block.whole_call(event.call)]
+        start, block.output_length = block.output_length, block.output_length + len(more)
+        return [BlockOutput(block.id, event.call.call_id, event.call.tool, more, start)]
 
     def on_file(self, event: FileSnapshot) -> list[Update]:
         if event.part_id in self._blocks:
@@ -212,3 +233,23 @@ class Blocks:
                 call = replace(block.call, status="error", error=CUT_SHORT)
                 updates.append(BlockTool(block.id, block.message_id, call))
         return updates
+
+
+def _more_output(known: ToolCall, call: ToolCall) -> str | None:
+    """What a call has printed since its last report. None if that is not all that has changed."""
+    before, now = known.output or "", call.output or ""
+    if call.over or replace(call, output=known.output) != known:
+        return None
+    if now.startswith(before):
+        return now[len(before) :]
+    if before.startswith(now):
+        return ""
+    if len(before) < OVERLAP:
+        return None
+    # OpenCode reports the latest output of a call only. Find the end of what was known in it.
+    end = before[-OVERLAP:]
+    at = now.rfind(end)
+    known_part = now[: at + len(end)]
+    if at < 0 or not (before.endswith(known_part) or known_part.endswith(before)):
+        return None
+    return now[len(known_part) :]

@@ -9,6 +9,10 @@ from typing import assert_never
 from .updates import Queued
 from .values import Interrupt, PermissionAsk, Question, QuestionAsk
 
+LONGEST_STATUS = 2_000  # bytes of a text in a status: every look at the task brings it again
+LEAST_REQUEST = 500  # bytes for each of several requests; where they do not fit, fewer are shown
+LONGEST_NOTE = 300  # bytes about an answer that was not understood, or of a list of patterns
+DETAILS = "metadata.shared.interrupt.details"
 # What the agent is told when it is asked to continue.
 CONTINUE = (
     "You were interrupted: the program that runs you was stopped in the middle of your work on the "
@@ -28,26 +32,72 @@ def queueing(queued: Queued) -> str:
     )
 
 
-def asking(interrupt: Interrupt) -> str:
-    """What is asked, with everything needed to decide, and how to answer."""
-    return f"{_what(interrupt)}\n\n{_how(interrupt)}"
+def asking(interrupt: Interrupt, room: int = LONGEST_STATUS) -> str:
+    """What is asked, with everything needed to decide, and how to answer, in so many bytes.
+
+    Where not everything fits, the text says so, and where the rest is.
+    """
+    how = _how(interrupt)
+    return f"{_fitted(interrupt, room - _size(how) - 2)}\n\n{how}"
 
 
 def waiting(interrupts: Sequence[Interrupt], unclear: str | None = None) -> str:
     """Everything that is asked at the moment, after what was not understood of an answer."""
+    note = f"{_shortened(unclear, LONGEST_NOTE)}\n\n" if unclear else ""
+    room = LONGEST_STATUS - _size(note)
     if len(interrupts) == 1:
-        text = asking(interrupts[0])
-    else:
-        requests = [f"[{each.request_id}] {_what(each)}\n\n{_how(each)}" for each in interrupts]
-        text = "\n\n".join(
-            [
-                f"The agent waits for {len(interrupts)} decisions.",
-                *requests,
-                "An answer counts for the first. To answer another, begin with its id: "
-                f"{interrupts[-1].request_id}: …",
-            ]
-        )
-    return f"{unclear}\n\n{text}" if unclear else text
+        return note + asking(interrupts[0], room)
+    first = f"The agent waits for {len(interrupts)} decisions."
+    last = (
+        "An answer counts for the first. To answer another, begin with its id: "
+        f"{interrupts[-1].request_id}: …"
+    )
+    room -= _size(first) + _size(last) + 100  # for the ends of paragraphs, and for what is left out
+    shown, each = interrupts, LONGEST_STATUS
+    if sum(_size(_named(ask, each)) for ask in shown) > room:
+        shown = interrupts[: max(1, room // LEAST_REQUEST)]
+        each = room // len(shown)
+    requests = [_named(ask, each) for ask in shown]
+    if left_out := len(interrupts) - len(shown):
+        requests.append(f"{left_out} more are in metadata.shared.interrupts.")
+    return note + "\n\n".join([first, *requests, last])
+
+
+def _named(interrupt: Interrupt, room: int) -> str:
+    name = f"[{interrupt.request_id}] "
+    return name + asking(interrupt, room - _size(name) - 2)
+
+
+def _shortened(text: str, room: int) -> str:
+    """The text, or as much of its beginning as fits into so many bytes."""
+    if _size(text) <= room:
+        return text
+    return text.encode()[: room - 3].decode(errors="ignore") + "…"
+
+
+def _size(text: str) -> int:
+    return len(text.encode())
+
+
+def _fitted(interrupt: Interrupt, room: int) -> str:
+    """What is asked. If it is too long: its beginning and its end, and where to find it whole."""
+    whole = _what(interrupt)
+    if _size(whole) <= room:
+        return whole
+    note = f"\n\n[… this is cut: {_extent(interrupt, whole)}, all of it in {DETAILS} …]\n\n"
+    room = max(0, room - _size(note))
+    raw, tail = whole.encode(), room // 4
+    head = raw[: room - tail].decode(errors="ignore")
+    return head + note + raw[len(raw) - tail :].decode(errors="ignore")
+
+
+def _extent(interrupt: Interrupt, whole: str) -> str:
+    if isinstance(interrupt, PermissionAsk) and interrupt.diff:
+        lines = interrupt.diff.splitlines()
+        added = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
+        removed = sum(line.startswith("-") and not line.startswith("---") for line in lines)
+        return f"{added} lines added and {removed} removed"
+    return f"{len(whole)} characters"
 
 
 def _what(interrupt: Interrupt) -> str:
@@ -62,7 +112,8 @@ def _what(interrupt: Interrupt) -> str:
 
 def _how(interrupt: Interrupt) -> str:
     if isinstance(interrupt, PermissionAsk):
-        also = f" (from now on also {', '.join(interrupt.always)})" if interrupt.always else ""
+        patterns = _shortened(", ".join(interrupt.always), LONGEST_NOTE)
+        also = f" (from now on also {patterns})" if patterns else ""
         return (
             f"Answer yes for this once, always{also}, or no. What follows a no is told to the "
             "agent, which then looks for another way; a bare no stops it."

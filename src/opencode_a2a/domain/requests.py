@@ -111,15 +111,19 @@ class Requests:
         return self.keep((), lambda _: ENDED)
 
 
-def details(interrupt: Interrupt) -> dict[str, Any]:
-    """What a program needs to show a request and to offer the ways to answer it."""
+def details(interrupt: Interrupt, *, settled: bool = False) -> dict[str, Any]:
+    """What a program needs to show a request and to offer the ways to answer it.
+
+    Of one that is `settled`, what tells it from others: the rest may be long, and was shown.
+    """
     if isinstance(interrupt, QuestionAsk):
         return {"questions": [asdict(question) for question in interrupt.questions]}
     shown: dict[str, Any] = {
         "permission": interrupt.permission,
         "patterns": list(interrupt.patterns),
     }
-    for name in ("title", "command", "filepath", "diff", "arguments"):
+    lengthy = () if settled else ("diff", "arguments")
+    for name in ("title", "command", "filepath", *lengthy):
         if value := getattr(interrupt, name):
             shown[name] = value
     if interrupt.always:

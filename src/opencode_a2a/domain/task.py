@@ -18,6 +18,7 @@ from typing import assert_never
 from .events import BlockKind, ToolCall
 from .updates import (
     BlockFile,
+    BlockOutput,
     BlockText,
     BlockTool,
     ChangesMade,
@@ -57,7 +58,8 @@ class Block:
     seq: int
     pieces: list[str] = field(default_factory=list)
     part_id: str = ""
-    call: ToolCall | None = None
+    tool: ToolCall | None = None  # the last whole call …
+    output: list[str] = field(default_factory=list)  # … and what it has printed since
     file: Part | None = None
     last: bool = False
     epoch: int = field(default=0, compare=False, repr=False)
@@ -67,6 +69,14 @@ class Block:
         if len(self.pieces) > 1:
             self.pieces = ["".join(self.pieces)]
         return self.pieces[0] if self.pieces else ""
+
+    @property
+    def call(self) -> ToolCall | None:
+        """The tool call with all of its output."""
+        if self.tool is not None and self.output:
+            output = "".join([self.tool.output or "", *self.output])
+            self.tool, self.output = replace(self.tool, output=output), []
+        return self.tool
 
 
 @dataclass(slots=True)
@@ -134,7 +144,12 @@ class Task:
                 block.part_id, block.last, block.seq = update.part_id, update.last, entry.seq
             case BlockTool():
                 block = self._block(update, BlockKind.TOOL_CALL)
-                block.call, block.last, block.seq = update.call, update.call.over, entry.seq
+                block.tool, block.last, block.seq = update.call, update.call.over, entry.seq
+                block.output.clear()
+            case BlockOutput(block_id=block_id, output=output):
+                if (known := self.blocks.get(block_id)) is not None:
+                    known.output.append(output)
+                    known.seq = entry.seq
             case BlockFile():
                 block = self._block(update, BlockKind.FILE)
                 block.file, block.last, block.seq = update.part, True, entry.seq
@@ -200,7 +215,7 @@ class Task:
 
     def visible_blocks(self) -> list[Block]:
         """The blocks with something in them: an emptied block shows nothing."""
-        return [b for b in self.blocks.values() if b.call or b.file or b.text]
+        return [b for b in self.blocks.values() if b.tool or b.file or b.text]
 
     def compacted(self) -> list[LogEntry]:
         """The shortest log that folds to this task: whole blocks instead of deltas."""

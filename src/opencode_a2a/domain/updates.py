@@ -87,6 +87,17 @@ class BlockTool:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockOutput:
+    """What a running tool call has printed since the last update about it."""
+
+    block_id: str
+    call_id: str
+    tool: str
+    output: str
+    start: int  # the length of the output before it
+
+
+@dataclass(frozen=True, slots=True)
 class BlockFile:
     """A block that comes in one piece."""
 
@@ -179,6 +190,7 @@ Update: TypeAlias = (
     | Continued
     | BlockText
     | BlockTool
+    | BlockOutput
     | BlockFile
     | Progress
     | InterruptOpened
@@ -188,6 +200,9 @@ Update: TypeAlias = (
     | ChangesMade
     | Ended
 )
+
+
+_Piece: TypeAlias = BlockText | BlockTool | BlockOutput
 
 
 def state_after(update: Update) -> TaskState | None:
@@ -203,7 +218,9 @@ def state_after(update: Update) -> TaskState | None:
             return TaskState.INPUT_REQUIRED if still_open else TaskState.WORKING
         case Ended(state=state):
             return state
-        case MessageAdded() | BlockText() | BlockTool() | BlockFile() | Progress() | ChangesMade():
+        case MessageAdded() | Progress() | ChangesMade():
+            return None
+        case BlockText() | BlockTool() | BlockOutput() | BlockFile():
             return None
         case _:
             assert_never(update)
@@ -233,33 +250,37 @@ def coalesce(waiting: Sequence[Update]) -> list[Update]:
     Only for updates that no client has seen yet. The cost is linear in their number.
     """
     merged: list[Update] = []
-    texts: list[BlockText] = []  # neighbours of one block, not merged yet
+    run: list[_Piece] = []  # neighbours about one block
 
     def flush() -> None:
-        if len(texts) == 1:
-            merged.append(texts[0])
-        elif texts:
-            first, last = texts[0], texts[-1]
-            text = "".join(update.text for update in texts)
-            merged.append(replace(last, text=text, append=first.append))
-        texts.clear()
+        if run:
+            merged.append(_joined(run))
+        run.clear()
 
     for update in waiting:
-        match update:
-            case BlockText():
-                if texts and texts[-1].block_id != update.block_id:
-                    flush()
-                elif not update.append:
-                    texts.clear()  # what waited here is replaced before anyone saw it
-                texts.append(update)
-            case BlockTool():
-                flush()
-                before = merged[-1] if merged else None
-                if isinstance(before, BlockTool) and before.block_id == update.block_id:
-                    merged.pop()
-                merged.append(update)
-            case _:
-                flush()
-                merged.append(update)
+        if not isinstance(update, _Piece):
+            flush()
+            merged.append(update)
+            continue
+        if run and run[-1].block_id != update.block_id:
+            flush()
+        elif isinstance(update, BlockTool) or (isinstance(update, BlockText) and not update.append):
+            run.clear()  # what waited here is replaced before anyone saw it
+        run.append(update)
     flush()
     return merged
+
+
+def _joined(run: Sequence[_Piece]) -> Update:
+    """One update for all of these, of which only the first may be a whole."""
+    first, last = run[0], run[-1]
+    if len(run) == 1:
+        return first
+    if isinstance(first, BlockText) and isinstance(last, BlockText):
+        text = "".join(piece.text for piece in run if isinstance(piece, BlockText))
+        return replace(last, text=text, append=first.append)
+    output = "".join(piece.output for piece in run if isinstance(piece, BlockOutput))
+    if isinstance(first, BlockTool):
+        return replace(first, call=replace(first.call, output=(first.call.output or "") + output))
+    assert isinstance(first, BlockOutput)
+    return replace(first, output=output)

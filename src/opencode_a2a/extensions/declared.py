@@ -90,6 +90,12 @@ STREAM_HINTS = Extension(
                 "part": "data; text where the client does not accept application/json",
                 "artifact_name": "tool:<name>",
                 "fields": [field.name for field in fields(ToolCall)],
+                "appended": {
+                    "fields": ["call_id", "tool", "status", "output", "output_start"],
+                    "meaning": "what a running call has printed since; output_start is the length "
+                    "of its output before that, in Unicode characters. The end, and any other "
+                    "change, is the whole call again, which replaces the artifact",
+                },
             },
             "file": {
                 "part": "file (1.0: raw or url); none where the client does not accept its type",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -60,7 +60,7 @@ class Operations:
     tasks: Tasks
     card: Card
     stopping: asyncio.Future[None]  # done when the service can no longer wait for anybody
-    extension_uris: Mapping[str, str]  # by every name that a client may use
+    extension_uris: Mapping[str, str] = field(default_factory=dict)  # by every name of each
     strict_version: bool = False
     max_wait_seconds: float | None = None  # for a task that was sent; None: as long as it takes
     every_block: bool = False  # also for clients that have not activated stream hints

@@ -27,6 +27,7 @@ from ..domain.requests import details
 from ..domain.task import Block, Task, TaskHead
 from ..domain.updates import (
     BlockFile,
+    BlockOutput,
     BlockText,
     BlockTool,
     ChangesMade,
@@ -196,7 +197,7 @@ class Renderer:
                 return False
             case BlockText(kind=kind):
                 return self.hints or kind is BlockKind.TEXT
-            case BlockTool() | Progress() | Continued():
+            case BlockTool() | BlockOutput() | Progress() | Continued():
                 return self.hints
             case BlockFile(part=part):
                 return _accepts_file(head, part)
@@ -246,6 +247,10 @@ class Renderer:
             case BlockTool():
                 artifact = self._tool_artifact(_source(moment, update), update.call)
                 return self._artifact_event(head, artifact, last_chunk=update.call.over)
+            case BlockOutput():
+                return self._artifact_event(
+                    head, self._output_artifact(moment, update), append=True, last_chunk=False
+                )
             case BlockFile():
                 artifact = self._file_artifact(_source(moment, update), update.part)
                 return self._artifact_event(head, artifact)
@@ -405,6 +410,22 @@ class Renderer:
             "artifactId": source.block_id,
             "name": f"tool:{call.tool}",
             "parts": [self.part(Data(_tool(call)) if json else Text(_tool_text(call)))],
+            **self._hints(source, BlockKind.TOOL_CALL),
+        }
+
+    def _output_artifact(self, moment: _Moment, update: BlockOutput) -> Json:
+        """More output of a running call: a part of its own, to be appended to the others."""
+        head, seq = moment.head, moment.entry.seq
+        source = _Source(head, update.block_id, message_id="", seq=seq, begins=False)
+        if head.modes.allows("application/json"):
+            piece = ToolCall(update.call_id, update.tool, "running", output=update.output)
+            part: Part = Data(_tool(piece) | {"output_start": update.start})
+        else:
+            part = Text(update.output if update.start else f"\n{update.output}")
+        return {
+            "artifactId": update.block_id,
+            "name": f"tool:{update.tool}",
+            "parts": [self.part(part)],
             **self._hints(source, BlockKind.TOOL_CALL),
         }
 
@@ -580,7 +601,7 @@ def _interrupt(
     if expires_at is not None:
         body["expires_at"] = timestamp(expires_at)
     kind = "permission" if isinstance(interrupt, PermissionAsk) else "question"
-    return body | {"type": kind, "details": details(interrupt)}
+    return body | {"type": kind, "details": details(interrupt, settled=phase == "resolved")}
 
 
 def _hitl(hint: str, asks: Sequence[Interrupt]) -> Json:

@@ -40,7 +40,8 @@ T = TypeVar("T")
 
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
 FILE_LIMIT = 12 << 20  # characters of a data URL: as much as may be sent in one part
-RUNNING_OUTPUT = 4_096  # characters shown of a tool that still runs: its latest
+OUTPUT_WINDOW = 30_000  # characters that OpenCode tells of a running tool: its latest, …
+OUTPUT_CUT = "...\n\n"  # … after this
 
 
 class Wire(BaseModel):
@@ -331,7 +332,9 @@ def _refused(call: ev.ToolCall) -> bool:
 def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
     output = state.output
     if output is None and state.metadata and isinstance(state.metadata.get("output"), str):
-        output = state.metadata["output"][-RUNNING_OUTPUT:]
+        output = state.metadata["output"]
+        if len(output) >= OUTPUT_WINDOW:
+            output = output.removeprefix(OUTPUT_CUT)
     subtitle = (state.input or {}).get("description")
     return ev.ToolCall(
         call_id=part.call_id,

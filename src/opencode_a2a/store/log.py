@@ -27,7 +27,7 @@ import structlog
 
 from ..domain.ports import Key, KeyTaken, TaskPage
 from ..domain.task import Task, TaskHead
-from ..domain.updates import BlockText, Ended, LogEntry, Started, Update, coalesce
+from ..domain.updates import BlockOutput, BlockText, Ended, LogEntry, Started, Update, coalesce
 from ..domain.values import ANY_ROOT, Root, TaskQuery, TaskState
 from ..errors import (
     OtherWorkspace,
@@ -120,13 +120,13 @@ class OpenTask:
         return self.task.ended is not None or self.superseded
 
     def can_wait(self, update: Update) -> bool:
-        """Whether its commit may be delayed: more text of a visible block, or `Started`.
+        """Whether its commit may be delayed: more of a visible block, or `Started`.
 
         The first output follows `Started` soon, and one commit stores both.
         """
         if isinstance(update, BlockText):
             return update.append and update.block_id in self.task.blocks
-        return isinstance(update, Started)
+        return isinstance(update, BlockOutput | Started)
 
     @property
     def answered_unknown(self) -> bool:
