@@ -11,8 +11,8 @@ repeated, or read again from what is stored. These rules turn them into updates:
   its block, and a block that no part takes over is emptied.
 * What is over (a closed text, a finished tool call) stays over, however often it is reported again.
 
-OpenCode reports a running tool call whole again with each line that it prints. Clients get it whole when it
-begins, changes or ends, and between these only what it has printed since.
+OpenCode reports a running tool call whole again with each line that it prints. Clients get it whole
+when it begins, changes or ends, and between these only what it has printed since.
 """
 
 from __future__ import annotations
