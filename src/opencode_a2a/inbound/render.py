@@ -222,7 +222,8 @@ class Renderer:
         if encoded is None:
             encoded = b""
             if self.shows(head, entry.update):
-                encoded = orjson.dumps(self._event(_Moment(head, entry, state, last=last)))
+                event = orjson.dumps(self._event(_Moment(head, entry, state, last=last)))
+                encoded = memoryview(event).tobytes()  # what orjson returns keeps 4 kB reserved
             entry.encoded[form] = encoded
         return encoded or None
 
