@@ -147,9 +147,10 @@ class Task:
                 block.tool, block.last, block.seq = update.call, update.call.over, entry.seq
                 block.output.clear()
             case BlockOutput(block_id=block_id, output=output):
-                if (known := self.blocks.get(block_id)) is not None:
-                    known.output.append(output)
-                    known.seq = entry.seq
+                if block_id in self.blocks:
+                    block = self._unshared(block_id)
+                    block.output.append(output)
+                    block.seq = entry.seq
             case BlockFile():
                 block = self._block(update, BlockKind.FILE)
                 block.file, block.last, block.seq = update.part, True, entry.seq
@@ -196,21 +197,26 @@ class Task:
         self.unclear = None
 
     def _block(self, update: BlockText | BlockTool | BlockFile, kind: BlockKind) -> Block:
-        """The block to change: a new one, or one that no snapshot shares (any more)."""
-        block = self.blocks.get(update.block_id)
-        if block is not None and block.epoch == self.epoch:
-            return block
-        if block is None:
-            block = Block(
-                id=update.block_id,
+        """The block that an update changes, or begins."""
+        block_id = update.block_id
+        if block_id not in self.blocks:
+            self.blocks[block_id] = Block(
+                id=block_id,
                 message_id=update.message_id,
                 kind=kind,
                 seq=self.last_seq,
                 epoch=self.epoch,
             )
-        else:
-            block = replace(block, pieces=block.pieces.copy(), epoch=self.epoch)
-        self.blocks[update.block_id] = block
+        return self._unshared(block_id)
+
+    def _unshared(self, block_id: str) -> Block:
+        """A block that may be changed: no snapshot has it, or it is copied now."""
+        block = self.blocks[block_id]
+        if block.epoch != self.epoch:
+            block = replace(
+                block, pieces=block.pieces.copy(), output=block.output.copy(), epoch=self.epoch
+            )
+            self.blocks[block_id] = block
         return block
 
     def visible_blocks(self) -> list[Block]:
