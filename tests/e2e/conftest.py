@@ -44,12 +44,16 @@ async def clients(real_service: Service) -> AsyncIterator[list[PythonClient]]:
         yield connected
 
 
-@pytest.fixture(params=("python", "javascript"))
+@pytest.fixture(
+    params=(*(("javascript", line) for line in LINES), ("python", LINES[0]), ("python", LINES[3])),
+    ids=lambda who: f"{who[0]}-{who[1]}",
+)
 async def anyone(
-    request: pytest.FixtureRequest, real_service: Service, line: Line, tmp_path: Path
+    request: pytest.FixtureRequest, real_service: Service, tmp_path: Path
 ) -> AsyncIterator[Client]:
-    """Every client there is, on every line it speaks."""
-    if request.param == "python":
+    """Every client there is; the Python SDK, which most tests here use, on two of its lines."""
+    language, line = request.param
+    if language == "python":
         async with PythonClient.connect(real_service, line) as python:
             yield python
     else:

@@ -119,11 +119,11 @@ async def test_what_no_model_can_read_is_refused(client: PythonClient, media_typ
 
 
 async def test_a_file_of_the_workspace_is_read_and_no_other(
-    client: PythonClient, opencode: Upstream, behind: Behind, tmp_path: Path
+    either: PythonClient, opencode: Upstream, behind: Behind, tmp_path: Path
 ) -> None:
     inside = opencode.workspace / f"inside-{uuid.uuid4()}.txt"
     inside.write_text("the inner truth\n")
-    task = await client.send(ask("[[text:Read.]]", Part(url=inside.as_uri())))
+    task = await either.send(ask("[[text:Read.]]", Part(url=inside.as_uri())))
     text, _, _ = await seen_by_model(behind, task)
     assert "the inner truth" in text
 
@@ -133,7 +133,7 @@ async def test_a_file_of_the_workspace_is_read_and_no_other(
     link.symlink_to(outside)
     for url in (outside.as_uri(), link.as_uri(), f"{inside.parent.as_uri()}/../outside.txt"):
         with pytest.raises(Refusal) as refused:
-            await client.send(ask("x", Part(url=url, media_type="text/plain")))
+            await either.send(ask("x", Part(url=url, media_type="text/plain")))
         assert refused.value.code == -32602
         assert "inside the workspace" in refused.value.message
 

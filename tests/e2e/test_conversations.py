@@ -39,16 +39,16 @@ async def test_the_model_sees_the_history_of_its_context(
 
 
 async def test_a_message_to_a_working_task_steers_it(
-    client: PythonClient, gate: Gate, behind: Behind
+    either: PythonClient, gate: Gate, behind: Behind
 ) -> None:
-    async with client.stream(ask(f"{gate} [[text:The first answer.]]")) as stream:
+    async with either.stream(ask(f"{gate} [[text:The first answer.]]")) as stream:
         await stream.until(shows("tool:bash", "running"))
         request = ask("[[text:The second answer.]]", task=stream.task.id)
-        async with client.stream(request) as steering:
+        async with either.stream(request) as steering:
             await steering.next()
             gate.open()
             views = await asyncio.gather(stream.rest(), steering.rest())
-    task = await client.get(stream.task.id)
+    task = await either.get(stream.task.id)
     assert facts(views[0]) == facts(views[1]) == facts(task)
     assert state(task) == "completed"
     assert shown(task) == [
@@ -83,38 +83,38 @@ async def test_a_steering_message_waits_for_its_answer(either: PythonClient, gat
 
 
 async def test_a_task_cannot_be_continued_in_another_context_or_after_its_end(
-    client: PythonClient,
+    either: PythonClient,
 ) -> None:
-    async with client.stream(ask("[[hangmid:1]]")) as stream:
+    async with either.stream(ask("[[hangmid:1]]")) as stream:
         await stream.until(shows("answer"))
         with pytest.raises(Refusal) as refused:
-            await client.send(ask("x", task=stream.task.id, context="another"))
+            await either.send(ask("x", task=stream.task.id, context="another"))
         assert refused.value.code == -32602
-        ended = await client.cancel(stream.task.id)
+        ended = await either.cancel(stream.task.id)
     with pytest.raises(Refusal) as refused:
-        await client.send(ask("x", task=ended.id))
+        await either.send(ask("x", task=ended.id))
     assert refused.value.code == -32004
 
 
 async def test_tasks_of_one_context_wait_for_each_other(
-    client: PythonClient, behind: Behind
+    either: PythonClient, behind: Behind
 ) -> None:
     context = str(uuid.uuid4())
-    async with client.stream(ask("[[hangmid:2]]", context=context)) as stream:
+    async with either.stream(ask("[[hangmid:2]]", context=context)) as stream:
         await stream.until(shows("answer"))
         waiting = [
-            await client.send(ask(f"[[text:{word}.]]", context=context, now=True))
+            await either.send(ask(f"[[text:{word}.]]", context=context, now=True))
             for word in ("Second", "Third", "Fourth")
         ]
-        assert [state(await client.get(task.id)) for task in waiting] == ["submitted"] * 3
+        assert [state(await either.get(task.id)) for task in waiting] == ["submitted"] * 3
         _, third, fourth = waiting
-        canceled = await client.cancel(third.id)
+        canceled = await either.cancel(third.id)
         assert (state(canceled), shown(canceled)) == ("canceled", [])
-        assert state(await client.get(stream.task.id)) == "working"
-        async with client.resubscribe(fourth.id) as last:
-            await client.cancel(stream.task.id)
+        assert state(await either.get(stream.task.id)) == "working"
+        async with either.resubscribe(fourth.id) as last:
+            await either.cancel(stream.task.id)
             await last.rest()
-    done = [await client.get(task.id) for task in waiting]
+    done = [await either.get(task.id) for task in waiting]
     assert [state(task) for task in done] == ["completed", "canceled", "completed"]
     assert shown(done[0]) == [("answer", "Second.")]
     assert shown(done[2]) == [("answer", "Fourth.")]
@@ -124,13 +124,13 @@ async def test_tasks_of_one_context_wait_for_each_other(
 
 
 async def test_a_running_command_is_stopped_with_its_task(
-    client: PythonClient, opencode: Upstream, behind: Behind
+    either: PythonClient, opencode: Upstream, behind: Behind
 ) -> None:
     mark = f"ran-{uuid.uuid4()}"
     command = f'{{"command": "sleep 20; touch {mark}", "description": "Takes long"}}'
-    async with client.stream(ask(f"[[say:Wait.]] [[tool:bash {command}]]")) as stream:
+    async with either.stream(ask(f"[[say:Wait.]] [[tool:bash {command}]]")) as stream:
         await stream.until(shows("tool:bash", "running"))
-        canceled = await client.cancel(stream.task.id)
+        canceled = await either.cancel(stream.task.id)
         streamed = await stream.rest()
     assert state(canceled) == "canceled"
     assert says(canceled) == "Canceled by the caller."

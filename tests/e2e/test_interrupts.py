@@ -164,18 +164,20 @@ async def test_an_edit_is_shown_and_always_holds_for_its_context_only(
     await asking.cancel(other.id)
 
 
-async def test_questions_are_answered_line_by_line_or_as_data(asking: PythonClient) -> None:
+async def test_questions_are_answered_line_by_line_or_as_data(asking_either: PythonClient) -> None:
     questions = tool("question", questions=[COLOUR, SIZES, NAME])
-    first, second = await asyncio.gather(asking.send(ask(questions)), asking.send(ask(questions)))
+    first, second = await asyncio.gather(
+        asking_either.send(ask(questions)), asking_either.send(ask(questions))
+    )
     assert state(first) == state(second) == "input-required"
     assert "1. Red: like a rose" in says(first)
     assert "Answer with one line for each question" in says(first)
-    short = await asking.send(reply(first, "Red"))
+    short = await asking_either.send(reply(first, "Red"))
     assert state(short) == "input-required"
     assert "needs 3 lines" in says(short)
-    by_lines = await asking.send(reply(first, "2\nRed, blue\nAda Lovelace"))
+    by_lines = await asking_either.send(reply(first, "2\nRed, blue\nAda Lovelace"))
     answers = [["Blue"], ["Red", "Blue"], ["Ada Lovelace"]]
-    by_data = await asking.send(reply(second, data({"answers": answers})))
+    by_data = await asking_either.send(reply(second, data({"answers": answers})))
     for done in (by_lines, by_data):
         assert state(done) == "completed"
         for words in ("Blue", "Red, Blue", "Ada Lovelace"):
@@ -216,29 +218,29 @@ async def test_a_refusal_stops_the_run_and_one_with_a_reason_does_not(
 
 
 async def test_two_at_once_are_both_shown_and_answered_by_id(
-    asking: PythonClient, asking_opencode: Upstream
+    asking_either: PythonClient, asking_opencode: Upstream
 ) -> None:
     one, two = Mark(asking_opencode), Mark(asking_opencode)
-    async with asking.stream(ask(f"[[parallel]] {one} {two}")) as stream:
+    async with asking_either.stream(ask(f"[[parallel]] {one} {two}")) as stream:
         await stream.until(reaches("input-required"))
         await stream.rest()
-    task = await asking.get(stream.task.id)
+    task = await asking_either.get(stream.task.id)
     async with asyncio.timeout(10):
         while "interrupts" not in shared(task):  # the second may be asked a moment later
             await asyncio.sleep(0.02)
-            task = await asking.get(task.id)
+            task = await asking_either.get(task.id)
     asked = {i["details"]["command"]: i["request_id"] for i in shared(task)["interrupts"]}
     assert says(task).startswith("The agent waits for 2 decisions.")
     for mark in (one, two):
         assert f"[{asked[mark.command]}] The agent asks for permission: bash" in says(task)
-    async with asking.stream(reply(task, f"{asked[two.command]}: yes")) as rest:
+    async with asking_either.stream(reply(task, f"{asked[two.command]}: yes")) as rest:
         half = await rest.rest()
     assert (state(half), one.made, request_id(half)) == (
         "input-required",
         False,
         asked[one.command],
     )
-    done = await asking.send(reply(task, f"{asked[one.command]} yes"))
+    done = await asking_either.send(reply(task, f"{asked[one.command]} yes"))
     assert (state(done), one.made, two.made) == ("completed", True, True)
 
 

@@ -29,11 +29,11 @@ async def refused(client: PythonClient, request: SendMessageRequest) -> Refusal:
     return refusal.value
 
 
-async def test_a_model_is_for_one_request(client: PythonClient, behind: Behind) -> None:
+async def test_a_model_is_for_one_request(either: PythonClient, behind: Behind) -> None:
     other = {"model": {"providerID": "demo", "modelID": "demo-vision"}}
-    first = await client.send(wishing("one", shared=other))
+    first = await either.send(wishing("one", shared=other))
     context, session = first.context_id, shared(first)["session"]["id"]
-    second = await client.send(ask("two", context=context))
+    second = await either.send(ask("two", context=context))
     assert (state(first), state(second)) == ("completed", "completed")
     models = [prompt["model"] for prompt in await behind.prompts(session)]
     assert models == ["demo-vision", "demo"]
@@ -52,20 +52,20 @@ async def test_a_model_that_does_not_exist_is_refused_before_it_can_stick(
 
 
 async def test_a_session_is_continued_by_its_id_and_only_in_its_context(
-    client: PythonClient, behind: Behind
+    either: PythonClient, behind: Behind
 ) -> None:
-    first = await client.send(ask("one"))
+    first = await either.send(ask("one"))
     session = {"session": {"id": shared(first)["session"]["id"]}}
-    again = await client.send(wishing("two", shared=session))
+    again = await either.send(wishing("two", shared=session))
     assert again.context_id == first.context_id
     assert shared(again)["session"] == shared(first)["session"]
-    listed = await client.send(
+    listed = await either.send(
         ask("three", context=f"ctx:opencode-session:{session['session']['id']}")
     )
     assert listed.context_id == first.context_id
     said = await behind.said(session["session"]["id"])
     assert [text for role, text in said if role == "user"] == ["one", "two", "three"]
-    refusal = await refused(client, wishing("no", context=str(uuid.uuid4()), shared=session))
+    refusal = await refused(either, wishing("no", context=str(uuid.uuid4()), shared=session))
     assert (refusal.code, first.context_id in refusal.message) == (INVALID, True)
 
 

@@ -55,8 +55,8 @@ async def test_a_context_goes_on_after_a_failure(either: PythonClient) -> None:
     assert shown(task) == [("answer", "Better now.")]
 
 
-async def test_a_busy_provider_is_asked_again(client: PythonClient) -> None:
-    _, stream = await every_way(client, "[[error:429:1]] [[retryafter:0]] [[text:Here I am.]]")
+async def test_a_busy_provider_is_asked_again(either: PythonClient) -> None:
+    _, stream = await every_way(either, "[[error:429:1]] [[retryafter:0]] [[text:Here I am.]]")
     assert state(stream.task) == "completed"
     assert shown(stream.task) == [("answer", "Here I am.")]
     [retry] = stream.progress
@@ -86,8 +86,8 @@ async def test_what_a_broken_stream_said_is_replaced(clients: list[PythonClient]
     await on_every_line(clients, body)
 
 
-async def test_an_answer_cut_at_the_output_limit_is_a_failure(client: PythonClient) -> None:
-    task, _ = await every_way(client, "[[finish:length]] [[tokens:4]] [[usage:1000:4]]")
+async def test_an_answer_cut_at_the_output_limit_is_a_failure(either: PythonClient) -> None:
+    task, _ = await every_way(either, "[[finish:length]] [[tokens:4]] [[usage:1000:4]]")
     assert state(task) == "failed"
     assert shown(task) == [("answer", "river stone cloud maple ")]
     assert error(task) == {"type": "OUTPUT_LIMIT"}
