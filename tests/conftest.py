@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.postgres import Postgres, why_not
 from tests.running import ROOT, Service, Upstream, fake_opencode, real_opencode, service
 
-# Time says something about the machine, not about a test.
-settings.register_profile("busy machine", deadline=None)
+# Time says something about the machine, not about a test. An ordinary run tries the same examples
+# every time; FUZZ_EXAMPLES=5000 looks longer, and at other ones.
+settings.register_profile(
+    "busy machine",
+    deadline=None,
+    derandomize="FUZZ_EXAMPLES" not in os.environ,
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "50")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("busy machine")
 # What a test logs is seen only when it fails; colours would cost more than most tests.
 structlog.configure(
@@ -61,10 +69,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The same for single tests, and for files that are named as arguments."""
+    for item in items:
+        if _is_generated(item):
+            item.add_marker("no_cover")
     part = config.getoption("part")
     if part is not None:
         wanted = part == "processes"
         items[:] = [i for i in items if (_starts_processes(i.path) or _on_postgres(i)) is wanted]
+
+
+def _is_generated(item: pytest.Item) -> bool:
+    """Whether hypothesis makes up the examples of a test.
+
+    They run the same lines thousands of times, at several times the cost where lines are counted.
+    """
+    assert isinstance(item, pytest.Function)
+    return bool(getattr(item.obj, "is_hypothesis_test", False))
 
 
 def _starts_processes(path: Path) -> bool:
@@ -92,10 +112,11 @@ def opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
 
 @pytest.fixture(scope="session")
 def asking_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    """A real OpenCode that asks before it runs a command or edits a file outside of notes/."""
-    edit = {"*": "ask", "notes/*": "allow"}
-    permission = {"bash": "ask", "edit": edit, "external_directory": "ask"}
-    with real_opencode(tmp_path_factory.mktemp("asking"), permission=permission) as upstream:
+    """A real OpenCode that asks before it runs a command or edits a file; without snapshots."""
+    permission = dict.fromkeys(("bash", "edit", "external_directory"), "ask")
+    with real_opencode(
+        tmp_path_factory.mktemp("asking"), permission=permission, snapshot=False
+    ) as upstream:
         yield upstream
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from opencode_a2a.domain.events import BlockKind, ToolCall
@@ -37,10 +37,7 @@ from opencode_a2a.domain.values import (
     Usage,
 )
 
-# The same examples in every run, however slow the machine is just then.
-STEADY = settings(
-    deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], max_examples=100
-)
+STEADY = settings()  # of the profile in tests/conftest.py: the same examples in every ordinary run
 HEAD = TaskHead("task", "context", "caller", created_at=5)
 
 

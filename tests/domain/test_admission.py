@@ -467,4 +467,4 @@ class House(RuleBasedStateMachine):
 
 
 TestHouse = House.TestCase
-TestHouse.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestHouse.settings = settings(stateful_step_count=40)

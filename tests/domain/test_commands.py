@@ -164,7 +164,7 @@ def test_no_dollar_and_no_backtick_passes(
     assert refusal(template, before + active + after)
 
 
-@settings(STEADY, max_examples=200)
+@settings(STEADY, max_examples=2 * STEADY.max_examples)
 @given(template=TEXT, before=TEXT, after=TEXT, outputs=OUTPUTS)
 @example(template="!`a$1`", before="", after="", outputs=[""] * 12)
 @example(template="@a$1", before="", after="", outputs=[""] * 12)
@@ -194,7 +194,7 @@ def read(template: str, arguments: str, outputs: list[str]) -> list[str]:
     return file_references(with_outputs(text, outputs))
 
 
-@settings(STEADY, max_examples=200)
+@settings(STEADY, max_examples=2 * STEADY.max_examples)
 @given(template=TEXT, arguments=TEXT, outputs=OUTPUTS)
 @example(template="!`a`!`b`$ARGUMENTS", arguments=". ", outputs=["@", *[""] * 11])
 @example(template="!`a`@$1", arguments=".", outputs=[","] * 12)
@@ -205,7 +205,7 @@ def test_allowed_arguments_run_and_read_what_the_template_does(
         assert_same_actions(template, arguments, outputs)
 
 
-@settings(STEADY, max_examples=200)
+@settings(STEADY, max_examples=2 * STEADY.max_examples)
 @given(template=TEXT, arguments=TEXT, outputs=OUTPUTS)
 def test_the_comparison_alone_suffices(template: str, arguments: str, outputs: list[str]) -> None:
     if not changes_actions(template, arguments):

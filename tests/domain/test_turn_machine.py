@@ -659,4 +659,4 @@ def _ends(entry: LogEntry) -> bool:
 
 
 TestTurns = Turns.TestCase
-TestTurns.settings = settings(STEADY, max_examples=100, stateful_step_count=30)
+TestTurns.settings = settings(STEADY, stateful_step_count=30)

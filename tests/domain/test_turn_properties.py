@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.domain.events import (
@@ -357,7 +357,7 @@ def troubles(draw: st.DrawFn, run: Run) -> tuple[list[Loss], set[int], int | Non
 # -- what must hold
 
 
-@settings(STEADY, max_examples=100)
+@STEADY
 @given(st.data())
 def test_a_client_ends_with_what_is_stored_whatever_happens_on_the_way(data: st.DataObject) -> None:
     run = data.draw(runs())

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.redaction import (
@@ -224,7 +224,6 @@ def test_what_is_too_short_to_be_one_is_not_looked_for() -> None:
     after=st.text(max_size=50),
     limit=st.integers(1, 120),
 )
-@settings(deadline=None)
 def test_no_cut_leaves_a_part_of_a_secret(before: str, secret: str, after: str, limit: int) -> None:
     """Hidden first, cut then: what is shown is the beginning of what would be shown uncut."""
     redactor = Redactor(secret)
@@ -273,10 +272,10 @@ def _is_unicode(text: str) -> bool:
         'tokens: ["',
     ],
 )
-@pytest.mark.parametrize(("size", "limit"), [(1_000_000, 4096), (200_000, 0)])
-def test_no_text_takes_long(piece: str, size: int, limit: int) -> None:
-    """Made to keep a pattern busy: a quadratic one would take hours."""
-    text = piece * (size // len(piece))
+@pytest.mark.parametrize("limit", [4096, 0])
+def test_no_text_takes_long(piece: str, limit: int) -> None:
+    """Made to keep a pattern busy: a quadratic one would take many minutes."""
+    text = piece * (200_000 // len(piece))
     began = time.process_time()
     for body in (text.encode(), orjson.dumps({"text": text}), orjson.dumps([text[:99]] * 5000)):
         Redactor("a-secret").body(body, limit)

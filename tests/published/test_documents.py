@@ -103,10 +103,9 @@ def test_every_reference_leads_somewhere_from_the_root(
         assert dangling(json.loads(public.body)) == []
 
 
-def test_the_committed_documents_are_read_the_same_way() -> None:
+def test_every_reference_in_the_committed_documents_leads_somewhere() -> None:
     for path in sorted((ROOT / "tests" / "published").glob("*.json")):
         assert dangling(json.loads(path.read_bytes())) == [], path.name
-    validate(json.loads((ROOT / "tests" / "published" / "openapi.json").read_bytes()))
 
 
 def test_a_schema_in_a_contract_says_the_same_as_the_one_in_the_components(

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.domain.events import BlockKind, SubAgent, ToolCall
@@ -174,7 +174,7 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     Ended: ends,
 }
 updates = st.one_of(*UPDATES.values())
-patient = settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+fewer = settings(max_examples=25)
 
 
 def kinds(value: object) -> object:
@@ -194,7 +194,7 @@ def test_every_kind_of_update_is_tried() -> None:
 
 
 @pytest.mark.parametrize("kind", UPDATES, ids=lambda kind: kind.__name__)
-@patient
+@fewer
 @given(data=st.data())
 def test_an_update_comes_back_as_it_was(kind: type[Update], data: st.DataObject) -> None:
     update = data.draw(UPDATES[kind])
@@ -203,7 +203,7 @@ def test_an_update_comes_back_as_it_was(kind: type[Update], data: st.DataObject)
     assert kinds(entry.update) == kinds(update)
 
 
-@patient
+@fewer
 @given(story=st.lists(updates, max_size=12), end=ends)
 def test_a_finished_task_comes_back_as_it_was(story: list[Update], end: Ended) -> None:
     updates = [update for update in story if not isinstance(update, Ended)] + [end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.web.logins import (
@@ -193,7 +193,6 @@ LOGINS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(LOGINS)
 def test_no_verdict_tells_whether_a_credential_is_right_before_it_was_accepted_there(
     logins: list[Login],
