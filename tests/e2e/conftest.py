@@ -11,7 +11,7 @@ from tests.e2e.behind import Behind
 from tests.e2e.clients import LINES, Client, Line, PythonClient, connect_all
 from tests.e2e.gate import Gate
 from tests.e2e.javascript import JavaScriptClient
-from tests.running import Service, Upstream, service
+from tests.running import Service, Upstream, real_opencode, service
 
 
 @pytest.fixture(params=LINES, ids=str)
@@ -106,6 +106,29 @@ async def asking_either(
 ) -> AsyncIterator[PythonClient]:
     """Two that share neither line nor binding, for what the wire form has little part in."""
     async with PythonClient.connect(asking_service, request.param) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="session")
+def snapshot_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    """A real OpenCode that can tell what a turn changed."""
+    with real_opencode(tmp_path_factory.mktemp("snapshots")) as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="session")
+def snapshot_service(
+    snapshot_opencode: Upstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    with service(snapshot_opencode, tmp_path_factory.mktemp("service-on-snapshots")) as running:
+        yield running
+
+
+@pytest.fixture(params=(LINES[0], LINES[3]), ids=str)
+async def editing_either(
+    request: pytest.FixtureRequest, snapshot_service: Service
+) -> AsyncIterator[PythonClient]:
+    async with PythonClient.connect(snapshot_service, request.param) as connected:
         yield connected
 
 

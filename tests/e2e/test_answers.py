@@ -214,15 +214,15 @@ async def test_todos_are_progress(either: PythonClient) -> None:
 
 
 async def test_changed_files_are_shown_as_a_diff(
-    asking_either: PythonClient, asking_opencode: Upstream
+    editing_either: PythonClient, snapshot_opencode: Upstream
 ) -> None:
     name = f"notes/greeting-{uuid.uuid4()}.txt"
-    file = asking_opencode.workspace / name
+    file = snapshot_opencode.workspace / name
     file.parent.mkdir(exist_ok=True)
     file.write_text("one\ntwo\nthree\n")
     read = f'[[tool:read {{"filePath": "{name}"}}]]'
     edit = f'[[tool:edit {{"filePath": "{name}", "oldString": "two", "newString": "TWO"}}]]'
-    async with asking_either.stream(ask(f"{read} {edit} [[text:Done.]]")) as stream:
+    async with editing_either.stream(ask(f"{read} {edit} [[text:Done.]]")) as stream:
         task = await stream.rest()
     assert [name for name, _ in shown(task)] == ["tool:read", "tool:edit", "changes", "answer"]
     diff, files = shown(task)[-2][1]
@@ -238,27 +238,27 @@ async def test_changed_files_are_shown_as_a_diff(
     assert files == {
         "files": [{"file": name, "status": "modified", "additions": 1, "deletions": 1}]
     }
-    if asking_either.line.version == "1.0":
+    if editing_either.line.version == "1.0":
         assert task.artifacts[-2].parts[0].media_type == "text/x-diff"
-    assert facts(await asking_either.get(task.id)) == facts(task)
+    assert facts(await editing_either.get(task.id)) == facts(task)
     assert file.read_text() == "one\nTWO\nthree\n"
 
 
-async def test_a_new_file_is_a_change_too(asking_either: PythonClient) -> None:
+async def test_a_new_file_is_a_change_too(editing_either: PythonClient) -> None:
     name = f"notes/new-{uuid.uuid4()}.txt"
     write = f'[[tool:write {{"filePath": "{name}", "content": "first\\nsecond\\n"}}]]'
-    task = await asking_either.send(ask(f"{write} [[text:Done.]]"))
+    task = await editing_either.send(ask(f"{write} [[text:Done.]]"))
     diff, files = shown(task)[-2][1]
     assert diff.endswith("@@ -0,0 +1,2 @@\n+first\n+second\n")
     assert files == {"files": [{"file": name, "status": "added", "additions": 2, "deletions": 0}]}
 
 
 async def test_the_changes_of_a_steered_task_are_shown_together_at_the_end(
-    asking_service: Service,
+    snapshot_service: Service,
 ) -> None:
     names = [f"notes/{word}-{uuid.uuid4()}.txt" for word in ("one", "two")]
     one, two = (f'[[tool:write {{"filePath": "{n}", "content": "x\\n"}}]]' for n in names)
-    async with PythonClient.connect(asking_service, LINES[0]) as client:
+    async with PythonClient.connect(snapshot_service, LINES[0]) as client:
         async with client.stream(ask(f"[[start:1000]] {one} [[text:One.]]")) as stream:
             await stream.until(reaches("working"))
             await client.send(ask(f"{two} [[text:Two.]]", task=stream.task.id))

@@ -26,33 +26,19 @@ from opencode_a2a.opencode.process import (
     child_environment,
     has_provider,
 )
+from tests.running import ROOT, isolated, opencode_command
 
-ROOT = Path(__file__).resolve().parents[2]
-OFFLINE = [
-    "AUTOUPDATE",
-    "MODELS_FETCH",
-    "LSP_DOWNLOAD",
-    "SHARE",
-    "DEFAULT_PLUGINS",
-    "EXTERNAL_SKILLS",
-    "CLAUDE_CODE",
-]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and PR_SET_PDEATHSIG")
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
     """The real OpenCode, offline, with a home and a workspace of its own."""
-    command = os.environ.get("OPENCODE_COMMAND") or str(ROOT / "node_modules/.bin/opencode")
+    command = opencode_command()
     assert shutil.which(command), f"{command}: run `npm ci`, or set OPENCODE_COMMAND"
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    homes = {
-        name: str(tmp_path / name.lower())
-        for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
-    }
-    switches = {f"OPENCODE_DISABLE_{name}": "1" for name in OFFLINE}
-    return Launch(command, workspace, {"PATH": os.environ["PATH"], **homes, **switches})
+    return Launch(command, workspace, isolated(tmp_path / "home"))
 
 
 @pytest.fixture
