@@ -2,8 +2,9 @@
 
     python scripts/suite.py [--quick] [arguments for pytest]
 
-The quick part needs neither OpenCode nor a running service; its coverage is measured. The other
-part drives real processes, and waits for them as much as it works, so both run at the same time.
+The quick part needs neither OpenCode nor a running service; its coverage is measured, apart from
+the tests whose examples hypothesis draws (tests/conftest.py). The other part drives real processes,
+and waits for them as much as it works, so both run at the same time.
 On a busy machine a process can be too slow for a test. So what fails in that part is run once more,
 alone. A test that passes then is printed as flaky and does not fail the run. A test of the quick
 part gets no second chance: it has nothing that could be slow.

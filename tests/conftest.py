@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,22 +70,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The same for single tests, and for files that are named as arguments."""
-    for item in items:
-        if _is_generated(item):
-            item.add_marker("no_cover")
     part = config.getoption("part")
     if part is not None:
         wanted = part == "processes"
         items[:] = [i for i in items if (_starts_processes(i.path) or _on_postgres(i)) is wanted]
 
 
-def _is_generated(item: pytest.Item) -> bool:
-    """Whether hypothesis makes up the examples of a test.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Count no lines while hypothesis tries examples: they run the same ones thousands of times.
 
-    They run the same lines thousands of times, at several times the cost where lines are counted.
+    The marker `no_cover` of pytest-cov would do, but not in a worker of xdist: there a second
+    tracer takes the place of the one it stops.
     """
     assert isinstance(item, pytest.Function)
-    return bool(getattr(item.obj, "is_hypothesis_test", False))
+    tracer = sys.gettrace()
+    if tracer is None or not hasattr(item.obj, "is_hypothesis_test"):
+        return (yield)
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
 
 
 def _starts_processes(path: Path) -> bool:

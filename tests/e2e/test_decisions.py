@@ -286,7 +286,9 @@ async def test_a_killed_service_still_takes_the_answer(
 async def test_a_killed_opencode_ends_the_task_honestly(tmp_path: Path) -> None:
     secrets = tmp_path / "secrets"
     secrets.mkdir()
-    with real_opencode(tmp_path / "opencode", permission={"bash": "ask"}) as upstream:
+    with real_opencode(
+        tmp_path / "opencode", permission={"bash": "ask"}, snapshot=False
+    ) as upstream:
         # Not in the environment: whoever has the password there is ended together with OpenCode.
         (secrets / "opencode_auth_password").write_text(upstream.password or "")
         nameless, mark = replace(upstream, password=None), Mark(upstream)

@@ -22,6 +22,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
     with real_opencode(
         tmp_path_factory.mktemp("asking-full"),
         permission={"bash": "ask"},
+        snapshot=False,
         command={
             "mark": {"template": BASH},
             "delegate": {"template": f"[[tool:task {json.dumps(SUB_AGENT)}]]"},
