@@ -4,46 +4,52 @@ BIN := .venv/bin
 # More arguments for the command underneath: make test ARGS='-k cancel', make pin ARGS=--upgrade
 ARGS ?=
 
+# Python and npm packages are installed at the same time.
+ifeq ($(words $(MAKECMDGOALS)),1)
+MAKEFLAGS += -j2
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help run test quick pythons chaos bench bench-smoke check fix gen pin clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
-run: .venv/.installed node_modules/.installed ## start OpenCode and the service in front of it
-	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS)
+run: .venv/.run node_modules/.run ## start OpenCode and the service in front of it: make run DIR=path/to/project
+	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS) $(if $(DIR),"$(DIR)")
 
-test: check node_modules/.installed ## lint, formatting, types, and all tests
+test: check node_modules/.dev ## lint, formatting, types, and all tests
 	$(BIN)/python scripts/suite.py $(ARGS)
 
-quick: .venv/.installed ## the tests that need neither OpenCode nor a running service (about a minute)
+quick: .venv/.dev ## the tests that need neither OpenCode nor a running service (about a minute)
 	$(BIN)/python scripts/suite.py --quick $(ARGS)
 
-pythons: .venv/.installed ## the quick tests on every other Python that can be found here
+pythons: .venv/.dev ## the quick tests on every other Python that can be found here
 	$(BIN)/python scripts/pythons.py $(ARGS)
 
-chaos: .venv/.installed node_modules/.installed ## kill and cut things at random: make chaos ARGS='--kills 100'
+chaos: .venv/.dev node_modules/.dev ## kill and cut things at random: make chaos ARGS='--kills 100'
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-bench: .venv/.bench node_modules/.installed ## measure everything, and write docs/performance.md (minutes; on an idle machine)
+bench: .venv/.bench node_modules/.dev ## measure everything, and write docs/performance.md (minutes; on an idle machine)
 	$(BIN)/python -m bench --write docs $(ARGS)
 
-bench-smoke: .venv/.installed ## does a cost grow with what it must not grow with? (part of make test)
+bench-smoke: .venv/.dev ## does a cost grow with what it must not grow with? (part of make test)
 	$(BIN)/python -m bench --smoke
 
-check: .venv/.installed ## lint, formatting, types
+check: .venv/.dev ## lint, formatting, types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fix: .venv/.installed ## format, and mend what can be mended automatically
+fix: .venv/.dev ## format, and mend what can be mended automatically
 	$(BIN)/ruff check --fix --exit-zero . && $(BIN)/ruff format .
 
-gen: .venv/.installed ## write the generated files again (they are committed)
+gen: .venv/.dev ## write the generated files again (they are committed)
 	$(BIN)/python scripts/gen.py $(ARGS)
 
 pin: export UV_CUSTOM_COMPILE_COMMAND = make pin
-pin: .venv/.installed ## compile requirements/*.txt again from pyproject.toml
+pin: .venv/.dev ## compile requirements/*.txt again from pyproject.toml
 	$(PIN) -o requirements/run.txt pyproject.toml
+	$(PIN) -o requirements/build.txt -c requirements/run.txt --group build
 	$(PIN) -o requirements/dev.txt -c requirements/run.txt --group dev pyproject.toml
 	$(PIN) -o requirements/bench.txt -c requirements/dev.txt --group bench pyproject.toml
 # Extras are kept: pip looks for `coverage[toml]`, which a package asks for, among newer versions if only `coverage` is pinned.
@@ -53,16 +59,35 @@ clean: ## remove everything that was installed or built here
 	rm -rf .venv .venv-3.* node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
 
-.venv/.installed: requirements/dev.txt pyproject.toml
+# What is installed, and for what: .run is what running needs, .dev what tests and checks need besides. Packages must
+# have the hashes in requirements/ and package-lock.json. uv is used where there is one, because it is faster.
+UV := $(shell command -v uv 2>/dev/null)
+ifneq ($(UV),)
+VENV = $(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
+PIP = $(UV) pip install --python .venv
+else
+VENV = $(PYTHON) -m venv .venv
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+endif
+PROGRESS = $(PYTHON) src/opencode_a2a/cli/progress.py
+
+.venv/.run: requirements/run.txt requirements/build.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=…" if sys.version_info < (3, 11) else 0)'
-	@echo "Installing Python packages into .venv (the first time takes about a minute) …"
-	@$(PYTHON) -m venv .venv && $(PIP) --require-hashes -r requirements/dev.txt
-	@$(PIP) --no-deps --no-build-isolation -e . && touch $@
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+	@echo "Installing Python packages into .venv (about 50 MB) …"
+	@$(VENV)
+	@$(PROGRESS) "Python packages" .venv $(PIP) --require-hashes --only-binary :all: -r requirements/run.txt -r requirements/build.txt
+	@$(PIP) --quiet --no-deps --no-build-isolation -e . && touch $@
 
-.venv/.bench: .venv/.installed requirements/bench.txt
-	@$(PIP) --no-deps --require-hashes -r requirements/bench.txt && touch $@
+.venv/.dev: .venv/.run requirements/dev.txt
+	@$(PROGRESS) "Python packages for tests and checks" .venv $(PIP) --require-hashes -r requirements/dev.txt && touch $@
 
-node_modules/.installed: package.json package-lock.json
-	@echo "Installing OpenCode and the JavaScript A2A clients into node_modules (some hundred MB) …"
-	@npm ci --loglevel=error && touch $@
+.venv/.bench: .venv/.dev requirements/bench.txt
+	@$(PIP) --quiet --no-deps --require-hashes -r requirements/bench.txt && touch $@
+
+node_modules/.run: package.json package-lock.json
+	@echo "Installing OpenCode into node_modules (some hundred MB) …"
+	@$(PROGRESS) "OpenCode" node_modules npm ci --omit=dev --loglevel=error && touch $@
+
+# `npm install` adds to what is there; `npm ci` would begin again.
+node_modules/.dev: node_modules/.run
+	@$(PROGRESS) "JavaScript A2A clients" node_modules npm install --no-save --loglevel=error && touch $@

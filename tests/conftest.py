@@ -40,6 +40,7 @@ PROCESSES = tuple(
         "chaos/",
         "cli/test_serve.py",
         "cli/test_start.py",
+        "cli/test_terminal.py",
         "cli/test_up.py",
         "cli/test_usage.py",
         "conformance/",

@@ -8,7 +8,7 @@ below it makes one part from its settings.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +48,7 @@ from .service.locations import Locations
 from .service.options import CatalogOptionsResolver, OptionsResolver
 from .service.ownership import Ownership
 from .service.recovery import Recovery
-from .service.scheduler import Scheduler, SchedulerLimits
+from .service.scheduler import Scheduler, SchedulerLimits, TaskAtWork
 from .service.sessions import Sessions
 from .service.tasks import Tasks
 from .service.validator import Validator
@@ -69,6 +69,12 @@ PUBLIC_PATHS = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    app: ASGIApp
+    at_work: Callable[[], list[TaskAtWork]]
+
+
 @asynccontextmanager
 async def build(
     settings: Settings,
@@ -77,7 +83,7 @@ async def build(
     url: str,
     stopping: asyncio.Future[None],
     agent: Agent | None = None,
-) -> AsyncIterator[ASGIApp]:
+) -> AsyncIterator[Built]:
     """The service, talking to the OpenCode at `endpoint`, known to clients as `url`.
 
     Tests of the protocol itself pass another `agent`, which does the tasks.
@@ -121,7 +127,7 @@ async def build(
             limit = settings.server.max_request_body_bytes
             add_routes(api, operations, _health(adapters), body_limit=limit)
             async with Recovery.open(adapters.log, scheduler, inputs=services.inputs):
-                yield _middleware(settings.server, api, url)
+                yield Built(_middleware(settings.server, api, url), scheduler.at_work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,7 @@ what is in there.
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
-import re
 import tomllib
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -41,7 +39,7 @@ from sqlalchemy.exc import ArgumentError
 
 from .domain.addresses import is_host, is_loopback, origin_of
 from .domain.scopes import DEFAULT_SCOPES, Scope
-from .paths import inside_git, make_private_directory, tighten
+from .paths import inside_git, state_folder, state_home
 from .spellings import (
     FOREIGN_SETTINGS,
     Spellings,
@@ -189,9 +187,15 @@ class Upstream(SettingsGroup):
 
     base_url: WebAddress | None = Field(
         default=None,
-        description="The OpenCode server. `serve` needs it; `up` starts its own and refuses it.",
+        description="The OpenCode server. Without it `serve` takes `http://127.0.0.1:4096`, where "
+        "`opencode serve` listens; `up` starts its own and refuses it.",
     )
-    command: str = Field(default="opencode", description="The executable that `up` starts.")
+    command: str = Field(
+        default="opencode",
+        description="The executable that `up` starts. Without it OpenCode is taken from `PATH`, "
+        "from `node_modules` of the current directory or of the checkout, or from where "
+        "`opencode-a2a up --install-opencode` has put it.",
+    )
     workspace_root: Directory = Field(
         default_factory=Path.cwd,
         validate_default=True,
@@ -291,7 +295,9 @@ class Server(SettingsGroup):
         description="The agent's description in its card.",
     )
     bearer_token: Token | None = Field(
-        default=None, description="One token for one caller, the simple way."
+        default=None,
+        description="One token for one caller, the simple way. Without any credential `up` makes "
+        "one for the workspace and keeps it; `opencode-a2a token` shows it.",
     )
     static_auth_credentials: Annotated[list[CredentialSetting], *Json] = Field(
         default=[],
@@ -559,15 +565,11 @@ class State(SettingsGroup):
     def folder(self, root: Path) -> Path:
         """The directory for the data of a workspace root; created if there is none."""
         try:
-            folder = _state_home() / folder_name(root)
-            make_private_directory(folder)
+            return state_folder(root)
         except (OSError, RuntimeError) as exc:  # RuntimeError: there is no home directory
             why = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) else str(exc)
             problem = f"is not set, and the default directory cannot be used: {why}"
             raise ConfigError([f"A2A_TASK_STORE_DATABASE_URL: {problem}"]) from None
-        for each in (folder, folder.parent):
-            tighten(each)
-        return folder
 
     @property
     def shared_url(self) -> str | None:
@@ -577,18 +579,8 @@ class State(SettingsGroup):
         """
         if self.backend == "memory" or self.database_url is not None:
             return None
-        file = _state_home() / "tasks.db"
+        file = state_home() / "tasks.db"
         return f"sqlite:///{file}" if file.is_file() else None
-
-
-def _state_home() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "opencode-a2a"
-
-
-def folder_name(root: Path) -> str:
-    """A name that a person recognises, and that no other root has: `my-project-1f3a9c2b`."""
-    name = re.sub(r"[^\w.-]+", "-", root.name)[:60].strip("-.") or "root"
-    return f"{name}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
 
 
 class Environment(SettingsGroup):

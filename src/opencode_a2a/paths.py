@@ -1,8 +1,10 @@
-"""What a directory is to git, and files that are nobody else's business."""
+"""What a directory is to git, where state is kept, and files that are nobody else's business."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +29,26 @@ def inside_git(path: Path) -> bool:
         if all(bare):
             return True
     return False
+
+
+def state_home() -> Path:
+    """The directory for everything this program keeps. RuntimeError: there is no home directory."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "opencode-a2a"
+
+
+def folder_name(root: Path) -> str:
+    """A name that a person recognises, and that no other root has: `my-project-1f3a9c2b`."""
+    name = re.sub(r"[^\w.-]+", "-", root.name)[:60].strip("-.") or "root"
+    return f"{name}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
+
+
+def state_folder(root: Path) -> Path:
+    """The directory for the data of a workspace root, for this user only; made if there is none."""
+    folder = state_home() / folder_name(root)
+    make_private_directory(folder)
+    for each in (folder, folder.parent):
+        tighten(each)
+    return folder
 
 
 def make_private_directory(path: Path) -> None:

@@ -214,11 +214,7 @@ def test_a_misspelt_name_stops_the_start_and_an_unheard_one_is_logged(capsys: Ca
     assert SECRET not in ran.err
 
 
-def test_serving_needs_an_opencode_and_a_credential(capsys: Capture) -> None:
-    nothing = called(main, ["serve"], {}, capsys)
-    assert nothing.code == 2
-    assert "OPENCODE_BASE_URL is not set" in nothing.problems[0]
-    assert "opencode-a2a up" in nothing.problems[0]
+def test_serving_needs_a_credential(capsys: Capture) -> None:
     anyone = called(main, ["serve"], FINE | {"A2A_BEARER_TOKEN": ""}, capsys)
     assert anyone.code == 2
     assert "A2A_BEARER_TOKEN" in anyone.problems[0]
@@ -272,7 +268,6 @@ def test_a_secret_that_can_be_guessed_is_refused_behind_a_proxy(url: str, capsys
         "A2A_HOST": "127.0.0.1",
         "A2A_PUBLIC_URL": url,
         "A2A_BEARER_TOKEN": "short",
-        "OPENCODE_BASE_URL": "",
     }
     ran = called(main, ["serve"], FINE | settings, capsys)
     assert ran.code == 2
@@ -280,7 +275,7 @@ def test_a_secret_that_can_be_guessed_is_refused_behind_a_proxy(url: str, capsys
     assert problem.startswith("A2A_BEARER_TOKEN: is shorter than 16 characters")
     assert f"A2A_PUBLIC_URL is {url} rather than a loopback address" in problem
     for local in ("http://localhost:8000", "http://127.0.0.1:8000", "http://[::1]:8000"):
-        ran = called(main, ["serve"], FINE | settings | {"A2A_PUBLIC_URL": local}, capsys)
+        ran = called(main, ["up"], FINE | settings | {"A2A_PUBLIC_URL": local}, capsys)
         assert "event=credentials.short" in ran.err
 
 
@@ -340,14 +335,14 @@ def test_a_database_url_that_is_split_wrongly_shows_nothing_of_its_password(
 def test_a_secret_that_can_be_guessed_is_warned_about_on_loopback(
     host: str, capsys: Capture
 ) -> None:
-    settings = {"A2A_HOST": host, "A2A_BEARER_TOKEN": "hush", "OPENCODE_BASE_URL": ""}
-    ran = called(main, ["serve"], FINE | settings, capsys)
+    settings = {"A2A_HOST": host, "A2A_BEARER_TOKEN": "hush"}
+    ran = called(main, ["up"], FINE | settings, capsys)
     warning, problem = ran.err.splitlines()
     assert "level=warning event=credentials.short names=A2A_BEARER_TOKEN" in warning
     assert "secrets.token_urlsafe(32)" in warning
-    assert "OPENCODE_BASE_URL is not set" in problem
+    assert "OPENCODE_BASE_URL is set" in problem
     assert "hush" not in ran.err
-    ran = called(main, ["serve"], FINE | {"A2A_HOST": host, "OPENCODE_BASE_URL": ""}, capsys)
+    ran = called(main, ["up"], FINE | {"A2A_HOST": host}, capsys)
     assert len(ran.err.splitlines()) == 1
 
 

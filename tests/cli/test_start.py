@@ -12,6 +12,8 @@ from tests.running import TOKEN, isolated
 START = """
 import asyncio, sys
 import opencode_a2a.__main__
+opencode_a2a.__main__.load_faster()
+import opencode_a2a.cli.program
 from opencode_a2a.app import publication
 from opencode_a2a.config import load
 from opencode_a2a.store.database import Database
@@ -62,7 +64,7 @@ def said(folder: Path, what: str) -> set[str]:
 
 def test_a_start_loads_nothing_that_only_later_work_needs(tmp_path: Path) -> None:
     loaded = said(tmp_path, LOADED)
-    assert {"opencode_a2a.cli", "sqlalchemy", "fastapi"} <= loaded
+    assert {"opencode_a2a.cli.up", "sqlalchemy", "fastapi"} <= loaded
     assert not LATER & loaded
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from opencode_a2a.cli import welcome
+from opencode_a2a.cli.up import welcome
 from opencode_a2a.config import load
-from tests.cli.commands import command
+from opencode_a2a.opencode.providers import ChosenProviders
+from tests.cli.commands import command, run
 from tests.curl import curl
 from tests.faults.survivors import agent_at_work
 from tests.running import Program, isolated, opencode_command, running
@@ -46,13 +47,20 @@ def alive(pid: int) -> bool:
         return False
 
 
-def typed(said: str, text: str = "Hello!") -> dict[str, object]:
+def typed(said: str, home: Path, text: str = "Hello!") -> dict[str, object]:
     """What the printed command answers, typed as it stands or with another text."""
-    found = re.search(r"Try it:\n\n(  curl .*?)\n\n", said, re.DOTALL)
+    found = re.search(r"Try it, in another shell:\n\n(  curl .*?)\n\n", said, re.DOTALL)
     assert found, said
     line = found[1].replace("Hello!", text)
-    body: dict[str, dict[str, object]] = curl(line).raise_for_status().json()
+    body: dict[str, dict[str, object]] = curl(line, home=home).raise_for_status().json()
     return body["task"]
+
+
+def status(directory: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(
+        run(directory, "opencode-a2a", "status", "--json").out
+    )
+    return found
 
 
 def answered(task: dict[str, object]) -> bool:
@@ -66,14 +74,27 @@ def said_with(monkeypatch: pytest.MonkeyPatch, toml: Path, text: str, **env: str
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     toml.write_text(f"[a2a]\n{text}\n")
-    return welcome(load(toml), "http://127.0.0.1:8000", None, is_demo=False)
+    chosen = ChosenProviders(("mine",), "mine/m")
+    said = welcome(load(toml), "http://127.0.0.1:8000", made=None, chosen=chosen)
+    assert "Model: mine/m\n" in said
+    return said
 
 
 @pytest.mark.parametrize(
     ("toml", "env", "login", "put_in"),
     [
-        ("", {"A2A_BEARER_TOKEN": "hush"}, '-H "Authorization: Bearer $A2A_BEARER_TOKEN"', ""),
-        ("", {"a2a_bearer_token": "hush"}, '-H "Authorization: Bearer $a2a_bearer_token"', ""),
+        (
+            "",
+            {"A2A_BEARER_TOKEN": "hush"},
+            '-H "Authorization: Bearer $A2A_BEARER_TOKEN"',
+            ", where $A2A_BEARER_TOKEN is set",
+        ),
+        (
+            "",
+            {"a2a_bearer_token": "hush"},
+            '-H "Authorization: Bearer $a2a_bearer_token"',
+            ", where $a2a_bearer_token is set",
+        ),
         (
             'bearer_token = "hush"',
             {},
@@ -118,15 +139,20 @@ def test_the_printed_command_works_opencode_may_die_and_ctrl_c_leaves_nothing(
         said = program.output
         assert "a built-in demo model answers" in said
         url = program.wait_for(r"OpenCode answers A2A at (\S+)")[1]
-        token = program.wait_for(r"Token \(made for this run.*\): (\S+)")[1]
+        workspace, home = (tmp_path / "workspace").resolve(), tmp_path / "home"
+        assert f"It works in {workspace}\nModel: demo\n" in said
+        token = run(tmp_path, "opencode-a2a", "token", str(workspace)).out.strip()
         assert len(token) >= 32
-        assert f"It works in {(tmp_path / 'workspace').resolve()}" in said
-        assert answered(typed(said))
+        assert token not in said
+        assert answered(typed(said, home))
+        (listed,) = status(tmp_path)
+        assert (listed["url"], listed["workspace"]) == (url, str(workspace))
+        assert (listed["pid"], listed["command"]) == (program.process.pid, "up")
         (tmp_path / "workspace" / "notes.txt").touch()
-        listed = json.dumps(typed(said, "List the files."))
-        assert "TASK_STATE_COMPLETED" in listed
-        assert "The tool call gave this result:\\n\\nnotes.txt" in listed
-        asking = json.dumps(typed(said, "Ask me a question."))
+        files = json.dumps(typed(said, home, "List the files."))
+        assert "TASK_STATE_COMPLETED" in files
+        assert "The tool call gave this result:\\n\\nnotes.txt" in files
+        asking = json.dumps(typed(said, home, "Ask me a question."))
         assert "TASK_STATE_INPUT_REQUIRED" in asking
         assert "Which color do you like best?" in asking
 
@@ -134,17 +160,20 @@ def test_the_printed_command_works_opencode_may_die_and_ctrl_c_leaves_nothing(
         os.kill(running_one, signal.SIGKILL)
         program.wait_for("event=opencode.died")
         deadline = time.monotonic() + 60
-        while len(opencodes(program)) < 3 or httpx.get(f"{url}/ready").status_code != 200:
+        while len(opencodes(program)) < 2 or httpx.get(f"{url}/ready").status_code != 200:
             assert time.monotonic() < deadline, program.output
             time.sleep(0.1)
-        assert answered(typed(said))
+        assert answered(typed(said, home))
 
         program.process.send_signal(signal.SIGINT)
         assert program.process.wait(60) == 0
         started = opencodes(program)
-        assert len(started) == 3  # to look for a provider, with the demo model, after its death
+        assert len(started) == 2  # with the demo model, and after its death
         assert not any(alive(pid) for pid in started)
         assert "Traceback" not in program.output
+        assert "\x1b" not in program.output  # it is no terminal
+        assert "event=stopping" in program.output
+        assert status(tmp_path) == []
 
 
 @pytest.mark.timeout(240)
@@ -163,6 +192,7 @@ def test_with_a_provider_and_a_token_of_ones_own_nothing_is_made_up(tmp_path: Pa
     with up(tmp_path, **mine) as program:
         program.wait_for("Stop with Ctrl-C", 90)
         assert "demo" not in program.output
+        assert "Model: OpenCode chooses one of mine\n" in program.output
         assert "my-own-token" not in program.output
         assert '"Authorization: Bearer $A2A_BEARER_TOKEN"' in program.output
         (pid,) = opencodes(program)

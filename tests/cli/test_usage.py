@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from opencode_a2a import __version__
 from opencode_a2a.cli import main, server_main
+from opencode_a2a.cli.completion import script
+from opencode_a2a.cli.parser import COMMANDS, SHELLS, Command
 from tests.cli.commands import Ran, called, run
 from tests.running import ROOT
 
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "card", "openapi"])
-def test_a_command_explains_itself_with_an_example_to_copy(command: str, capsys: Capture) -> None:
-    ran = called(main, [command, "--help"], {}, capsys)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_a_command_explains_itself_with_an_example_to_copy(
+    command: Command, capsys: Capture
+) -> None:
+    ran = called(main, [command.name, "--help"], {}, capsys)
     assert (ran.code, ran.err) == (0, "")
-    assert f"\n  {'cd your-project && ' * (command == 'up')}opencode-a2a {command}" in ran.out
-    for option in ("--config FILE", "--secrets DIR", "--host HOST", "--port PORT"):
-        assert option in ran.out
+    assert re.search(rf"^  .*opencode-a2a {command.name}\b", ran.out, re.MULTILINE)
+    for option in command.options:
+        assert option.help.split()[0] in ran.out
+    assert ("A2A_BEARER_TOKEN   " in ran.out) is command.has_settings
 
 
 def test_help_names_every_command_and_the_settings_one_needs_first(capsys: Capture) -> None:
@@ -42,6 +50,53 @@ def test_wrong_usage_is_answered_with_the_right_one(words: list[str], capsys: Ca
     ran = called(main, words, {}, capsys)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("usage: opencode-a2a")
+
+
+def test_help_and_version_load_nothing_of_the_service() -> None:
+    """So they answer at once."""
+    code = """
+import sys
+from opencode_a2a import cli
+try:
+    cli.main(sys.argv[1:], before_loading=sys.exit)
+except SystemExit:
+    print(*sys.modules, file=sys.stderr)
+"""
+    large = {"asyncio", "pydantic", "sqlalchemy", "structlog", "uvicorn", "opencode_a2a.config"}
+    for word in ("--version", "--help"):
+        ran = subprocess.run(
+            [sys.executable, "-c", code, word], capture_output=True, text=True, check=True
+        )
+        assert not large & set(ran.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["st"], {"status"}),
+        (["up", "--in"], {"--install-opencode"}),
+        (["completion", ""], {*SHELLS, "--help"}),
+        (["status", "--"], {"--json", "--help"}),
+        (["up", "--config", ""], set()),  # bash offers files
+    ],
+)
+def test_bash_completes_commands_and_options(typed: list[str], offered: set[str]) -> None:
+    words = " ".join(["opencode-a2a", *(word or "''" for word in typed)])
+    ask = f"COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _opencode_a2a; echo ${{COMPREPLY[@]}}"
+    ran = subprocess.run(
+        ["bash", "-c", f"{script('bash')}\n{ask}"], capture_output=True, text=True, check=True
+    )
+    assert (set(ran.stdout.split()), ran.stderr) == (offered, "")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_can_read_its_completion(shell: str, capsys: Capture) -> None:
+    main(["completion", shell])
+    printed = capsys.readouterr().out
+    assert all(command.name in printed for command in COMMANDS)
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    subprocess.run([shell, "-n"], input=printed, text=True, check=True)
 
 
 @pytest.mark.parametrize("name", ["opencode-a2a", "opencode-a2a-server"])

@@ -51,8 +51,10 @@ async def serve(settings: Settings, long: float, hold: bool) -> None:
             agent = Player(Heard(database), long, hold)
             async with build(
                 settings, endpoint=NOWHERE, url=url, stopping=stopping, agent=agent
-            ) as app:
-                server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
+            ) as built:
+                server = uvicorn.Server(
+                    uvicorn.Config(built.app, lifespan="off", log_level="warning")
+                )
                 sys.stdout.write(f"playing at {url}\n")
                 sys.stdout.flush()
                 await server.serve(sockets=[listener])

@@ -24,8 +24,8 @@ from opencode_a2a.opencode.process import (
     ManagedOpenCode,
     ManagedProcessFailed,
     child_environment,
-    has_provider,
 )
+from opencode_a2a.opencode.providers import chosen_providers, may_be_configured
 from tests.running import ROOT, isolated, opencode_command
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and PR_SET_PDEATHSIG")
@@ -294,37 +294,45 @@ CUSTOM = {
     "options": {"baseURL": "http://x"},
     "models": {"m": {}},
 }
-CHOICES: dict[str, tuple[dict[str, Any], bool]] = {
-    "nothing but the built-in gateway": ({}, False),
-    "nothing at all": ({"disabled_providers": ["opencode"]}, False),
-    "a custom provider": ({"provider": {"mine": CUSTOM}}, True),
-    "the gateway on purpose": ({"model": "opencode/big-pickle"}, True),
-    "the gateway with a key": ({"provider": {"opencode": {"options": {"apiKey": "k"}}}}, True),
+CHOICES: dict[str, tuple[dict[str, Any], str | None]] = {
+    "nothing but the built-in gateway": ({}, None),
+    "nothing at all": ({"disabled_providers": ["opencode"]}, None),
+    "a custom provider": ({"provider": {"mine": CUSTOM}}, "OpenCode chooses one of mine"),
+    "a model of it": ({"provider": {"mine": CUSTOM}, "model": "mine/m"}, "mine/m"),
+    "the gateway on purpose": ({"model": "opencode/big-pickle"}, "opencode/big-pickle"),
+    "the gateway with a key": (
+        {"provider": {"opencode": {"options": {"apiKey": "k"}}}},
+        "OpenCode chooses one of opencode",
+    ),
 }
 
 
 async def test_a_provider_counts_when_somebody_chose_it(launch: Launch, tmp_path: Path) -> None:
-    found: dict[str, bool] = {}
+    found: dict[str, str | None] = {}
     async with ManagedOpenCode.start(launch) as managed:
         for place, (config, _) in CHOICES.items():
             directory = tmp_path / place
             directory.mkdir()
             (directory / "opencode.json").write_text(json.dumps(config))
-            found[place] = await has_provider(managed.endpoint, directory)
+            chosen = await chosen_providers(managed.endpoint, directory)
+            found[place] = None if chosen is None else str(chosen)
+            # Whoever chose something is not mistaken for a newcomer before OpenCode runs.
+            assert chosen is None or may_be_configured(launch.environment, directory)
     assert found == {place: expected for place, (_, expected) in CHOICES.items()}
 
 
 async def test_a_key_in_the_environment_is_a_provider(launch: Launch) -> None:
     launch = replace(launch, environment={**launch.environment, "ANTHROPIC_API_KEY": "dummy"})
     async with ManagedOpenCode.start(launch) as managed:
-        assert await has_provider(managed.endpoint, launch.directory)
+        chosen = await chosen_providers(managed.endpoint, launch.directory)
+        assert chosen is not None and chosen.names == ("anthropic",)
 
 
 async def test_a_broken_config_is_named_but_not_quoted(launch: Launch) -> None:
     (launch.directory / "opencode.json").write_text('{"provider": {"x": {"apiKey": "hush", }')
     async with ManagedOpenCode.start(launch) as managed:
         with pytest.raises(ManagedProcessFailed, match=r"opencode\.json") as failure:
-            await has_provider(managed.endpoint, launch.directory)
+            await chosen_providers(managed.endpoint, launch.directory)
     assert "hush" not in str(failure.value)
 
 
@@ -342,7 +350,7 @@ async def test_an_answer_about_providers_that_makes_no_sense_is_told(
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         endpoint = Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         with pytest.raises(ManagedProcessFailed, match="which providers"):
-            await has_provider(endpoint, tmp_path)
+            await chosen_providers(endpoint, tmp_path)
 
 
 # What goes wrong

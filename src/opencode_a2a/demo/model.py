@@ -19,6 +19,7 @@ from uuid import uuid4
 from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
+PROVIDER = "demo"
 WORD_PAUSE = 0.02  # seconds, so that a person sees the answer grow
 SHUTDOWN_SECONDS = 1.0
 QUOTE_CHARS, RESULT_CHARS = 200, 2000
@@ -172,14 +173,18 @@ async def serve() -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def opencode_config(base_url: str) -> dict[str, Any]:
-    """The configuration (`OPENCODE_CONFIG_CONTENT`) that makes OpenCode use this model only."""
+def opencode_config(base_url: str, *, alone: bool = True) -> dict[str, Any]:
+    """The configuration (`OPENCODE_CONFIG_CONTENT`) that makes OpenCode use this model.
+
+    `alone` hides all other providers, else only OpenCode's own gateway is hidden.
+    """
+    others = {"enabled_providers": [PROVIDER]} if alone else {"disabled_providers": ["opencode"]}
     return {
         "model": "demo/demo",
         "small_model": "demo/demo-small",
-        "enabled_providers": ["demo"],
+        **others,
         "provider": {
-            "demo": {
+            PROVIDER: {
                 "npm": "@ai-sdk/openai-compatible",  # part of the OpenCode binary
                 "name": "Demo",
                 "options": {"baseURL": base_url, "apiKey": "demo"},

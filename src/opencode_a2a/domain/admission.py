@@ -96,6 +96,9 @@ class Admission(Generic[T]):
         own = self._resting[caller]
         return Bound.RESTING if own >= min(bounds.per_caller, bounds.resting) else None
 
+    def phase_of(self, task: T) -> Phase:
+        return self._phases[task]
+
     def waiting_of(self, caller: str) -> int:
         """How many tasks of this caller are here and neither run nor wait for a person."""
         return self._busy[caller] - self._running[caller]

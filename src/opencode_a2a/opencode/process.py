@@ -19,10 +19,9 @@ from typing import Any, BinaryIO, Self, cast
 
 import structlog
 
-from ..errors import UpstreamError, UpstreamHttpError
 from . import guardian
 from .guardian import IS_LINUX
-from .http import Endpoint, Http
+from .http import Endpoint
 from .leftovers import Marker, kill_marked
 
 HOST, USERNAME, PORT_ATTEMPTS = "127.0.0.1", "opencode", 5
@@ -252,32 +251,13 @@ def describe_exit(code: int) -> str:
 def find_executable(launch: Launch) -> str:
     if found := shutil.which(launch.command, path=launch.environment.get("PATH")):
         return str(Path(found).absolute())  # it will start in another directory
-    advice = "Install it with `npm install -g opencode-ai`, or set OPENCODE_COMMAND to its path."
+    advice = (
+        "Install it with `opencode-a2a up --install-opencode` or `npm install -g opencode-ai`, or "
+        "set OPENCODE_COMMAND to its path."
+    )
     raise ManagedProcessFailed(f"OpenCode was not found: {launch.command}. {advice}")
 
 
 def free_port() -> int:
     with socket.create_server((HOST, 0)) as server:
         return int(server.getsockname()[1])
-
-
-async def has_provider(endpoint: Endpoint, directory: Path) -> bool:
-    """Whether somebody decided which provider answers here; raises when OpenCode cannot tell."""
-    # OpenCode always lists its own gateway, even offline: key "public", a few free models. Nobody
-    # chose that, so it counts only with a key of the user's or if the configured model names it.
-    # Others have a key or a config entry, and a model. (`/provider` adds a catalogue of 6 MB.)
-    answer: dict[str, Any] = {}
-    try:
-        async with Http.open(endpoint, timeout=15) as http:  # the first one loads the directory
-            for path in (["config"], ["config", "providers"]):
-                answer |= await http.call("GET", *path, query={"directory": str(directory)})
-        found = {(p["id"], p.get("options", {}).get("apiKey")) for p in answer["providers"]}
-    except UpstreamHttpError as exc:  # the message may quote a config file, keys and all
-        data = exc.body.get("data", {}) if isinstance(exc.body, dict) else {}
-        where = data.get("path", "its log") if isinstance(data, dict) else "its log"
-        name = exc.facts["name"] or exc.facts["upstream_status"]
-        raise ManagedProcessFailed(f"OpenCode answered {name}: look at {where}.") from None
-    except (UpstreamError, LookupError, TypeError, ValueError, AttributeError) as exc:
-        raise ManagedProcessFailed("OpenCode did not say which providers it has.") from exc
-    gateway_chosen = str(answer.get("model")).startswith("opencode/")
-    return gateway_chosen or bool(found - {("opencode", "public")})

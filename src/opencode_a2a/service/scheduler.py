@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..domain.admission import Admission, Bound, Bounds
+from ..domain.admission import Admission, Bound, Bounds, Phase
 from ..domain.effects import (
     CancelRequested,
     PromptExpected,
@@ -48,6 +48,16 @@ class SchedulerLimits(RunLimits):
     record: float = 10.0  # until the end of a canceled task is in the log
     grace: float = 5.0  # for what is running when the service stops
     renewal: float = 2.0  # between two renewals of the leases meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAtWork:
+    """A task that is here now, for whoever watches the service."""
+
+    id: str
+    title: str
+    phase: Phase
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,18 @@ class Scheduler:
             with suppress(StoreUnavailable):
                 await self._log.renew_leases()
             await asyncio.sleep(self._limits.renewal)
+
+    def at_work(self) -> list[TaskAtWork]:
+        """The tasks that run or wait here, oldest first."""
+        return [
+            TaskAtWork(
+                id=runner.head.id,
+                title=runner.title,
+                phase=self._admission.phase_of(runner),
+                since_ms=runner.head.created_at,
+            )
+            for runner in sorted(self._runners.values(), key=lambda runner: runner.head.created_at)
+        ]
 
     # -- tasks come in
 

@@ -1,0 +1,76 @@
+"""The command line: parses arguments, runs a command, reports errors.
+
+What a command needs is loaded only when that command runs: `--help`, `--version` and the small
+commands answer at once.
+
+Exit codes: 0 fine, 1 something failed, 2 wrong usage or settings.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .failure import CommandError
+from .parser import parser
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def main(
+    argv: Sequence[str] | None = None, before_loading: Callable[[], None] | None = None
+) -> None:
+    """Run a command; call `before_loading` before the larger part of the program is loaded."""
+    arguments = parser().parse_args(argv)
+    try:
+        if arguments.command in ("token", "status", "completion"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
+            print("\n".join(_lines(arguments)))
+            return
+        if before_loading is not None:
+            before_loading()
+        from .program import run
+
+        run(arguments)
+    except CommandError as exc:
+        print(f"opencode-a2a: {exc}", file=sys.stderr)
+        sys.exit(exc.code)
+    except KeyboardInterrupt:  # nothing has been started yet
+        sys.exit(130)
+
+
+def server_main(
+    argv: Sequence[str] | None = None, before_loading: Callable[[], None] | None = None
+) -> None:
+    """The same program under its older name: without a command it serves."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if not given or (given[0].startswith("-") and not {"-h", "--help", "--version"} & set(given)):
+        given.insert(0, "serve")
+    main(given, before_loading)
+
+
+def _lines(arguments: argparse.Namespace) -> Sequence[str]:
+    """What a command prints that needs neither settings nor a service."""
+    if arguments.command == "token":
+        from . import token
+
+        return token.show(_workspace(arguments.directory), new=arguments.new)
+    if arguments.command == "status":
+        from . import instances
+
+        return instances.show(as_json=arguments.json)
+    from . import completion
+
+    return completion.script(arguments.shell).splitlines()
+
+
+def _workspace(directory: Path | None) -> Path:
+    given = directory or Path(os.environ.get("OPENCODE_WORKSPACE_ROOT") or ".")
+    if not given.is_dir():
+        raise CommandError(f"{given}: there is no such directory", 2)
+    return given.resolve()

@@ -1,0 +1,275 @@
+"""The service in this process: its socket, its server, and what it shows while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TextIO, cast
+
+import structlog
+import uvicorn
+
+from .. import __version__, logs
+from ..app import build, endpoint_of, public_url
+from ..config import Server, Settings
+from ..errors import UpstreamError
+from ..inbound.failures import failure
+from ..opencode.http import Endpoint, Http
+from ..service.scheduler import TaskAtWork
+from ..store.log import now_ms
+from ..web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
+from ..web.protocol import ConnectionGuard
+from .failure import CommandError
+from .instances import Instance, Registration
+from .terminal import Terminal, has_cursor, task_line
+
+GC_THRESHOLD = 10_000  # new objects before a collection: a thousand open streams have many
+BACKLOG = 1024  # connections that may wait to be accepted
+RESERVED_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
+DEFAULT_OPENCODE = "http://127.0.0.1:4096"  # where `opencode serve` listens unless told otherwise
+WATCH_SECONDS = 1.0  # between two looks at the tasks at work
+VERSION_SECONDS, VERSION_PAUSE = 5.0, 15.0  # for OpenCode to say its version, or to ask it again
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Watch:
+    """What a person sees of the service: its tasks, on a terminal and in `opencode-a2a status`."""
+
+    command: str
+    terminal: Terminal | None
+    at_work: Callable[[], list[TaskAtWork]] = list
+
+    @classmethod
+    def of(cls, command: str) -> Watch:
+        return cls(command, Terminal(sys.stderr) if has_cursor(sys.stderr) else None)
+
+    @property
+    def stream(self) -> TextIO:
+        """Where to write to; the lines of the tasks stay below that."""
+        return sys.stderr if self.terminal is None else cast(TextIO, self.terminal)
+
+    def say(self, text: str) -> None:
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def stopping(self, grace: float) -> None:
+        """Say what the service waits for before it ends."""
+        tasks = len(self.at_work())
+        log.info("stopping", tasks_at_work=tasks, grace_seconds=grace if tasks else 0)
+        if not sys.stderr.isatty():
+            return
+        if tasks:
+            what = "1 task is" if tasks == 1 else f"{tasks} tasks are"
+            self.say(f"Stopping: {what} at work and may go on for {grace:g} s.")
+        else:
+            self.say("Stopping: nothing is at work.")
+        self.say("Press Ctrl-C again to stop at once.")
+
+    @asynccontextmanager
+    async def over(self, settings: Settings, endpoint: Endpoint, url: str) -> AsyncIterator[None]:
+        """Show what is going on while the block lasts."""
+        with ExitStack() as stack:
+            registration = None
+            try:
+                registration = stack.enter_context(
+                    Registration.open(
+                        Instance(
+                            url=url,
+                            workspace=str(settings.upstream.workspace_root),
+                            pid=os.getpid(),
+                            command=self.command,
+                            version=__version__,
+                            opencode_url=endpoint.base_url,
+                            started_at=int(time.time()),
+                        )
+                    )
+                )
+            except (OSError, RuntimeError) as exc:
+                log.info("instance.not_listed", reason=str(exc))
+            watching = asyncio.create_task(self._watch(registration, endpoint))
+            try:
+                yield
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                self.at_work = list
+                if self.terminal is not None:
+                    self.terminal.show([])
+
+    async def _watch(self, registration: Registration | None, endpoint: Endpoint) -> None:
+        version, next_try = None, 0.0
+        async with Http.open(endpoint, timeout=VERSION_SECONDS) as http:
+            while True:
+                tasks = self.at_work()
+                if self.terminal is not None:
+                    now = now_ms()
+                    shown = [logs.redactor.known(task_line(task, now)) for task in tasks]
+                    self.terminal.show([logs.escaped(line) for line in shown])
+                if registration is not None:
+                    if version is None and time.monotonic() >= next_try:
+                        version, next_try = await _version(http), time.monotonic() + VERSION_PAUSE
+                    registration.update(opencode_version=version, tasks_at_work=len(tasks))
+                await asyncio.sleep(WATCH_SECONDS)
+
+
+async def _version(http: Http) -> str | None:
+    with suppress(UpstreamError, AttributeError):
+        answer = await http.call("GET", "global", "health")
+        version = answer.get("version")
+        return version if isinstance(version, str) else None
+    return None
+
+
+async def serve(settings: Settings, watch: Watch) -> None:
+    """The command `serve`."""
+    endpoint = endpoint_of(settings)
+    if endpoint is None:
+        settings.upstream.base_url = DEFAULT_OPENCODE
+        endpoint = endpoint_of(settings)
+        assert endpoint is not None
+        log.info("opencode.default_address", url=DEFAULT_OPENCODE, setting="OPENCODE_BASE_URL")
+    if settings.server.bearer_token is None and not settings.server.static_auth_credentials:
+        raise CommandError(
+            "no credential is configured, and the service would be open to everyone. Set "
+            "A2A_BEARER_TOKEN or A2A_STATIC_AUTH_CREDENTIALS.",
+            2,
+        )
+    with open_listener(settings) as listener:
+        await run_server(settings, endpoint, listener=listener, watch=watch)
+
+
+async def until_stopped(work: Coroutine[Any, Any, None], on_stop: Callable[[], None]) -> None:
+    """Run until the work ends, or until Ctrl-C or SIGTERM: then shut down in good order.
+
+    A second signal ends the process at once. What is committed is safe, and the guardians end
+    OpenCode.
+    """
+    working = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        on_stop()
+        working.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, os._exit, 1)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, leave)
+    await asyncio.wait({working})
+    if not working.cancelled():
+        working.result()
+
+
+def open_listener(settings: Settings) -> socket.socket:
+    server = settings.server
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+        listener.listen(BACKLOG)  # from here on clients wait for an answer instead of being refused
+    except OSError as exc:
+        listener.close()
+        raise CommandError(
+            f"cannot listen on {server.host} port {server.port}: {exc.strerror}. "
+            "Choose another with A2A_HOST and A2A_PORT."
+        ) from None
+    return listener
+
+
+async def run_server(
+    settings: Settings,
+    endpoint: Endpoint,
+    *,
+    listener: socket.socket,
+    watch: Watch,
+    welcome: str = "",
+) -> None:
+    url = public_url(settings.server, listener.getsockname()[1])
+    grace = settings.server.shutdown_grace_seconds
+    stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with (
+        watch.over(settings, endpoint, url),
+        build(settings, endpoint=endpoint, url=url, stopping=stopping) as built,
+        ConnectionGuard.open(
+            _connection_limits(settings.server),
+            settings.server.max_request_head_bytes,
+            render_error=failure,
+        ) as guard,
+    ):
+        config = uvicorn.Config(
+            built.app,
+            http=guard.protocol,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # what breaks in a request is in our own log
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # no part of the service needs the address behind a proxy
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=math.ceil(grace) + 3,
+        )
+        server = _Server(config)
+        gc.freeze()  # these objects stay, so the collector need not search them
+        gc.set_threshold(GC_THRESHOLD)
+        gc.enable()
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        log.info("serving", url=url)
+        if welcome:
+            watch.say(welcome)
+        watch.at_work = built.at_work
+        try:
+            await asyncio.shield(serving)
+        finally:
+            server.should_exit = True
+            asyncio.get_running_loop().call_later(grace, _resolve, stopping)
+            await serving
+
+
+def _connection_limits(server: Server) -> ConnectionLimits:
+    """How many connections this process can have; its limit for open files is raised to fit."""
+    wanted = server.max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    total = wanted
+    if soft != resource.RLIM_INFINITY:
+        total = min(wanted, max(soft - RESERVED_FILES, soft // 2))
+    if total < wanted:
+        log.warning("connections.limited", to=total, open_files=soft, max_connections=wanted)
+    return ConnectionLimits.of(
+        total=total,
+        per_address=server.max_connections_per_address,
+        head_seconds=server.request_head_timeout_seconds,
+        body_seconds=server.request_body_timeout_seconds,
+    )
+
+
+def _resolve(stopping: asyncio.Future[None]) -> None:
+    if not stopping.done():
+        stopping.set_result(None)
+
+
+class _Server(uvicorn.Server):
+    """Does not handle signals: `until_stopped` does, and shuts down more than the server."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

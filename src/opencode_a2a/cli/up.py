@@ -1,0 +1,190 @@
+"""The command `up`: OpenCode and the service in front of it, for the person at the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shlex
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+from pydantic import SecretStr
+
+from ..app import public_url
+from ..config import Server, Settings
+from ..opencode.process import Launch, ManagedOpenCode
+from ..opencode.providers import ChosenProviders, chosen_providers, may_be_configured
+from . import executable
+from .failure import CommandError
+from .serve import Watch, open_listener, run_server
+from .token import kept_token
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class MadeToken:
+    """A token that nobody configured."""
+
+    value: str
+    kept: bool  # for the next start, and for `opencode-a2a token`
+
+    @classmethod
+    def of(cls, root: Path) -> MadeToken:
+        try:
+            return cls(kept_token(root), kept=True)
+        except (OSError, RuntimeError) as exc:
+            log.warning("token.not_kept", reason=str(exc))
+            return cls(secrets.token_urlsafe(24), kept=False)
+
+
+def find_opencode(settings: Settings, *, install: bool) -> str:
+    """The executable to start, installed first if that is asked for."""
+    if settings.upstream.base_url is not None:
+        raise CommandError(
+            "OPENCODE_BASE_URL is set, and `up` starts an OpenCode of its own. Use `opencode-a2a "
+            "serve` for that one, or take the setting away.",
+            2,
+        )
+    return executable.install() if install else executable.find(settings.upstream.command)
+
+
+async def up(settings: Settings, watch: Watch, opencode: str) -> None:
+    """The command `up`, with this OpenCode."""
+    made = None
+    if settings.server.bearer_token is None and not settings.server.static_auth_credentials:
+        made = MadeToken.of(settings.upstream.workspace_root)
+        settings.server.bearer_token = SecretStr(made.value)
+    with open_listener(settings) as listener:
+        watch.say("Starting OpenCode …")
+        async with _start_opencode(settings, opencode) as (managed, chosen):
+            url = public_url(settings.server, listener.getsockname()[1])
+            serving = asyncio.create_task(
+                run_server(
+                    settings,
+                    managed.endpoint,
+                    listener=listener,
+                    watch=watch,
+                    welcome=welcome(settings, url, made=made, chosen=chosen),
+                )
+            )
+            failing = asyncio.create_task(managed.failed())
+            try:
+                await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
+                if failing.done():
+                    raise failing.result()
+                await serving
+            finally:
+                for task in (serving, failing):
+                    task.cancel()
+                await asyncio.gather(serving, failing, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _start_opencode(
+    settings: Settings, command: str
+) -> AsyncIterator[tuple[ManagedOpenCode, ChosenProviders | None]]:
+    """OpenCode with the user's own configuration or, where that names no provider, the demo model.
+
+    Only OpenCode knows its providers. It is started as it will most likely be needed, asked, and
+    started again only if that was wrong.
+    """
+    from ..demo import model as demo  # only few runs need it
+
+    root = settings.upstream.workspace_root
+    own = Launch(command, root, environment=os.environ)
+    async with AsyncExitStack() as stack:
+        if not may_be_configured(os.environ, root):
+            attempt = await stack.enter_async_context(AsyncExitStack())
+            url = await attempt.enter_async_context(demo.serve())
+            launch = replace(own, config=demo.opencode_config(url, alone=False))
+            managed = await attempt.enter_async_context(ManagedOpenCode.start(launch))
+            chosen = await chosen_providers(managed.endpoint, root, ignoring=demo.PROVIDER)
+            if chosen is None:
+                yield managed, None
+                return
+            await attempt.aclose()  # a key in the environment is a provider
+        attempt = await stack.enter_async_context(AsyncExitStack())
+        managed = await attempt.enter_async_context(ManagedOpenCode.start(own))
+        chosen = await chosen_providers(managed.endpoint, root)
+        if chosen is None:
+            await attempt.aclose()
+            url = await stack.enter_async_context(demo.serve())
+            launch = replace(own, config=demo.opencode_config(url))
+            managed = await stack.enter_async_context(ManagedOpenCode.start(launch))
+        yield managed, chosen
+
+
+def welcome(
+    settings: Settings, url: str, *, made: MadeToken | None, chosen: ChosenProviders | None
+) -> str:
+    root = settings.upstream.workspace_root
+    login, put_in = _login(settings.server, root, made)
+    lines = ["", f"OpenCode answers A2A at {url}", f"It works in {root}"]
+    if chosen is not None:
+        lines += [f"Model: {chosen}"]
+    else:
+        lines += [
+            "Model: demo",
+            "",
+            "No model provider is configured, so a built-in demo model answers: it shows how",
+            "answers, tool calls and questions arrive. For a real one run `opencode auth login`,",
+            "or set a provider's key such as ANTHROPIC_API_KEY, and start again.",
+        ]
+    if made and made.kept:
+        lines += ["", f"Its token stays the same; to see it: {_token_command(root)}"]
+    elif made:
+        lines += ["", f"Token (only for this run, since it cannot be kept): {made.value}"]
+    lines += [
+        "",
+        f"Try it{put_in}{'' if put_in else ', in another shell'}:",
+        "",
+        f"  curl -s {url}/message:send \\",
+        f"    {login} \\",
+        "    -H 'Content-Type: application/json' -H 'A2A-Version: 1.0' \\",
+        '    -d \'{"message": {"messageId": "m1", "role": "ROLE_USER",'
+        ' "parts": [{"text": "Hello!"}]}}\'',
+        "",
+        "Stop with Ctrl-C.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _login(server: Server, root: Path, made: MadeToken | None) -> tuple[str, str]:
+    """The login for curl, and what the reader must replace: configured secrets are never shown."""
+    bearer = '-H "Authorization: Bearer {}"'
+    if made is not None:
+        return bearer.format(f"$({_token_command(root)})" if made.kept else made.value), ""
+    if server.bearer_token is not None:
+        for name, value in os.environ.items():  # which overrides files
+            if name.upper() == "A2A_BEARER_TOKEN" and value:
+                return bearer.format(f"${name}"), f", where ${name} is set"
+        return bearer.format("TOKEN"), ", with your A2A_BEARER_TOKEN for TOKEN"
+    credential = server.static_auth_credentials[0]
+    if credential.scheme == "bearer":
+        return bearer.format("TOKEN"), f", with the token of {credential.principal} for TOKEN"
+    user = f"{credential.username}:PASSWORD"
+    return f"-u {shlex.quote(user)}", f", with the password of {credential.principal} for PASSWORD"
+
+
+def _token_command(root: Path) -> str:
+    """As it works in any shell, in any directory."""
+    return f"{_program()} token {shlex.quote(str(root))}"
+
+
+def _program() -> str:
+    """How to call this program again: by its name where that finds it, else by its path."""
+    path = Path(sys.argv[0]).absolute()
+    found = shutil.which(path.name)
+    if found and Path(found).samefile(path):
+        return path.name
+    if path.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m opencode_a2a"
+    return shlex.quote(str(path))

@@ -1,0 +1,104 @@
+"""Where OpenCode is found, and how one is installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.cli import executable
+from opencode_a2a.cli.failure import CommandError
+from opencode_a2a.paths import state_home
+from tests.running import ROOT
+
+Capture = pytest.CaptureFixture[str]
+# An npm that installs a program in the role of OpenCode, if it is asked in the right way.
+NPM = """#!/bin/sh
+[ "$1 $2" = "ci --omit=dev" ] || exit 9
+while [ "$1" != --prefix ]; do shift; done
+cd "$2" && grep -q '"opencode-ai"' package.json && grep -q sha512- package-lock.json || exit 8
+mkdir -p node_modules/.bin && printf '#!/bin/sh\\n' > node_modules/.bin/opencode
+chmod +x node_modules/.bin/opencode
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which there is no OpenCode yet: `bin` is in PATH, `project` is where we are."""
+    for name in ("bin", "project", "checkout"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkout" / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(executable, "CHECKOUT", tmp_path / "checkout")
+    found = shutil.which("opencode")
+    assert found is None, f"{found}: the machine of the tests has one in a system directory"
+    return tmp_path
+
+
+def put(path: Path, content: str = "#!/bin/sh\n") -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_opencode_is_found_in_path_then_here_then_in_the_checkout_then_where_we_installed_it(
+    machine: Path,
+) -> None:
+    below = Path("node_modules/.bin/opencode")
+    for place in (
+        state_home() / "opencode" / below,
+        machine / "checkout" / below,
+        machine / "project" / below,
+        machine / "bin" / "opencode",
+    ):
+        put(place)
+        assert executable.find("opencode") == str(place)
+    assert executable.find("/opt/another") == "/opt/another"
+
+
+def test_what_cannot_be_executed_is_not_opencode(machine: Path) -> None:
+    Path(put(machine / "project/node_modules/.bin/opencode")).chmod(0o644)
+    with pytest.raises(CommandError) as error:
+        executable.find("opencode")
+    for advice in ("--install-opencode", "npm install -g opencode-ai", "OPENCODE_COMMAND"):
+        assert advice in str(error.value)
+
+
+def test_the_tested_version_is_installed_with_its_hashes_and_then_found(
+    machine: Path, capsys: Capture
+) -> None:
+    put(machine / "bin" / "npm", NPM)
+    for _ in range(2):  # a second time replaces it
+        installed = executable.install()
+        assert executable.find("opencode") == installed
+    assert list(state_home().iterdir()) == [state_home() / "opencode"]
+    pinned = json.loads((ROOT / "package.json").read_text())["dependencies"]["opencode-ai"]
+    assert f"OpenCode {pinned}: done" in capsys.readouterr().err
+
+
+def test_when_npm_fails_its_words_are_shown_and_nothing_is_left(
+    machine: Path, capsys: Capture
+) -> None:
+    put(machine / "bin" / "npm", "#!/bin/sh\necho 'npm error network down' >&2\nexit 1\n")
+    with pytest.raises(CommandError, match="npm could not install OpenCode"):
+        executable.install()
+    assert "npm error network down" in capsys.readouterr().err
+    assert list(state_home().iterdir()) == []
+
+
+def test_without_npm_it_is_said_what_to_install(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(machine / "bin"))
+    with pytest.raises(CommandError, match=r"npm was not found.*Install Node\.js 20"):
+        executable.install()
+
+
+def test_the_package_has_what_npm_needs() -> None:
+    for name in executable.LISTS:
+        assert (executable.PACKAGES / name).read_text() == (ROOT / name).read_text()

@@ -1,0 +1,65 @@
+"""The running instances of a user, as `opencode-a2a status` lists them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.cli import main
+from opencode_a2a.cli.instances import Instance, Registration, running_instances
+
+Capture = pytest.CaptureFixture[str]
+HERE = Instance(
+    url="http://127.0.0.1:8000",
+    workspace="/srv/project",
+    pid=os.getpid(),
+    command="up",
+    version="1.2.3",
+    opencode_url="http://127.0.0.1:4096",
+    started_at=1_700_000_000,
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "opencode-a2a" / "instances"
+
+
+def test_an_instance_is_listed_while_it_runs(folder: Path, capsys: Capture) -> None:
+    with Registration.open(HERE) as registration:
+        assert running_instances() == [HERE]
+        registration.update(opencode_version="1.18.33", tasks_at_work=2)
+        now = replace(HERE, opencode_version="1.18.33", tasks_at_work=2)
+        assert running_instances() == [now]
+        (file,) = folder.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        main(["status", "--json"])
+        assert json.loads(capsys.readouterr().out) == [asdict(now)]
+        main(["status"])
+        heading, row = capsys.readouterr().out.splitlines()
+        assert heading.split()[:3] == ["ADDRESS", "WORKSPACE", "PID"]
+        assert row.split()[:6] == [now.url, now.workspace, str(now.pid), "up", "1.18.33", "2"]
+    assert running_instances() == []
+    assert list(folder.iterdir()) == []
+
+
+def test_what_a_killed_instance_leaves_is_not_listed_though_its_pid_is_in_use(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    left = folder / "left.json"
+    left.write_text(json.dumps(asdict(HERE)))
+    with Registration.open(replace(HERE, pid=1)):
+        assert [each.pid for each in running_instances()] == [1]
+    assert not left.exists()
+
+
+def test_without_instances_status_says_how_to_start_one(capsys: Capture) -> None:
+    main(["status"])
+    assert "opencode-a2a up" in capsys.readouterr().out
+    main(["status", "--json"])
+    assert json.loads(capsys.readouterr().out) == []
