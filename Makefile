@@ -50,7 +50,7 @@ pin: export UV_CUSTOM_COMPILE_COMMAND = make pin
 pin: .venv/.dev ## compile requirements/*.txt again from pyproject.toml
 	$(PIN) -o requirements/run.txt pyproject.toml
 	$(PIN) -o requirements/build.txt -c requirements/run.txt --group build
-	$(PIN) -o requirements/dev.txt -c requirements/run.txt --group dev pyproject.toml
+	$(PIN) -o requirements/dev.txt -c requirements/run.txt -c requirements/build.txt --group dev pyproject.toml
 	$(PIN) -o requirements/bench.txt -c requirements/dev.txt --group bench pyproject.toml
 # Extras are kept: pip looks for `coverage[toml]`, which a package asks for, among newer versions if only `coverage` is pinned.
 PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras $(ARGS)
