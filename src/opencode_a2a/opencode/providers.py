@@ -20,6 +20,7 @@ CONFIG_VARIABLES = (
 SYSTEM_CONFIG = Path("/etc/opencode")
 # What a file that chooses a model or brings a provider has in it, in some way or other.
 CHOOSES = re.compile(r"model|provider|plugin|agent|extends", re.IGNORECASE)
+FIRST_ANSWER_SECONDS = 60.0  # OpenCode loads the directory first; a new home costs most
 GATEWAY = "opencode"  # OpenCode's own provider, which is always there
 
 
@@ -77,7 +78,7 @@ async def chosen_providers(
     # Others have a key or a config entry, and a model. (`/provider` adds a catalogue of 6 MB.)
     answer: dict[str, Any] = {}
     try:
-        async with Http.open(endpoint, timeout=15) as http:  # the first one loads the directory
+        async with Http.open(endpoint, timeout=FIRST_ANSWER_SECONDS) as http:
             for path in (["config"], ["config", "providers"]):
                 answer |= await http.call("GET", *path, query={"directory": str(directory)})
         found = {(p["id"], p.get("options", {}).get("apiKey")) for p in answer["providers"]}
