@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,7 +38,9 @@ OFFLINE = {
 
 
 def opencode_command() -> str:
-    return os.environ.get("OPENCODE_COMMAND") or str(ROOT / "node_modules" / ".bin" / "opencode")
+    command = os.environ.get("OPENCODE_COMMAND") or str(ROOT / "node_modules/.bin/opencode")
+    assert shutil.which(command), f"{command}: run `npm ci`, or set OPENCODE_COMMAND"
+    return command
 
 
 def isolated(home: Path, **more: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ _opencode_a2a() {{
   local -a commands=(
 {commands}
   )
-  if ((CURRENT == 2)); then _describe command commands; _arguments --version --help; return; fi
+  if ((CURRENT == 2)); then _describe command commands; return; fi
   local command=$words[2]
   shift words
   ((CURRENT--))

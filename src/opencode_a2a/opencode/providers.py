@@ -12,7 +12,7 @@ from ..errors import UpstreamError, UpstreamHttpError
 from .http import Endpoint, Http
 from .process import ManagedProcessFailed
 
-CONFIG_FILES = ("config.json", "opencode.json", "opencode.jsonc")
+CONFIG_FILES = ("opencode.json", "opencode.jsonc")
 CONFIG_VARIABLES = (
     *("OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT", "OPENCODE_CONFIG_DIR"),
     *("OPENCODE_AUTH_CONTENT", "OPENCODE_MODELS_URL", "OPENCODE_MODELS_PATH"),
@@ -60,13 +60,12 @@ def _files(environment: Mapping[str, str], directory: Path) -> Iterator[Path]:
     config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "opencode"
     data = Path(environment.get("XDG_DATA_HOME") or home / ".local/share") / "opencode"
     yield data / "auth.json"
+    yield config / "config.json"
     above = (directory, *directory.parents)
-    for folder in (config, home / ".opencode", SYSTEM_CONFIG, *above):
+    hidden = (home / ".opencode", *(folder / ".opencode" for folder in above))
+    for folder in (config, SYSTEM_CONFIG, *hidden, *above):
         for name in CONFIG_FILES:
             yield folder / name
-    for folder in above:
-        for name in CONFIG_FILES:
-            yield folder / ".opencode" / name
 
 
 async def chosen_providers(
