@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from typing import Any, NoReturn
 
+import opencode_a2a.cli.program  # noqa: F401  # loads the whole service, before any fork
 from opencode_a2a import cli
 
 

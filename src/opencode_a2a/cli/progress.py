@@ -71,14 +71,15 @@ def _seconds(began: float) -> str:
 
 
 def _megabytes(directory: Path) -> str:
-    total = 0
+    sizes: dict[tuple[int, int], int] = {}  # by file, which may have several names
     for folder, _, files in os.walk(directory):
         for file in files:
             try:
-                total += os.lstat(f"{folder}/{file}").st_size
+                found = os.lstat(f"{folder}/{file}")
             except OSError:  # installers rename and remove files all the time
                 continue
-    return f"{total / 1e6:.0f} MB"
+            sizes[found.st_dev, found.st_ino] = found.st_size
+    return f"{sum(sizes.values()) / 1e6:.0f} MB"
 
 
 if __name__ == "__main__":

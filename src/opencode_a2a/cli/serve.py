@@ -160,6 +160,8 @@ async def until_stopped(work: Coroutine[Any, Any, None], on_stop: Callable[[], N
     loop = asyncio.get_running_loop()
 
     def leave() -> None:
+        if working.cancelling():  # two signals came at once, such as one by way of `uv run`
+            return
         on_stop()
         working.cancel()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -183,7 +183,7 @@ def _program() -> str:
     """How to call this program again: by its name where that finds it, else by its path."""
     path = Path(sys.argv[0]).absolute()
     found = shutil.which(path.name)
-    if found and Path(found).samefile(path):
+    if found and path.exists() and path.samefile(found):
         return path.name
     if path.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m opencode_a2a"
