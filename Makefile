@@ -50,7 +50,8 @@ pin: export UV_CUSTOM_COMPILE_COMMAND = make pin
 pin: .venv/.dev ## compile requirements/*.txt again from pyproject.toml
 	$(PIN) -o requirements/run.txt pyproject.toml
 	$(PIN) -o requirements/build.txt -c requirements/run.txt --group build
-	$(PIN) -o requirements/dev.txt -c requirements/run.txt -c requirements/build.txt --group dev pyproject.toml
+	$(PIN) -o requirements/uv.txt --group uv
+	$(PIN) -o requirements/dev.txt -c requirements/run.txt -c requirements/build.txt -c requirements/uv.txt --group dev pyproject.toml
 	$(PIN) -o requirements/bench.txt -c requirements/dev.txt --group bench pyproject.toml
 # Extras are kept: pip looks for `coverage[toml]`, which a package asks for, among newer versions if only `coverage` is pinned.
 PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras $(ARGS)
@@ -60,26 +61,30 @@ clean: ## remove everything that was installed or built here
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 # What is installed, and for what: .run is what running needs, .dev what tests and checks need besides. Packages must
-# have the hashes in requirements/ and package-lock.json. uv is used where there is one, because it is faster.
+# have the hashes in requirements/ and package-lock.json. uv is ten times as fast as pip, so pip installs it first where
+# there is none; where uv cannot reach packages, because only pip is told where they are, pip installs them all.
 UV := $(shell command -v uv 2>/dev/null)
 ifneq ($(UV),)
 VENV = $(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
 PIP = $(UV) pip install --python .venv
 else
-VENV = $(PYTHON) -m venv .venv
-PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+VENV = $(PYTHON) -m venv .venv && $(ONLY_PIP) --quiet --require-hashes --only-binary :all: -r requirements/uv.txt
+PIP = $(BIN)/uv pip install --python .venv
+ONLY_PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 endif
 PROGRESS = $(PYTHON) src/opencode_a2a/cli/progress.py
+install = $(PROGRESS) $(1) .venv $(PIP) $(2) $(if $(ONLY_PIP),|| $(PROGRESS) $(1) .venv $(ONLY_PIP) $(2))
 
-.venv/.run: requirements/run.txt requirements/build.txt pyproject.toml
+.venv/.run: requirements/run.txt requirements/build.txt requirements/uv.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=…" if sys.version_info < (3, 11) else 0)'
 	@echo "Installing Python packages into .venv (about 50 MB) …"
 	@$(VENV)
-	@$(PROGRESS) "Python packages" .venv $(PIP) --require-hashes --only-binary :all: -r requirements/run.txt -r requirements/build.txt
+	@$(call install,"Python packages",--require-hashes --only-binary :all: -r requirements/run.txt -r requirements/build.txt)
 	@$(PIP) --quiet --no-deps --no-build-isolation -e . && touch $@
 
 .venv/.dev: .venv/.run requirements/dev.txt
-	@$(PROGRESS) "Python packages for tests and checks" .venv $(PIP) --require-hashes -r requirements/dev.txt && touch $@
+	@$(call install,"Python packages for tests and checks",--require-hashes -r requirements/dev.txt)
+	@touch $@
 
 .venv/.bench: .venv/.dev requirements/bench.txt
 	@$(PIP) --quiet --no-deps --require-hashes -r requirements/bench.txt && touch $@
