@@ -10,7 +10,7 @@ MAKEFLAGS += -j2
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick pythons chaos bench bench-smoke check fix gen pin clean
+.PHONY: help run test quick pythons chaos interop bench bench-smoke check fix gen pin clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,6 +29,9 @@ pythons: .venv/.dev ## the quick tests on every other Python that can be found h
 
 chaos: .venv/.dev node_modules/.dev ## kill and cut things at random: make chaos ARGS='--kills 100'
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+interop: .venv/.dev node_modules/.dev ## A2A clients written elsewhere, and other versions of OpenCode (installs GBs; tens of minutes)
+	$(BIN)/python -m tests.interop $(ARGS)
 
 bench: .venv/.bench node_modules/.dev ## measure everything, and write docs/performance.md (minutes; on an idle machine)
 	$(BIN)/python -m bench --write docs $(ARGS)
@@ -57,7 +60,7 @@ pin: .venv/.dev ## compile requirements/*.txt again from pyproject.toml
 PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras $(ARGS)
 
 clean: ## remove everything that was installed or built here
-	rm -rf .venv .venv-3.* node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-3.* .interop node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 # What is installed, and for what: .run is what running needs, .dev what tests and checks need besides. Packages must
