@@ -22,6 +22,7 @@ from .config import Outbound, Server, Settings, State
 from .contract.dispatch import Contract
 from .domain.addresses import origin_of
 from .domain.ports import Agent
+from .domain.release import Release
 from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule, Root
 from .extensions import ALL
@@ -113,7 +114,9 @@ async def build(
                 inputs=services.inputs,
                 clock=now_ms,
             )
-            published = publication(settings, url, services=services)
+            published = publication(
+                settings, url, services=services, release=lambda: adapters.opencode.release
+            )
             operations = Operations(
                 tasks=tasks,
                 card=published.card,
@@ -313,8 +316,17 @@ def _middleware(server: Server, api: Api, url: str) -> ASGIApp:
     return Trace(served, failure)
 
 
-def publication(settings: Settings, url: str, *, services: Services | None = None) -> Published:
-    """What the service publishes with these settings. Without services, no method can be called."""
+def publication(
+    settings: Settings,
+    url: str,
+    *,
+    services: Services | None = None,
+    release: Callable[[], Release | None] = lambda: None,
+) -> Published:
+    """What the service publishes with these settings. Without services, no method can be called.
+
+    `release` is asked for the connected OpenCode whenever something is published.
+    """
     server = settings.server
     facts = CardFacts(
         url=url,
@@ -341,7 +353,7 @@ def publication(settings: Settings, url: str, *, services: Services | None = Non
         },
     )
     contract = Contract(ALL, enabled=server.toggles, services=services)
-    return Published(facts, contract, deployment=deployment)
+    return Published(facts, contract, deployment=deployment, release=release)
 
 
 def credentials_of(server: Server) -> Credentials:

@@ -1,9 +1,11 @@
-"""What `make interop` tries, with the versions it installs. Nothing else names a version."""
+"""What `make interop` tries, with the versions it installs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from opencode_a2a.domain.release import TRIED
 
 STEPS = ("discover", "ask", "stream", "continue", "permission", "cancel")
 
@@ -31,7 +33,7 @@ CLIENTS = (
     ),
     Client("crewai", "CrewAI, A2A delegation", ("crewai[a2a]==1.15.30",)),
     Client("beeai", "BeeAI, `A2AAgent`", ("beeai-framework[a2a]==0.1.85",)),
-    Client("litellm", "LiteLLM, `a2a/…` models", ("litellm==1.109.1", "a2a-sdk==1.3.0")),
+    Client("litellm", "LiteLLM, `a2a/…` models", ("litellm==1.106.2", "a2a-sdk==1.3.0")),
     Client(
         "vercel",
         "Vercel AI SDK, `a2a-ai-provider`",
@@ -40,5 +42,4 @@ CLIENTS = (
     ),
 )
 
-# The newest of each minor version that is in use; package.json has the one of all other tests.
-OPENCODE_VERSIONS = ("1.14.41", "1.15.13", "1.17.20", "1.18.33")
+OPENCODE_VERSIONS = TRIED  # package.json has the one of all other tests

@@ -1,8 +1,9 @@
 """What the Python drivers share: they run in the environment of their client, so only Python's own
 library is used here.
 
-A driver is a class with a method for each thing that a person does. It is called with the service's
-address, and prints one line of JSON for each step.
+A driver is a class with a method for each thing that a person does, made anew for each step with
+the service's address. What is wrong although the outcome is right it notes in `remark`. One line of
+JSON is printed for each step.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ async def _run(make: type[Any], *, plan: dict[str, Any]) -> None:
     for step in plan["steps"]:
         driver: Driver = make(Service(plan["url"], plan["token"]))
         outcome = await _outcome(_step(driver, step))
+        if remark := getattr(driver, "remark", None):
+            outcome["remark"] = remark
         sys.stdout.write("\n" + json.dumps({"step": step["name"], **outcome}) + "\n")
         sys.stdout.flush()
 

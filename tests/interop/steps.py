@@ -63,7 +63,13 @@ def judge(step: Step, outcome: Mapping[str, Any], sessions: Sequence[str]) -> Ve
         return Verdict("lacking", str(outcome["lacking"]))
     if "error" in outcome:
         return Verdict("no", str(outcome["error"]))
-    shown = outcome["shown"]
+    verdict = _judge_shown(step, outcome["shown"], sessions=sessions)
+    if verdict.mark == "yes" and "remark" in outcome:
+        return Verdict("partly", str(outcome["remark"]))
+    return verdict
+
+
+def _judge_shown(step: Step, shown: Any, *, sessions: Sequence[str]) -> Verdict:
     match step.name:
         case "stream":
             return _judge_stream(step, shown)

@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from functools import cached_property
 
 import orjson
 from starlette.requests import Request
@@ -73,19 +72,16 @@ class Card:
         self._facts = facts
         self._extended = extended
 
-    # Made when first asked for: the schemas of all methods would be a tenth of the start.
+    # Made when asked for: the schemas of all methods would be a tenth of the start, and what
+    # OpenCode cannot do is known once it is connected.
 
-    @cached_property
+    @property
     def extended_hybrid(self) -> Json:
-        return hybrid(self._facts, self._full)
+        return hybrid(self._facts, self._extended())
 
-    @cached_property
+    @property
     def extended_pure(self) -> Json:
-        return pure(self._facts, self._full)
-
-    @cached_property
-    def _full(self) -> Sequence[Json]:
-        return self._extended()
+        return pure(self._facts, self._extended())
 
     async def serve(self, request: Request) -> Response:
         wants_pure = (version_of(request) or "").startswith("1.")

@@ -30,12 +30,14 @@ PAGE_HEADERS = {
 
 @dataclass(slots=True)
 class Docs:
-    make_document: Callable[[], Json]
+    make_document: Callable[[], Json]  # the same object until something in it changes
+    _made: Json | None = field(default=None, init=False)
     _document: Document | None = field(default=None, init=False)
 
     async def document(self, request: Request) -> Response:
-        if self._document is None:
-            self._document = Document.of(self.make_document())
+        made = self.make_document()
+        if self._document is None or made is not self._made:
+            self._made, self._document = made, Document.of(made)
         headers = {"cache-control": "private, no-cache", "vary": "Accept-Encoding"}
         return self._document.answer(request, headers)
 

@@ -99,6 +99,7 @@ class Api(FastAPI):
             redoc_url=None,
         )
         self.published = published
+        self._release = published.release()
         self._descriptions: dict[str | None, Describe] = {}
 
     def add(
@@ -128,7 +129,10 @@ class Api(FastAPI):
                 self._descriptions[f"{verb} {path}"] = describe
 
     def openapi(self) -> Json:
-        if self.openapi_schema is None:
+        """The same object for as long as OpenCode is of the same version."""
+        release = self.published.release()
+        if self.openapi_schema is None or release != self._release:
+            self.openapi_schema, self._release = None, release
             self.openapi_schema = self._document()
         return self.openapi_schema
 

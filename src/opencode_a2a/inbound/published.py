@@ -1,20 +1,21 @@
 """What this deployment publishes about itself: cards, compatibility profile, wire contract.
 
-All of it follows from the declared extensions, the table of operations, and the settings; nothing
-needs a running service.
+All of it follows from the declared extensions, the table of operations, the settings, and the
+version of OpenCode, once that is known; nothing needs a running service.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ..contract.declare import Json
 from ..contract.dispatch import Contract
 from ..contract.operations import Line
 from ..contract.publish import availability, card_extensions, full_contract, methods_of
+from ..domain.release import TRIED, Release
 from ..errors import MethodNotFound
 from ..extensions.declared import COMPATIBILITY, WIRE
 from .card import Card, CardFacts
@@ -53,15 +54,19 @@ class Published:
     facts: CardFacts
     contract: Contract
     deployment: Deployment = Deployment()
+    release: Callable[[], Release | None] = lambda: None  # of the connected OpenCode
 
     @cached_property
     def card(self) -> Card:
+        made_once = lru_cache(maxsize=1)(self._extended_extensions)
         return Card(
-            self.facts, card_extensions(self.contract, extended=False), self._extended_extensions
+            self.facts,
+            card_extensions(self.contract, extended=False),
+            lambda: made_once(self.release()),
         )
 
-    def _extended_extensions(self) -> list[Json]:
-        more = {COMPATIBILITY.anchor: self.profile, WIRE.anchor: self.wire_contract}
+    def _extended_extensions(self, release: Release | None) -> list[Json]:
+        more = {COMPATIBILITY.anchor: self.profile_on(release), WIRE.anchor: self.wire_contract}
         return card_extensions(self.contract, extended=True, more=more)
 
     @cached_property
@@ -146,8 +151,11 @@ class Published:
             },
         }
 
-    @cached_property
+    @property
     def profile(self) -> Json:
+        return self.profile_on(self.release())
+
+    def profile_on(self, release: Release | None) -> Json:
         contract, deployment = self.contract, self.deployment
         toggled = {m.toggle.setting: m for _, m in methods_of(contract.extensions) if m.toggle}
 
@@ -170,6 +178,7 @@ class Published:
                 },
                 "session_shell": feature("A2A_ENABLE_SESSION_SHELL"),
                 "workspace_mutations": feature("A2A_ENABLE_WORKSPACE_MUTATIONS"),
+                "opencode": _opencode(release),
                 "permissions": dict(deployment.permissions),
                 "execution_environment": dict(deployment.environment),
                 "service_features": {
@@ -234,6 +243,18 @@ class Published:
             "protocol_compatibility": self.protocol_compatibility,
             "service_behaviors": self.service_behaviors,
         }
+
+
+def _opencode(release: Release | None) -> Json:
+    """The version behind the service: null until it has answered for the first time."""
+    return {
+        "version": release.version if release else None,
+        "tried_versions": list(TRIED),
+        "lacks": {
+            feature.name: {"since": feature.since, "effect": feature.effect}
+            for feature in (release.lacks if release else ())
+        },
+    }
 
 
 def _unsupported_method_error() -> Json:

@@ -17,6 +17,7 @@ from pydantic import Field
 from ..domain import events as ev
 from ..domain.catalog import Location
 from ..domain.ports import SessionGone
+from ..domain.release import Release
 from ..domain.values import (
     Decision,
     FileChange,
@@ -31,6 +32,7 @@ from ..errors import UpstreamError, UpstreamHttpError
 from . import wire
 from .feed import SILENCE_SECONDS, Feed, Subscription
 from .http import Endpoint, Http
+from .identity import Identity
 from .ids import new_id, part_id
 
 PAGE_SIZE = 50  # messages read at once when catching up
@@ -54,9 +56,10 @@ class StoredMessage(wire.Wire):
 
 
 class OpenCode:
-    def __init__(self, http: Http, feed: Feed, defaults: Defaults) -> None:
+    def __init__(self, http: Http, feed: Feed, identity: Identity, *, defaults: Defaults) -> None:
         self._http = http
         self._feed = feed
+        self._identity = identity
         self._defaults = defaults
 
     @classmethod
@@ -73,8 +76,9 @@ class OpenCode:
         async with (
             Http.open(endpoint, timeout, concurrency=concurrency) as http,
             Feed.open(http, silence) as feed,
+            Identity.open(http, feed) as identity,
         ):
-            yield cls(http, feed, defaults=defaults)
+            yield cls(http, feed, identity, defaults=defaults)
 
     @property
     def http(self) -> Http:
@@ -83,6 +87,11 @@ class OpenCode:
     @property
     def connected(self) -> bool:
         return self._feed.connected
+
+    @property
+    def release(self) -> Release | None:
+        """The version that is connected, or was last; None before the first answer."""
+        return self._identity.release
 
     async def available(self) -> None:
         await self._feed.ready()

@@ -103,6 +103,7 @@ class Feed:
         debug = structlog.is_configured() and logger.is_enabled_for(logging.DEBUG)
         self._counter = _EventCounter() if debug else None
         self._connected = False
+        self._connections = 0  # made so far
         self._problem: UpstreamError | None = None
         self._changed = asyncio.Event()  # set, and replaced, when one of these two has changed
 
@@ -136,6 +137,12 @@ class Feed:
             )
             # It is raised often, and its traceback would grow each time.
             raise problem.with_traceback(None)
+
+    async def connection_after(self, number: int) -> int:
+        """Wait for a connection later than this one; its number."""
+        while self._connections <= number:
+            await self._changed.wait()
+        return self._connections
 
     async def subscribe(self, session: str) -> Subscription:
         """Events of a session and of those it starts; live from now on, until it is left."""
@@ -218,6 +225,7 @@ class Feed:
         if self._problem is not None:
             logger.info("opencode.feed.connected")
         self._problem, self._connected = None, True
+        self._connections += 1
         self._http.retry_pending()
         self._notify()
         self._report_gap()

@@ -137,12 +137,13 @@ class Http:
         while self._first_tries:
             self._first_tries.pop().reschedule(now)
 
-    async def probe(self, timeout: float) -> None:
-        """Ask OpenCode for its health; raise what is wrong. Does not wait for a free slot."""
+    async def probe(self, timeout: float) -> Any:
+        """OpenCode's health; raises what is wrong. Does not wait for a free slot."""
         await self._load()
-        await self._request(
+        health, _ = await self._request(
             "GET", segments=("global", "health"), query=None, body=None, timeout=timeout
         )
+        return health
 
     async def _request(
         self,

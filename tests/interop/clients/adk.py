@@ -30,17 +30,20 @@ class Adk:
         return self._agent._agent_card.name
 
     async def ask(self, prompt: str) -> str:
-        return (await self.converse([prompt]))[0]
+        return "".join(await self.stream(prompt))
 
     async def stream(self, prompt: str) -> list[str]:
-        return [_text(event) async for event in self._events(prompt) if event.partial]
+        pieces = [text async for event in self._events(prompt) if (text := _text(event))]
+        session = await self._runner.session_service.get_session(
+            app_name="interop", user_id="ada", session_id=self._session
+        )
+        kept = "".join(_text(event) for event in session.events if event.author != "user")
+        if kept != "".join(pieces):
+            self.remark = "shown whole, but its session keeps only the last piece of an answer"
+        return pieces
 
     async def converse(self, prompts: list[str]) -> list[str]:
-        shown = []
-        for prompt in prompts:
-            whole = [e async for e in self._events(prompt) if not e.partial]
-            shown.append("".join(map(_text, whole)))
-        return shown
+        return ["".join(await self.stream(prompt)) for prompt in prompts]
 
     async def cancel(self, prompt: str) -> str:
         raise Lacking("`RemoteA2aAgent` cannot cancel")
@@ -62,9 +65,11 @@ class Adk:
 
 
 def _text(event: Event) -> str:
-    """What ADK's own interfaces show of an event: text that is not marked as a thought."""
+    """What ADK's own interfaces show: text that is no thought, and what a person is asked for."""
     parts = (event.content and event.content.parts) or []
-    return "".join(part.text for part in parts if part.text and not part.thought)
+    texts = [part.text for part in parts if part.text and not part.thought]
+    calls = [part.function_call.args for part in parts if part.function_call]
+    return "".join(texts + [args["input_required"] for args in calls if "input_required" in args])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import a2a.types as a2a_types
-from beeai_framework.adapters.a2a.agents import A2AAgent, A2AAgentParameters
-from beeai_framework.adapters.a2a.agents.agent import HttpxAsyncClientParameters
+from beeai_framework.adapters.a2a.agents.agent import (
+    A2AAgent,
+    A2AAgentParameters,
+    HttpxAsyncClientParameters,
+)
 from beeai_framework.memory import UnconstrainedMemory
 
 from tests.interop.driver import Lacking, Service, main

