@@ -184,6 +184,7 @@ class FakeOpenCode:
         login = base64.b64encode(f"opencode:{password}".encode())
         self.login, self.sync = b"Basic " + login if password else None, sync
         self.mode, self.delay, self.stalled = "ok", 30.0, False
+        self.version = "1.18.33"
         self.swallowed: asyncio.Queue[str] = asyncio.Queue()
         self.delayed: list[str] = []
         self.sessions: dict[str, Session] = {}
@@ -571,7 +572,7 @@ class FakeOpenCode:
         runs = [run for run in self.runs.values() if run.session.directory == here]
         default = {"default": {"fake": "fake-model"}}
         routes: dict[str, Callable[[], object]] = {
-            "GET /global/health": lambda: {"healthy": True, "version": "1.18.33"},
+            "GET /global/health": lambda: {"healthy": True, "version": self.version},
             "GET /provider": lambda: {"all": [PROVIDER], "connected": ["fake"]} | default,
             "GET /config/providers": lambda: {"providers": [PROVIDER]} | default,
             "GET /agent": lambda: AGENTS,

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from opencode_a2a.domain.ports import SessionGone
+from opencode_a2a.domain.release import Release
 from opencode_a2a.domain.values import Prompt, SessionRef
 from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.http import Endpoint, Http
@@ -69,3 +70,25 @@ async def test_the_feed_goes_on_after_a_fault_of_its_own(monkeypatch: pytest.Mon
         async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
             assert (await opencode.create("title", "context")).id
     assert "opencode.feed.internal_error" in [line["event"] for line in said]
+
+
+async def test_the_version_is_read_at_each_connection() -> None:
+    with capture_logs() as said:
+        async with serve() as fake, asyncio.timeout(PATIENCE):
+            fake.version = "1.15.13"
+            async with agent_on(fake) as opencode:
+                await until_version(opencode, "1.15.13")
+                fake.version = "9.0.0"
+                fake.control("drop")
+                await until_version(opencode, "9.0.0")
+    lines = [line for line in said if line["event"].startswith("opencode.version")]
+    assert [(line["event"], line.get("lacks")) for line in lines] == [
+        ("opencode.version", "external_directory_of_commands (since 1.17)"),
+        ("opencode.version", "nothing"),
+        ("opencode.version.untried", None),
+    ]
+
+
+async def until_version(opencode: OpenCode, version: str) -> None:
+    while opencode.release != Release(version):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)

@@ -13,7 +13,9 @@ from openapi_spec_validator import validate
 
 from opencode_a2a.app import publication
 from opencode_a2a.config import load
+from opencode_a2a.domain.release import Release
 from opencode_a2a.extensions import ALL
+from opencode_a2a.extensions.declared import COMPATIBILITY
 from opencode_a2a.inbound import routes
 from opencode_a2a.inbound.published import Published
 from tests.running import ROOT
@@ -153,3 +155,20 @@ def test_only_who_keeps_tasks_promises_to_go_on_with_them(
     profile = publication(load(), "http://127.0.0.1:8000").profile
     features = profile["runtime_features"]["service_features"]
     assert features["recovery_after_restart"] is (backend == "database")
+
+
+def test_the_profile_says_what_the_connected_opencode_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("A2A_BEARER_TOKEN", SECRET)
+    connected: list[Release | None] = [None]
+    published = publication(load(), "http://127.0.0.1:8000", release=lambda: connected[0])
+    shown = []
+    for release in (None, Release("1.15.13"), Release("1.18.33")):
+        connected[0] = release
+        extensions = published.card.extended_pure["capabilities"]["extensions"]
+        (profile,) = (e["params"] for e in extensions if e["uri"] == COMPATIBILITY.uri)
+        assert profile["runtime_features"] == published.profile["runtime_features"]
+        opencode = profile["runtime_features"]["opencode"]
+        shown.append((opencode["version"], list(opencode["lacks"])))
+    assert shown == [(None, []), ("1.15.13", ["external_directory_of_commands"]), ("1.18.33", [])]

@@ -29,6 +29,12 @@ FEATURES = (
         effect="OpenCode does not keep which context a session belongs to: a session forked in "
         "OpenCode itself, or made by a service for another workspace root, counts as nobody's.",
     ),
+    Feature(
+        "external_directory_of_commands",
+        since="1.17",
+        effect="OpenCode does not ask before a command reads a file outside the workspace. Let it "
+        "ask before every command (permission `bash`), or isolate it.",
+    ),
 )
 
 
