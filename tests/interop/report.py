@@ -36,11 +36,12 @@ def with_tables(page: str, results: Mapping[str, Any]) -> str:
     for part, table in (("clients", clients_table), ("opencode", opencode_table)):
         begin, end = f"<!-- interop: {part} -->", f"<!-- end of interop: {part} -->"
         place = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        if not place.search(page):
+        found = place.search(page)
+        if found is None:
             raise ValueError(f"There is no {begin} … {end} in {PAGE}.")
         if part in results:
             shown = f"{begin}\n{table(results[part])}\n{end}"
-            page = place.sub(lambda _, shown=shown: shown, page)
+            page = page[: found.start()] + shown + page[found.end() :]
     return page
 
 
