@@ -56,6 +56,7 @@ class Http:
         self._first_tries: set[asyncio.Timeout] = set()
         self.answered = asyncio.Event()  # set by every answer; cleared by those who wait for one
         self._slots = asyncio.Semaphore(concurrency) if concurrency else None
+        self.health: Any = None  # what the last probe found; whoever uses it clears it
 
     @classmethod
     @asynccontextmanager
@@ -137,13 +138,12 @@ class Http:
         while self._first_tries:
             self._first_tries.pop().reschedule(now)
 
-    async def probe(self, timeout: float) -> Any:
-        """OpenCode's health; raises what is wrong. Does not wait for a free slot."""
+    async def probe(self, timeout: float) -> None:
+        """Read OpenCode's health; raise what is wrong. Does not wait for a free slot."""
         await self._load()
-        health, _ = await self._request(
+        self.health, _ = await self._request(
             "GET", segments=("global", "health"), query=None, body=None, timeout=timeout
         )
-        return health
 
     async def _request(
         self,

@@ -45,7 +45,10 @@ class Identity:
         while True:
             connection = await self._feed.connection_after(connection)
             with suppress(UpstreamError):  # the feed tells, and the next connection asks again
-                self._learn(await self._http.probe(PROBE_TIMEOUT))
+                if self._http.health is None:  # not a probe, but another answer woke the feed
+                    await self._http.probe(PROBE_TIMEOUT)
+                self._learn(self._http.health)
+                self._http.health = None
 
     def _learn(self, health: Any) -> None:
         version = health.get("version") if isinstance(health, dict) else None
