@@ -7,6 +7,7 @@ service is read with the official types of its protocol line, strictly.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator
@@ -68,7 +69,9 @@ class Exchange:
     def documents(self) -> list[Any]:
         """The JSON documents of the body: one, or one per event of a stream."""
         if not self.streams:
-            return [json.loads(self.body)] if self.whole and self.body else []
+            zipped = self.response.headers.get("content-encoding") == "gzip"
+            body = gzip.decompress(self.body) if zipped and self.whole else self.body
+            return [json.loads(body)] if self.whole and self.body else []
         frames = bytes(self.body).split(b"\n\n")[:-1]  # the last one may be cut off
         lines = (line for frame in frames for line in frame.split(b"\n"))
         return [json.loads(line[5:]) for line in lines if line.startswith(b"data:")]
