@@ -35,6 +35,7 @@ class AgentFramework:
         return [(await agent.run(prompt, session=session)).text for prompt in prompts]
 
     async def cancel(self, prompt: str) -> str:
+        self.remark = "not by the agent itself, but by the A2A client that it holds"
         agent, session = await self._agent(), AgentSession()
         answer = await agent.run(prompt, session=session, background=True)
         task = await agent.client.cancel_task(
