@@ -45,6 +45,7 @@ from .service.creator import Creator
 from .service.git import in_root, in_root_only
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
 from .service.interrupts import Interrupts
+from .service.isolation import ContextWorktrees
 from .service.locations import Locations
 from .service.options import CatalogOptionsResolver, OptionsResolver
 from .service.ownership import Ownership
@@ -58,6 +59,7 @@ from .store.database import Database
 from .store.interrupts import SqlInterrupts
 from .store.legacy import take_over
 from .store.log import Retention, SqlTaskLog, now_ms
+from .store.worktrees import SqlWorktrees
 from .web.auth import Authenticator, Credential, Credentials
 from .web.compression import Compression
 from .web.hosts import HostCheck
@@ -93,7 +95,8 @@ async def build(
     async with _open_adapters(settings, endpoint) as adapters:
         agent = agent or adapters.opencode
         locations = _locations(settings, adapters)
-        sessions = Sessions(agent, adapters.bindings, locations=locations)
+        worktrees = _worktrees(settings, adapters, locations=locations)
+        sessions = Sessions(agent, adapters.bindings, locations=locations, worktrees=worktrees)
         scheduler = Scheduler(
             log=adapters.log,
             sessions=sessions,
@@ -103,7 +106,7 @@ async def build(
         )
         async with scheduler.running(stopping):
             services = _services(
-                settings, adapters, agent=agent, locations=locations, scheduler=scheduler
+                settings, adapters, agent=agent, worktrees=worktrees, scheduler=scheduler
             )
             tasks = Tasks(
                 agent=agent,
@@ -129,7 +132,10 @@ async def build(
             api = Api(published)
             limit = settings.server.max_request_body_bytes
             add_routes(api, operations, _health(adapters), body_limit=limit)
-            async with Recovery.open(adapters.log, scheduler, inputs=services.inputs):
+            async with (
+                Recovery.open(adapters.log, scheduler, inputs=services.inputs),
+                worktrees.sweeping(),
+            ):
                 yield Built(_middleware(settings.server, api, url), scheduler.at_work)
 
 
@@ -141,6 +147,7 @@ class _Adapters:
     log: SqlTaskLog
     bindings: SqlBindings
     interrupts: SqlInterrupts
+    worktrees: SqlWorktrees
     opencode: OpenCode
     files: NamedFiles
 
@@ -161,6 +168,7 @@ async def _open_adapters(settings: Settings, endpoint: Endpoint) -> AsyncIterato
             log=log,
             bindings=SqlBindings(database, own_root),
             interrupts=SqlInterrupts(database, own_root),
+            worktrees=SqlWorktrees(database, own_root),
             opencode=opencode,
             files=files,
         )
@@ -226,15 +234,30 @@ def _locations(settings: Settings, adapters: _Adapters) -> Locations:
     )
 
 
+def _worktrees(
+    settings: Settings, adapters: _Adapters, *, locations: Locations
+) -> ContextWorktrees:
+    server, root = settings.server, settings.upstream.workspace_root
+    folder = server.worktree_directory or settings.state.worktrees(root)
+    return ContextWorktrees(
+        store=adapters.worktrees,
+        locations=locations,
+        log=adapters.log,
+        folder=folder.resolve() if folder is not None else None,
+        idle_ms=int(server.worktree_idle_seconds * 1_000),
+        clock=now_ms,
+    )
+
+
 def _services(
     settings: Settings,
     adapters: _Adapters,
     *,
     agent: Agent,
-    locations: Locations,
+    worktrees: ContextWorktrees,
     scheduler: Scheduler,
 ) -> Services:
-    server = settings.server
+    server, locations = settings.server, worktrees.locations
     return Services(
         agent=agent,
         catalog=locations.catalog,
@@ -249,6 +272,7 @@ def _services(
         ),
         locations=locations,
         creator=Creator(locations),
+        worktrees=worktrees,
         validator=Validator(locations.catalog),
         inputs=Inputs(
             adapters.files,
@@ -273,7 +297,9 @@ def _options(
         catalog=services.catalog,
         sessions=sessions,
         bindings=adapters.bindings,
+        worktrees=services.worktrees,
         agent=settings.upstream.agent,
+        isolation=settings.server.isolation,
     )
 
 
@@ -340,6 +366,7 @@ def publication(
     deployment = Deployment(
         shared_sessions=server.shared_sessions,
         directory_override=server.allow_directory_override,
+        isolation=server.isolation,
         strict_version=server.strict_version,
         every_block=server.shows_every_block,
         body_limit=server.max_request_body_bytes,

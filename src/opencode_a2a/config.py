@@ -39,7 +39,7 @@ from sqlalchemy.exc import ArgumentError
 
 from .domain.addresses import is_host, is_loopback, origin_of
 from .domain.scopes import DEFAULT_SCOPES, Scope
-from .paths import inside_git, state_folder, state_home
+from .paths import folder_name, inside_git, state_folder, state_home
 from .spellings import (
     FOREIGN_SETTINGS,
     Spellings,
@@ -414,6 +414,23 @@ class Server(SettingsGroup):
         default=True,
         description="Let callers choose a directory below the root or in their worktrees.",
     )
+    isolation: Annotated[Literal["none", "worktree", "never"], Spellings()] = Field(
+        default="none",
+        description="What a new context gets whose first message does not say "
+        "(`metadata.opencode.isolation`): with `worktree` a git worktree and a branch of its own. "
+        "With `never`, messages that ask for one are refused.",
+    )
+    worktree_directory: Path | None = Field(
+        default=None,
+        description="Where the worktrees of isolated contexts are made; OpenCode must be able to "
+        "use it. Without it, in the root's folder in the user's state directory.",
+    )
+    worktree_idle_seconds: float = Field(
+        default=7 * 86_400.0,
+        ge=0,
+        description="After how long without a task the worktree of an isolated context is removed, "
+        "if it holds nothing uncommitted or unmerged; 0 means never.",
+    )
     enable_session_shell: bool = Field(
         default=False, description="Offer `opencode.sessions.shell`: any command, unasked."
     )
@@ -570,6 +587,13 @@ class State(SettingsGroup):
             why = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) else str(exc)
             problem = f"is not set, and the default directory cannot be used: {why}"
             raise ConfigError([f"A2A_TASK_STORE_DATABASE_URL: {problem}"]) from None
+
+    def worktrees(self, root: Path) -> Path | None:
+        """Where the worktrees of a root are made; None where the user has no home directory."""
+        try:
+            return state_home() / folder_name(root) / "worktrees"
+        except RuntimeError:
+            return None
 
     @property
     def shared_url(self) -> str | None:

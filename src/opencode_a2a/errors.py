@@ -306,3 +306,27 @@ class OriginNotAllowed(ServiceError):
             "proxy, set A2A_PUBLIC_URL.",
             origin=origin or "",
         )
+
+
+class IsolationFailed(ServiceError):
+    """A context cannot have a git worktree of its own, or git did not do what was asked."""
+
+    type, rpc_code, http_status = "ISOLATION_FAILED", -32080, 409
+
+
+class WorktreeBusy(ServiceError):
+    """Something still works in the worktree."""
+
+    type, rpc_code, http_status = "WORKTREE_BUSY", -32081, 409
+
+
+class MergeRefused(ServiceError):
+    """A branch cannot be merged as things are; `files` names those in the way, if any are."""
+
+    type, rpc_code, http_status = "MERGE_REFUSED", -32082, 409
+
+
+class WorkWouldBeLost(ServiceError):
+    """What exists nowhere else would be deleted, and nobody has said that it may be."""
+
+    type, rpc_code, http_status = "WORK_WOULD_BE_LOST", -32083, 409

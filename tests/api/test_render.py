@@ -9,6 +9,7 @@ import pytest
 
 from opencode_a2a.domain.events import BlockKind
 from opencode_a2a.domain.task import Task, TaskHead
+from opencode_a2a.domain.turn import LOST
 from opencode_a2a.domain.updates import (
     BlockText,
     Ended,
@@ -16,8 +17,10 @@ from opencode_a2a.domain.updates import (
     InterruptResolved,
     LogEntry,
     Progress,
+    Queued,
+    Started,
 )
-from opencode_a2a.domain.values import PermissionAsk, TaskState, Usage
+from opencode_a2a.domain.values import PermissionAsk, TaskState, Usage, WorktreeRef
 from opencode_a2a.inbound.dialect import V03, V03_REST, V1, Dialect
 from opencode_a2a.inbound.render import Renderer
 
@@ -69,3 +72,21 @@ def test_what_a_client_does_not_see_costs_one_look_however_many_read() -> None:
     hinted = Renderer(V1, hints=True)
     assert hinted.form != plain.form
     assert hinted.event(head, entry, TaskState.WORKING) is not None
+
+
+def test_a_task_names_its_worktree_from_its_start_on_beside_how_it_ended() -> None:
+    worktree = WorktreeRef("a2a/fix-1f", "/trees/fix-1f", base="c0ffee")  # of a detached HEAD
+    mark = {"branch": "a2a/fix-1f", "directory": "/trees/fix-1f", "base": "c0ffee"}
+    queued = LogEntry(1, 1, Queued())
+    started = LogEntry(2, 1, Started("ses_1", "title", worktree=worktree))
+    end = Ended(TaskState.FAILED, problem=LOST, session="ses_1", title="new title")
+    head = TaskHead("t", "c", "alice", 1)
+    render = Renderer(V1)
+    assert "worktree" not in json.dumps(render.task(Task.of(head, [queued])))
+    event = json.loads(render.event(head, started, TaskState.WORKING) or b"")
+    assert event["statusUpdate"]["metadata"]["opencode"] == {"worktree": mark}
+    task = Task.of(head, [queued, started, LogEntry(3, 1, end)])
+    for shown in (task, Task.of(head, task.compacted())):
+        marks = render.task(shown)["metadata"]["opencode"]
+        assert marks.keys() == {"error", "resume", "worktree"}
+        assert marks["worktree"] == mark

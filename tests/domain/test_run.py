@@ -84,6 +84,7 @@ from opencode_a2a.domain.updates import (
 )
 from opencode_a2a.domain.values import (
     Failure,
+    Isolation,
     Message,
     PermissionAsk,
     PermissionDecision,
@@ -93,6 +94,7 @@ from opencode_a2a.domain.values import (
     Selection,
     TaskState,
     Text,
+    WorktreeRef,
 )
 from tests.domain.histories import History
 from tests.domain.logs import folded
@@ -686,3 +688,56 @@ def test_a_long_wait_for_older_tasks_does_not_count_as_trouble() -> None:
     for _ in range(10):
         run.after(OlderTasksChecked(left=True), seconds=60)
     assert run.after(failed(waiting)) == Wait(run.now + 1)
+
+
+# -- isolation
+
+
+ISOLATION = Isolation("/root")
+WORKTREE = WorktreeRef("a2a/fix-1f", "/trees/fix-1f", base="c0ffee", base_branch="main")
+ISOLATED = replace(FIRST, selection=Selection(isolation=ISOLATION))
+
+
+def test_the_worktree_of_a_context_is_made_for_a_stored_task_only() -> None:
+    run = Driver(Run(LIMITS))
+    assert run.after(PromptExpected(0)) == Wait()
+    assert run.after(PromptStored(0, ISOLATED)) == AwaitOlderTasks()
+    assert run.after(OlderTasksChecked(left=False)) == OpenSession(ISOLATION)
+    opened = SessionOpened(SESSION, "title", worktree=WORKTREE)
+    assert run.after(opened, SlotGranted()) == Subscribe()
+    assert run.updates == [Started(SESSION, "title", worktree=WORKTREE)]
+
+
+def test_the_next_process_asks_for_the_same_worktree() -> None:
+    run = Driver(Run(LIMITS, resumed=folded([]), prompts=[ISOLATED]))
+    assert run.run.next(run.now) == AwaitOlderTasks()
+    assert run.after(OlderTasksChecked(left=False)) == OpenSession(ISOLATION)
+
+
+def test_in_a_worktree_changes_are_read_whatever_the_agent_says_of_them() -> None:
+    run = Driver(Run(LIMITS))
+    run.after(PromptExpected(0), PromptStored(0, ISOLATED), OlderTasksChecked(left=False))
+    run.after(SessionOpened(SESSION, "title", worktree=WORKTREE), SlotGranted())
+    for happened in (Subscribed(), PromptSent()):
+        run.after(happened)
+    assert run.after(Heard(answered(FIRST))) == ReadChanges(())
+
+
+def test_lost_work_in_a_worktree_is_continued_there_and_its_changes_are_read_at_the_end() -> None:
+    run = Driver(Run(CONTINUING))
+    run.after(PromptExpected(0), PromptStored(0, ISOLATED), OlderTasksChecked(left=False))
+    run.after(SessionOpened(SESSION, "title", worktree=WORKTREE), SlotGranted())
+    run.after(Subscribed())
+    run.after(PromptSent())
+    assert isinstance(lose(run, ISOLATED), Flush)
+    store = run.after(Flushed())
+    assert store == StoreContinuation(-1, Selection())  # only a first prompt asks for a worktree
+    asked = replace(NEXT, selection=Selection())
+    run.after(PromptStored(-1, asked), SlotGranted())
+    assert run.after(Subscribed()) == SendPrompt(asked)
+    run.after(PromptSent())
+    assert run.after(Heard(answered(asked))) == ReadChanges(())
+    assert end_of(run.after(ChangesRead(()))).state is TaskState.COMPLETED
+    assert [each for each in run.updates if isinstance(each, Started)] == [
+        Started(SESSION, "title", worktree=WORKTREE)
+    ]

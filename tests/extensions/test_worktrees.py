@@ -13,6 +13,7 @@ from tests.extensions.conftest import EVERYTHING, Inside, Json, Line, line, sett
 from tests.running import Upstream, service
 
 HERE = "metadata.opencode.directory"
+MODES = ["text/plain", "text/x-diff"]  # the answer and the changes
 
 
 def tool(name: str, **arguments: str) -> str:
@@ -27,7 +28,11 @@ def send(caller: Line, text: str, context: str | None = None, **opencode: object
     message: Json = {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [{"text": text}]}
     if context is not None:
         message["contextId"] = context
-    params = {"message": message, "metadata": {"opencode": opencode}}
+    params = {
+        "message": message,
+        "metadata": {"opencode": opencode},
+        "configuration": {"acceptedOutputModes": MODES},
+    }
     answer = caller.ask("SendMessage", params, **{"a2a-version": "1.0"})
     found: Json = answer["result"]["task"] if "result" in answer else answer["error"]
     return found

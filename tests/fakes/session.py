@@ -264,7 +264,8 @@ class ScriptedAgent(Watched):
         await self.gate.wait()
         if self.trouble is not None:
             raise self.trouble
-        ref = SessionRef(f"ses_{self.made}", f"{context_id}/{title}", "/work")
+        directory = location.directory if location is not None else "/work"
+        ref = SessionRef(f"ses_{self.made}", f"{context_id}/{title}", directory)
         self.sessions[ref.id] = ScriptedSession(ref, self)
         self.made += 1
         self.changed()
@@ -275,4 +276,6 @@ class ScriptedAgent(Watched):
         self.changed()
 
     def session(self, ref: SessionRef) -> ScriptedSession:
-        return self.sessions[ref.id]
+        found = self.sessions[ref.id]
+        found.ref = ref
+        return found

@@ -133,12 +133,20 @@ class ResumeMark(Shape):
     message: Message
 
 
+class WorktreeMark(Shape):
+    branch: str
+    directory: str
+    base: str = Field(description="The commit that the branch began at")
+    base_branch: str = Field(default="", description="What it is merged into")
+
+
 class OpenCodeMarks(Shape):
     error: ErrorMark | None = None
     queue: QueueMark | None = None
     resume: ResumeMark | None = Field(
         default=None, description="Of a task that failed because OpenCode was interrupted"
     )
+    worktree: WorktreeMark | None = Field(default=None, description="Of an isolated context")
 
 
 class Metadata(Shape):

@@ -218,6 +218,10 @@ class Worktree:
     directory: str
     name: str
     branch: str | None = None
+    # of the worktree of an isolated context
+    base: str | None = None
+    base_branch: str | None = None
+    context_id: str | None = None
 
 
 class Catalog(Protocol):

@@ -9,7 +9,16 @@ from typing import TypeAlias
 from .events import AgentEvent
 from .permissions import AllowRule
 from .updates import InterruptAnswered, Update
-from .values import Decision, FileChange, Interrupt, Problem, Prompt, Selection
+from .values import (
+    Decision,
+    FileChange,
+    Interrupt,
+    Isolation,
+    Problem,
+    Prompt,
+    Selection,
+    WorktreeRef,
+)
 
 # -- what can happen: other parts of the service say so
 
@@ -81,6 +90,7 @@ class SessionOpened:
     session_id: str
     title: str
     rules: Sequence[AllowRule] = ()
+    worktree: WorktreeRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +221,9 @@ class AwaitOlderTasks:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Find the session of the context, or make one."""
+    """Find the session of the context, or make one; in a worktree of its own if so asked."""
+
+    isolation: Isolation | None = None
 
 
 @dataclass(frozen=True, slots=True)

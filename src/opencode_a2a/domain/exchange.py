@@ -232,9 +232,9 @@ class Exchange:
                     return self._begin_work()
             case PromptSent():
                 return self._begin_work()
-            case SessionOpened(session_id, title):
+            case SessionOpened(session_id, title, worktree=worktree):
                 self._session_id, self._stage = session_id, _Stage.SUBSCRIBE
-                return [Started(session_id, title)]
+                return [Started(session_id, title, worktree=worktree)]
             case StoredRead(events):
                 self._heard_at, self._unsettled_since = self._now, None
                 updates = self._take_events(events)

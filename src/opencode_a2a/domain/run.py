@@ -21,6 +21,7 @@ in `admission.py`; `service/runner.py` performs the effects.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .effects import (
     AwaitOlderTasks,
@@ -70,7 +71,7 @@ from .updates import (
     Started,
     Update,
 )
-from .values import PermissionAsk, Problem, Prompt, Selection, TaskState, Usage
+from .values import PermissionAsk, Problem, Prompt, Selection, TaskState, Usage, WorktreeRef
 
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 
@@ -104,6 +105,7 @@ class Run:
         self._cancel_until: float | None = None
         self._session_id: str | None = None
         self._title = ""
+        self._worktree: WorktreeRef | None = None
         self._rules: list[AllowRule] = []
         self._exchange: Exchange | None = None
         self._outcome: Outcome | None = None  # of the newest prompt
@@ -215,6 +217,7 @@ class Run:
         """What came of an effect."""
         if isinstance(happened, SessionOpened):
             self._session_id, self._title = happened.session_id, happened.title
+            self._worktree = happened.worktree
             self._rules += happened.rules
         if self._exchange is not None:
             return self._exchange.feed(happened)
@@ -230,7 +233,7 @@ class Run:
                 self._has_slot, self._may_give_way = True, False
                 if not self._has_started and self._session_id is not None:
                     self._has_started = True
-                    return [Started(self._session_id, self._title)]
+                    return [Started(self._session_id, self._title, worktree=self._worktree)]
             case PromptSearched(found):
                 self._on_searched(found=found)
             case Flushed():
@@ -312,11 +315,13 @@ class Run:
         elif exchange.ends_task and outcome.state is TaskState.FAILED:
             self._end_task(outcome)
         else:
-            self._unread_changes, self._may_give_way = bool(self._changed), True
+            # Git tells what differs from the base, whoever has changed it and how.
+            self._unread_changes = bool(self._changed) or self._worktree is not None
+            self._may_give_way = True
             lost = outcome.problem is not None and outcome.problem.resumable
             if lost and self._may_continue and not self._prompts:
                 self._may_continue = False
-                self._continuation = exchange.prompt.selection
+                self._continuation = replace(exchange.prompt.selection, isolation=None)
         if (self._prompts or self._continuation is not None) and self._finish is None:
             # Once OpenCode has the next prompt, nobody reads this answer again.
             self._must_flush = True
@@ -379,7 +384,8 @@ class Run:
         if not self._is_oldest:
             return AwaitOlderTasks()
         if self._session_id is None:
-            return OpenSession()
+            first = next(iter(self._prompts.values()), None)
+            return OpenSession(first.selection.isolation if first is not None else None)
         if not first_prompt_stored:
             return Wait()
         if not self._has_slot and not self.canceled:

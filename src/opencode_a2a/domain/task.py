@@ -158,8 +158,9 @@ class Task:
                 self.history.append(entry)
             case Queued():
                 self.queued = update
-            case Started(session=session, title=title):
-                self.session, self.queued = SessionRef(session, title), None
+            case Started(session=session, title=title, worktree=worktree):
+                self.session = SessionRef(session, title, worktree=worktree)
+                self.queued = None
             case InterruptOpened(interrupt=interrupt):
                 self.interrupts[interrupt.request_id] = update
             case InterruptUnclear(note=note):
@@ -185,7 +186,8 @@ class Task:
                 self.answered.clear()
                 self.unclear = None
                 if update.session:
-                    self.session = SessionRef(update.session, update.title)
+                    worktree = self.session.worktree if self.session is not None else None
+                    self.session = SessionRef(update.session, update.title, worktree=worktree)
             case _:
                 assert_never(update)
 
@@ -227,7 +229,8 @@ class Task:
         """The shortest log that folds to this task: whole blocks instead of deltas."""
         entries = list(self.history)
         if self.session is not None:
-            started = Started(self.session.id, self.session.title)
+            session = self.session
+            started = Started(session.id, session.title, worktree=session.worktree)
             entries.append(LogEntry(1, self.head.created_at, started))
         for block in self.visible_blocks():
             update: BlockText | BlockTool | BlockFile

@@ -23,6 +23,7 @@ from .values import (
     TaskState,
     TodoItem,
     Usage,
+    WorktreeRef,
 )
 
 
@@ -62,6 +63,7 @@ class Started:
 
     session: str
     title: str = ""
+    worktree: WorktreeRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

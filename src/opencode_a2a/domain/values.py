@@ -140,15 +140,28 @@ class RequestOptions:
     variant: str | None = None
     directory: str | None = None
     workspace: str | None = None
+    isolation: Literal["worktree", "none"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """A context that begins gets a git worktree and a branch of its own."""
+
+    directory: str  # where it would work otherwise: its repository and commit are the base
+    model: ModelRef | None = None  # what its session goes on with, if the first prompt has another
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The model, agent and variant for one prompt, checked; None means the default."""
+    """The model, agent and variant for one prompt, checked; None means the default.
+
+    `isolation` comes with the first prompt of a context only.
+    """
 
     model: ModelRef | None = None
     agent: str | None = None
     variant: str | None = None
+    isolation: Isolation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +241,7 @@ class Failure(StrEnum):
     INPUT_UNAVAILABLE = "INPUT_UNAVAILABLE"
     OTHER_WORKSPACE = "OTHER_WORKSPACE"
     DIRECTORY_GONE = "DIRECTORY_GONE"
+    ISOLATION_FAILED = "ISOLATION_FAILED"
     INTERNAL = "INTERNAL"
 
 
@@ -332,6 +346,16 @@ class TodoItem:
 
 
 @dataclass(frozen=True, slots=True)
+class WorktreeRef:
+    """The worktree of an isolated context."""
+
+    branch: str
+    directory: str
+    base: str  # the commit that the branch began at
+    base_branch: str | None = None  # what was checked out then; None for a detached HEAD
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRef:
     """The OpenCode conversation that serves a context."""
 
@@ -339,6 +363,7 @@ class SessionRef:
     title: str = ""
     directory: str = ""
     model: ModelRef | None = None  # what it goes on with after a request that chose another
+    worktree: WorktreeRef | None = None  # of its context, if that is isolated
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from ..contract.a2a import SubAgentMark, UsageMark
+from ..contract.a2a import SubAgentMark, UsageMark, WorktreeMark
 from ..contract.declare import Extension
 from ..domain.events import BlockKind, ToolCall
 
@@ -23,6 +23,13 @@ SESSION_BINDING = Extension(
         "ownership": "an accepted request claims the session for the caller; another's does not "
         "exist",
         "place": ["metadata.opencode.directory", "metadata.opencode.workspace.id"],
+        "isolation": {
+            "metadata_field": "metadata.opencode.isolation",
+            "values": ["worktree", "none"],
+            "rule": "with the first message of a context; it may be repeated, but not changed",
+            "shown_as": "metadata.opencode.worktree",
+            "fields": list(WorktreeMark.model_fields),
+        },
     },
 )
 

@@ -9,6 +9,7 @@ from ..domain.ports import Agent
 from ..service.creator import Creator
 from ..service.inputs import Inputs
 from ..service.interrupts import Interrupts
+from ..service.isolation import ContextWorktrees
 from ..service.locations import Locations
 from ..service.ownership import Ownership
 from ..service.validator import Validator
@@ -21,6 +22,7 @@ class Services:
     ownership: Ownership
     locations: Locations
     creator: Creator
+    worktrees: ContextWorktrees
     validator: Validator
     inputs: Inputs
     interrupts: Interrupts

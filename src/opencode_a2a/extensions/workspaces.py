@@ -10,14 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..contract.declare import Extension, Toggle
 from ..contract.params import Directory, Params, Result, WorkspaceId
 from ..domain.catalog import Location, Project, Workspace, Worktree
+from ..domain.isolation import ContextWorktree, FinishAction, Finished, FinishOptions
 from ..domain.scopes import Scope
 from ..domain.values import Caller
-from ..errors import InvalidParams
+from ..errors import (
+    InvalidParams,
+    IsolationFailed,
+    MergeRefused,
+    WorktreeBusy,
+    WorkWouldBeLost,
+)
 from .audit import audited
 from .services import Services
 from .shapes import Acknowledgement, LocationParams, Name
@@ -43,6 +50,7 @@ _read = partial(WORKSPACES.method, scope=Scope.SESSIONS_READ, effect="read")
 _mutation = partial(
     WORKSPACES.method, scope=Scope.WORKSPACES_WRITE, toggle=MUTATIONS, effect="mutation"
 )
+CommitMessage = Annotated[str, Field(min_length=1, max_length=10_000)]
 Branch = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 
 
@@ -144,9 +152,25 @@ class WorktreeResult(Result):
 
 @_read("opencode.worktrees.list", upstream_stability="experimental")
 async def list_worktrees(services: Services, caller: Caller, params: LocationParams) -> Worktrees:
-    """The project's worktrees that OpenCode knows."""
+    """The project's worktrees that OpenCode knows, and those of the caller's isolated contexts."""
     found = await services.locations.worktrees(caller, await params.location(services, caller))
-    return Worktrees(items=[Worktree(directory, Path(directory).name) for directory in found])
+    isolated = await services.worktrees.owned_by(caller)
+    return Worktrees(items=[_listed(directory, isolated.get(directory)) for directory in found])
+
+
+def _listed(directory: str, isolated: ContextWorktree | None) -> Worktree:
+    name = Path(directory).name
+    if isolated is None:
+        return Worktree(directory, name)
+    ref = isolated.ref
+    return Worktree(
+        directory,
+        name,
+        branch=ref.branch,
+        base=ref.base,
+        base_branch=ref.base_branch,
+        context_id=isolated.context_id,
+    )
 
 
 class NewWorktree(Params):
@@ -206,6 +230,63 @@ async def reset_worktree(
     with _audited(caller, action="reset worktree", target=worktree):
         await services.catalog.reset_worktree(location, worktree)
     return Acknowledgement()
+
+
+class FinishRequest(Params):
+    directory: Directory
+    action: FinishAction = Field(
+        description="`keep` the branch, `merge` it into the branch it was made from, or `drop` it"
+    )
+    remove: bool | None = Field(
+        default=None,
+        description="Remove the worktree: merge does unless this is false, keep does if it is true",
+    )
+    discard: bool = Field(
+        default=False, description="With drop: also what is not committed or not merged"
+    )
+    message: CommitMessage | None = Field(
+        default=None, description="For the commits that are made; else the first words of the task"
+    )
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> FinishRequest:
+        if self.action == "drop" and self.remove is False:
+            raise ValueError("`drop` removes the worktree; `remove: false` contradicts that")
+        if self.action != "drop" and self.discard:
+            raise ValueError("`discard` is for `drop`; `keep` and `merge` lose nothing")
+        return self
+
+    @property
+    def options(self) -> FinishOptions:
+        remove = self.action != "keep" if self.remove is None else self.remove
+        return FinishOptions(self.action, remove=remove, discard=self.discard, message=self.message)
+
+
+class FinishWorktree(Params):
+    request: FinishRequest
+
+
+class FinishResult(Result):
+    item: Finished
+
+
+@WORKSPACES.method(
+    "opencode.worktrees.finish",
+    scope=Scope.WORKSPACES_WRITE,
+    errors=(IsolationFailed, WorktreeBusy, MergeRefused, WorkWouldBeLost),
+    effect="mutation",
+)
+async def finish_worktree(
+    services: Services, caller: Caller, params: FinishWorktree
+) -> FinishResult:
+    """Keep, merge or drop the branch of an isolated context.
+
+    What the agent has not committed is committed on the branch first, unless it is dropped.
+    """
+    request = params.request
+    with _audited(caller, action=f"{request.action} worktree", target=request.directory):
+        item = await services.worktrees.finish(caller, request.directory, request.options)
+    return FinishResult(item=item)
 
 
 def _audited(caller: Caller, *, action: str, target: str | None) -> AbstractContextManager[None]:

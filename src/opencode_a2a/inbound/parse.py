@@ -231,6 +231,9 @@ class OpenCodeOptions(Wire):
         default=False,
         description="Start a new task, although a task of the context waits for an answer",
     )
+    isolation: Literal["worktree", "none"] | None = Field(
+        default=None, description="With the first message of a context: a git worktree of its own"
+    )
 
 
 class RequestMetadata(Wire):
@@ -325,6 +328,7 @@ def _options(here: RequestMetadata, there: RequestMetadata) -> RequestOptions:
         variant=here.opencode.variant or there.opencode.variant,
         directory=here.opencode.directory or there.opencode.directory,
         workspace=here.opencode.workspace.id or there.opencode.workspace.id,
+        isolation=here.opencode.isolation or there.opencode.isolation,
     )
 
 

@@ -39,6 +39,7 @@ class Deployment:
 
     shared_sessions: bool = True
     directory_override: bool = True
+    isolation: str = "none"  # of new contexts
     strict_version: bool = False
     every_block: bool = False  # for every client
     body_limit: int = 1_048_576
@@ -175,6 +176,11 @@ class Published:
                     "enabled": deployment.directory_override,
                     "toggle": "A2A_ALLOW_DIRECTORY_OVERRIDE",
                     "boundary": "workspace_root",
+                },
+                "isolation": {
+                    "default": deployment.isolation,
+                    "toggle": "A2A_ISOLATION",
+                    "metadata_field": "metadata.opencode.isolation",
                 },
                 "session_shell": feature("A2A_ENABLE_SESSION_SHELL"),
                 "workspace_mutations": feature("A2A_ENABLE_WORKSPACE_MUTATIONS"),

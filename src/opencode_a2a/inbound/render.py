@@ -59,6 +59,7 @@ from ..domain.values import (
     TaskState,
     Text,
     Usage,
+    WorktreeRef,
     timestamp,
 )
 from .dialect import Dialect
@@ -129,7 +130,9 @@ class Renderer:
             shared["interrupts"] = interrupts
         opencode = self._end_marks(head, task.ended)
         if task.queued is not None:
-            opencode = _queue(task.queued)
+            opencode |= _queue(task.queued)
+        if task.session is not None:
+            opencode |= _worktree(task.session.worktree)
         return body | _metadata(shared, opencode)
 
     def _artifacts(self, task: Task) -> list[Json]:
@@ -260,8 +263,9 @@ class Renderer:
             case Queued():
                 message = self._note(head, moment.state.value, queueing(update))
                 return self._status_event(moment, {}, message, opencode=_queue(update))
-            case Started(session=session, title=title):
-                return self._status_event(moment, {"session": _session(session, title)})
+            case Started(session=session, title=title, worktree=worktree):
+                shared = {"session": _session(session, title)}
+                return self._status_event(moment, shared, opencode=_worktree(worktree))
             case Continued():
                 progress = Progress("run", "continued", message=CONTINUES)
                 return self._status_event(moment, {"progress": _progress(progress)})
@@ -519,6 +523,19 @@ def _queue(queued: Queued) -> Json:
     if queued.behind is None:
         return {"queue": {"reason": "slot"}}
     return {"queue": {"reason": "context", "task_id": queued.behind}}
+
+
+def _worktree(worktree: WorktreeRef | None) -> Json:
+    if worktree is None:
+        return {}
+    mark: Json = {
+        "branch": worktree.branch,
+        "directory": worktree.directory,
+        "base": worktree.base,
+    }
+    if worktree.base_branch:
+        mark["base_branch"] = worktree.base_branch
+    return {"worktree": mark}
 
 
 def _source(

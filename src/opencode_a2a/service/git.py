@@ -37,6 +37,12 @@ def is_registered(worktree: str, near: Path) -> bool:
     return Path(worktree).resolve() in registered_worktrees(near)
 
 
+def in_linked_worktree(directory: Path) -> bool:
+    """Whether a directory lies in a linked worktree, rather than in a main checkout."""
+    shared = repository(directory)
+    return shared is not None and _in_worktree(directory, shared)
+
+
 def worktree_directory(worktree: Path) -> Path | None:
     """The directory in which git keeps its files about a linked worktree."""
     text = _read_text(worktree / ".git")

@@ -180,12 +180,18 @@ class Locations:
     # -- worktrees
 
     async def worktrees(self, caller: Caller, location: Location) -> list[str]:
+        """Those that OpenCode lists, and those that this service has made for isolated contexts.
+
+        OpenCode does not know the latter before it works in them.
+        """
         listed = await self.catalog.worktrees(location)
-        linked = await asyncio.to_thread(
-            git.linked_worktrees, listed, near=Path(location.directory)
+        linked, unlisted = await asyncio.to_thread(
+            _linked_worktrees, listed, near=Path(location.directory)
         )
         visible = await self._visible(caller, linked)
-        return [directory for directory in linked if directory in visible]
+        owners = await self.store.location_owners(unlisted)
+        own = [each for each in unlisted if owners.get(each) == caller.principal]
+        return [directory for directory in linked if directory in visible] + own
 
     async def worktree(
         self, caller: Caller, location: Location, directory: str, *, field: str
@@ -226,6 +232,13 @@ class Locations:
         owners = await self.store.location_owners(names)
         default = caller.principal if self.shared else None
         return {name for name in names if owners.get(name, default) == caller.principal}
+
+
+def _linked_worktrees(listed: Iterable[str], near: Path) -> tuple[list[str], list[str]]:
+    """The linked worktrees among those listed, and those that git alone has registered."""
+    linked = git.linked_worktrees(listed, near=near)
+    known = set(_resolve_all(linked))
+    return linked, sorted(str(path) for path in git.registered_worktrees(near) - known)
 
 
 def _inside(paths: set[Path], trees: list[Path]) -> set[Path]:

@@ -7,16 +7,20 @@ service remembers the model that the session had, and sends it with the next pro
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 from ..domain.catalog import Catalog, Location
 from ..domain.ports import Bindings
-from ..domain.values import Caller, ModelRef, RequestOptions, Selection, SessionRef
+from ..domain.values import Caller, Isolation, ModelRef, RequestOptions, Selection, SessionRef
 from ..errors import InvalidParams
-from .locations import DIRECTORY_FIELD
+from . import git
+from .isolation import ContextWorktrees
+from .locations import DIRECTORY_FIELD, WORKSPACE_FIELD
 from .ownership import Ownership
 from .sessions import Sessions
 from .validator import Validator
@@ -25,6 +29,7 @@ from .validator import Validator
 SESSION_CONTEXT_PREFIX = "ctx:opencode-session:"
 _SESSION_ID = re.compile(r"ses_[A-Za-z0-9]+")
 _SESSION_FIELD = "metadata.shared.session.id"
+ISOLATION_FIELD = "metadata.opencode.isolation"
 
 
 class OptionsResolver(Protocol):
@@ -58,7 +63,9 @@ class CatalogOptionsResolver:
     catalog: Catalog
     sessions: Sessions
     bindings: Bindings
+    worktrees: ContextWorktrees
     agent: str | None = None  # of the deployment, for requests that choose none
+    isolation: Literal["none", "worktree", "never"] = "none"  # unless a request says otherwise
 
     async def context_for(
         self, caller: Caller, *, named: str | None, options: RequestOptions
@@ -89,9 +96,12 @@ class CatalogOptionsResolver:
     async def resolve(
         self, caller: Caller, context_id: str, *, title: str, options: RequestOptions
     ) -> Selection:
-        if _with_listed_session(context_id, options) == RequestOptions():
+        plain = _with_listed_session(context_id, options) == RequestOptions()
+        if plain and self.isolation != "worktree":
             return Selection()
         bound = await self.bindings.session_of(caller.principal, context_id)
+        if plain and bound is not None:
+            return Selection()
         if bound is None:  # a bound context keeps its session, which may have been replaced since
             options = _with_listed_session(context_id, options)
         wanted = None
@@ -109,12 +119,14 @@ class CatalogOptionsResolver:
             await self.validator.variant(
                 location, options.variant, model=model, field="metadata.opencode.variant"
             )
+        isolation = await self._isolation(location, options, bound=bound, wanted=wanted)
         # Nothing is claimed or bound before everything was checked.
         if bound is None and wanted is not None:
             await self.ownership.own(caller, wanted, until=self.ownership.claim_end())
             await self.bindings.bind(caller.principal, context_id, session=wanted)
             bound = wanted
-        if bound is None and (options.model or options.directory or options.workspace):
+        elsewhere = options.model or options.directory or options.workspace
+        if bound is None and isolation is None and elsewhere:
             session = await self.sessions.serving(
                 caller.principal, context_id, title=title, location=location
             )
@@ -124,12 +136,16 @@ class CatalogOptionsResolver:
         # Without a model of its own the prompt would get the one that the session goes back to.
         goes_back = bound is not None and bound.model is not None
         model = options.model or (agent_model if goes_back else None)
-        return Selection(model=model, agent=options.agent, variant=options.variant)
+        return Selection(
+            model=model, agent=options.agent, variant=options.variant, isolation=isolation
+        )
 
     async def resolve_next(
         self, caller: Caller, context_id: str, *, options: RequestOptions
     ) -> Selection:
         selection = await self.resolve(caller, context_id, title="", options=options)
+        # The first message has decided, also where its session is not bound yet.
+        selection = replace(selection, isolation=None)
         if selection.model is None:
             bound = await self.bindings.session_of(caller.principal, context_id)
             selection = replace(selection, model=bound.model if bound is not None else None)
@@ -165,6 +181,50 @@ class CatalogOptionsResolver:
                 DIRECTORY_FIELD, "this context works in another directory; use a new context"
             )
         return location
+
+    async def _isolation(
+        self,
+        location: Location,
+        options: RequestOptions,
+        *,
+        bound: SessionRef | None,
+        wanted: SessionRef | None,
+    ) -> Isolation | None:
+        """Whether, and from where, the request gives its context a worktree."""
+        asked = options.isolation == "worktree"
+        if asked and self.isolation == "never":
+            raise InvalidParams.at(
+                ISOLATION_FIELD, "cannot be chosen in this deployment (A2A_ISOLATION)"
+            )
+        if bound is not None:
+            if options.isolation is None or asked == (bound.worktree is not None):
+                return None
+            where = "without isolation" if asked else "in a worktree of its own"
+            raise InvalidParams.at(
+                ISOLATION_FIELD,
+                f"this context already works {where}, and does not move; use a new context",
+            )
+        for other, given in ((_SESSION_FIELD, wanted), (WORKSPACE_FIELD, options.workspace)):
+            if asked and given is not None:
+                raise InvalidParams.at(
+                    ISOLATION_FIELD,
+                    f"contradicts {other}, which says where to work; leave out one of the two",
+                )
+        if wanted is not None or options.workspace is not None or options.isolation == "none":
+            return None
+        if not asked and (
+            self.isolation != "worktree" or await self._is_worktree(options, location)
+        ):
+            return None
+        await self.worktrees.check(location.directory)
+        model = await self._default(location) if options.model is not None else None
+        return Isolation(location.directory, model=model)
+
+    async def _is_worktree(self, options: RequestOptions, location: Location) -> bool:
+        """Whether a request names a worktree: that is as isolated as the caller wants it."""
+        if options.directory is None:
+            return False
+        return await asyncio.to_thread(git.in_linked_worktree, Path(location.directory))
 
     async def _answering(
         self, location: Location, options: RequestOptions, *, session: SessionRef | None

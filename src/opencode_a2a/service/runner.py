@@ -66,7 +66,7 @@ from ..domain.ports import AgentSession, InterruptStore, SessionGone, TaskLog
 from ..domain.run import Run
 from ..domain.task import TaskHead
 from ..domain.updates import Continued, Ended, InterruptAnswered, Update
-from ..domain.values import Failure, FileChange, PermissionAsk, Problem, Prompt
+from ..domain.values import Failure, FileChange, Isolation, PermissionAsk, Problem, Prompt
 from ..errors import (
     ContentTypeNotSupported,
     InvalidParams,
@@ -325,8 +325,8 @@ class Runner:
             case AwaitSlot(between_prompts):
                 await self.tools.slots.slot(self, between_prompts=between_prompts)
                 return SlotGranted()
-            case OpenSession():
-                return await self._open_session()
+            case OpenSession(isolation):
+                return await self._open_session(isolation)
             case RenewSession():
                 return await self._renew_session()
             case DiscardSession():
@@ -381,16 +381,17 @@ class Runner:
             case _:
                 assert_never(effect)
 
-    async def _open_session(self) -> SessionOpened:
+    async def _open_session(self, isolation: Isolation | None) -> SessionOpened:
         owner, context_id = self.head.owner, self.head.context_id
         self._session = await self.tools.sessions.serving(
-            owner, context_id, title=self.title, fresh=self.run.fresh
+            owner, context_id, title=self.title, isolation=isolation, fresh=self.run.fresh
         )
         rules: Sequence[AllowRule] = ()
         if not self.run.fresh:
             with suppress(StoreUnavailable):  # to ask once too often does no harm
                 rules = await self.tools.interrupts.allow_rules(owner, context_id)
-        return SessionOpened(self._session.ref.id, self._session.ref.title, rules)
+        ref = self._session.ref
+        return SessionOpened(ref.id, ref.title, rules=rules, worktree=ref.worktree)
 
     async def _renew_session(self) -> SessionOpened:
         assert self._session is not None
@@ -400,7 +401,7 @@ class Runner:
         )
         ref = self._session.ref
         logger.warning("session.renewed", task=self.head.id, gone=gone.id, session=ref.id)
-        return SessionOpened(ref.id, ref.title)
+        return SessionOpened(ref.id, ref.title, worktree=ref.worktree)
 
     async def _deliver(self, effect: Deliver, session: AgentSession) -> Delivered:
         interrupt, wanted = effect.interrupt, True
@@ -422,6 +423,8 @@ class Runner:
         files: dict[str, FileChange] = {}
         try:
             async with asyncio.timeout(self.tools.changes_seconds):
+                if (worktree := session.ref.worktree) is not None:
+                    return await self.tools.sessions.changes(worktree)
                 for message_id in message_ids:
                     for pause in CHANGES_PAUSES:
                         if found := await session.changes(message_id):

@@ -83,7 +83,10 @@ class Request:
         """The same for the same content and options in the same context and task."""
         message = asdict(self.message)
         del message["message_id"]
-        content = [message, self.context_id, self.task_id, asdict(self.options)]
+        options = asdict(self.options)
+        if self.options.isolation is None:  # the digests of earlier versions are without it
+            del options["isolation"]
+        content = [message, self.context_id, self.task_id, options]
         content += ["new task"] if self.new_task else []
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -232,7 +235,9 @@ class Tasks:
             )
             prompt = Prompt(self._agent.new_message_id(), parts, selection=selection)
             added = MessageAdded(request.message, prompt.message_id, selection=selection)
-            fresh = request.context_id is None and request.options == RequestOptions()
+            # A worktree is made only for a task that is stored.
+            plain = request.options == RequestOptions() and selection.isolation is None
+            fresh = request.context_id is None and plain
             pending_prompt = self._scheduler.start(head, title, fresh=fresh)
         try:
             task = await self._log.create(head, [added], keys=keys)

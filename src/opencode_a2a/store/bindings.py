@@ -11,13 +11,13 @@ from sqlalchemy import Connection, bindparam, delete, insert, or_, select, updat
 from sqlalchemy.exc import IntegrityError
 
 from ..domain.catalog import SessionOwner
-from ..domain.values import ANY_ROOT, ModelRef, Root, SessionRef
+from ..domain.values import ANY_ROOT, ModelRef, Root, SessionRef, WorktreeRef
 from ..errors import OtherWorkspace, SessionForbidden, StoreUnavailable
 from .database import Conflict, Database
 from .log import now_ms
 from .prepared import Prepared
 from .roots import adopt
-from .tables import contexts, home_models, places, sessions
+from .tables import contexts, home_models, places, sessions, worktrees
 
 T = TypeVar("T")
 
@@ -114,18 +114,36 @@ def _session_of(
             sessions.c.root,
             home_models.c.provider,
             home_models.c.model,
+            worktrees.c.branch,
+            worktrees.c.directory.label("worktree"),
+            worktrees.c.base,
+            worktrees.c.base_branch,
         )
         .join(contexts, contexts.c.session_id == sessions.c.session_id)
+        .outerjoin(
+            worktrees,
+            (worktrees.c.owner == contexts.c.owner)
+            & (worktrees.c.context_id == contexts.c.context_id),
+        )
         .outerjoin(home_models, home_models.c.session_id == sessions.c.session_id)
         .where(contexts.c.owner == owner, contexts.c.context_id == context_id)
     ).first()
     if row is None:
         return None
+    worktree = None
+    if row.branch is not None:
+        worktree = WorktreeRef(
+            branch=row.branch,
+            directory=row.worktree,
+            base=row.base,
+            base_branch=row.base_branch,
+        )
     session = SessionRef(
         row.session_id,
         title=row.title,
         directory=row.directory,
         model=ModelRef(row.provider, row.model) if row.provider is not None else None,
+        worktree=worktree,
     )
     return session, row.root
 

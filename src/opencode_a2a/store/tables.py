@@ -129,6 +129,24 @@ places = Table(
     Column("created_at", BigInteger, nullable=False),
 )
 
+worktrees = Table(
+    "worktrees",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("context_id", String(255), primary_key=True),
+    Column("root", String(600), nullable=False),
+    Column("title", Text, nullable=False),  # of its first task
+    Column("directory", Text, nullable=False),
+    Column("branch", String(255), nullable=False),
+    Column("base", String(64), nullable=False),  # a commit
+    Column("base_branch", Text),  # nothing: a detached HEAD
+    Column("checkout", Text, nullable=False),  # the working tree that it was made from
+    Column("folder", Text, nullable=False),  # where in the worktree the session works
+    Column("made_at", BigInteger),  # nothing: it is being made, or the process has died meanwhile
+    Column("used_at", BigInteger, nullable=False),
+    Column("removed", BigInteger),  # 1: it is not there until it is used again
+)
+
 keys = Table(
     "keys",
     metadata,

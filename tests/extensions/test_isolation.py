@@ -1,0 +1,128 @@
+"""Isolated contexts on the real OpenCode: they do not see each other's files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.extensions.conftest import Inside, Json, Line, line, settings
+from tests.extensions.test_worktrees import done, send, session_of, tool
+from tests.running import Upstream, service, until_ready
+
+FINISH = "opencode.worktrees.finish"
+AUTHOR = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
+
+
+def git(folder: Path, *words: str) -> str:
+    told = subprocess.run(
+        ["git", *AUTHOR, *words], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return told.stdout.strip()
+
+
+def bash(command: str) -> str:
+    return tool("bash", command=command, description="Works")
+
+
+def worktree_of(task: Json) -> Json:
+    found: Json = task["metadata"]["opencode"]["worktree"]
+    return found
+
+
+def diff_of(task: Json) -> str:
+    [changes] = [each for each in task["artifacts"] if each["name"] == "changes"]
+    return "".join(part.get("text", "") for part in changes["parts"])
+
+
+def finish(caller: Line, task: Json, action: str, **more: object) -> Json:
+    request = {"directory": worktree_of(task)["directory"], "action": action, **more}
+    item: Json = caller.call(FINISH, request=request)["item"]
+    return item
+
+
+@pytest.fixture
+def shared(inside: Inside) -> Iterator[Path]:
+    """A file of the main checkout that several contexts change."""
+    file = inside.workspace / f"shared-{uuid.uuid4().hex[:8]}.txt"
+    file.write_text("first\n")
+    git(inside.workspace, "add", file.name)
+    git(inside.workspace, "commit", "-q", "-m", f"add {file.name}")
+    yield file
+    assert git(inside.workspace, "worktree", "list").count("a2a/") == 0
+
+
+def test_a_whole_round_of_an_isolated_context(
+    alice: Line, bob: Line, inside: Inside, shared: Path
+) -> None:
+    first = done(alice, bash(f"echo second > {shared.name}; pwd"), isolation="worktree")
+    context, worktree = first["contextId"], worktree_of(first)
+    assert worktree["directory"] in json.dumps(first["artifacts"])
+    assert worktree["base"] == git(inside.workspace, "rev-parse", "HEAD")
+    assert worktree["base_branch"] == git(inside.workspace, "branch", "--show-current")
+    [listed] = [
+        each
+        for each in alice.call("opencode.worktrees.list")["items"]
+        if each["directory"] == worktree["directory"]
+    ]
+    assert (listed["branch"], listed["context_id"]) == (worktree["branch"], context)
+
+    asked = {"directory": worktree["directory"], "action": "drop", "discard": True}
+    assert bob.refused(FINISH, request=asked)["fields"].keys() == {"request.directory"}
+    wrong = send(alice, "move", context, isolation="none")
+    assert "metadata.opencode.isolation" in wrong["message"]
+    both = {"session": {"id": session_of(first)}}
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "x"}]}
+    metadata = {"shared": both, "opencode": {"isolation": "worktree"}}
+    taken = alice.ask("SendMessage", {"message": message, "metadata": metadata})
+    assert "result" in taken  # it is the session of an isolated context
+
+    again = done(alice, bash(f"cat {shared.name}"), context)
+    assert "second" in json.dumps(again["artifacts"])
+    assert worktree_of(again) == worktree
+
+    merged = finish(alice, first, "merge")
+    assert (merged["merged"], merged["worktree_removed"]) == ("fast-forward", True)
+    assert shared.read_text() == "second\n"
+    assert not Path(worktree["directory"]).exists()
+
+    after = done(alice, bash(f"cat {shared.name}; echo third >> {shared.name}"), context)
+    assert worktree_of(after) == worktree | {"base": merged["commit"]}
+    assert session_of(after) == session_of(first)
+    assert "+third" in diff_of(after)
+    assert shared.read_text() == "second\n"
+    lost = alice.refused(FINISH, request={**asked, "discard": False})
+    assert (lost["type"], lost["files"]) == ("WORK_WOULD_BE_LOST", [shared.name])
+    assert finish(alice, after, "drop", discard=True)["worktree_removed"]
+
+
+def test_a_deployment_can_isolate_every_new_context(
+    full_opencode: Upstream, inside: Inside, tmp_path: Path, shared: Path
+) -> None:
+    everywhere = settings(A2A_ISOLATION="worktree", A2A_WORKTREE_DIRECTORY=str(tmp_path / "trees"))
+    with (
+        service(full_opencode, tmp_path, **everywhere) as running,
+        line(running, "alice") as caller,
+    ):
+        model = {"providerID": "demo", "modelID": "demo"}
+        message = {
+            "messageId": "m",
+            "role": "ROLE_USER",
+            "parts": [{"text": bash(f"echo mine > {shared.name}")}],
+            "metadata": {"shared": {"model": model}},
+        }
+        headers = {"a2a-version": "1.0"}
+        until_ready(caller.http)
+        answer = caller.ask("SendMessage", {"message": message}, **headers)
+        assert "result" in answer, answer
+        task = answer["result"]["task"]
+        assert Path(worktree_of(task)["directory"]).parent == tmp_path / "trees"
+        assert shared.read_text() == "first\n"
+        assert "worktree" not in done(caller, "hi", isolation="none")["metadata"].get(
+            "opencode", {}
+        )
+        assert finish(caller, task, "drop", discard=True)["branch_deleted"]
