@@ -117,12 +117,12 @@ def test_nothing_stays_open_for_a_client_that_has_left(
 ) -> None:
     tenant, form = f"left-{uuid.uuid4()}", REST_1
     body = json.dumps(form.sending("[[hang]]", contextId=tenant)).encode()
+    address = urlsplit(fake_service.url)
     head = (
-        f"POST /{tenant}/message:send HTTP/1.1\r\nHost: here\r\nA2A-Version: 1.0\r\n"
+        f"POST /{tenant}/message:send HTTP/1.1\r\nHost: {address.netloc}\r\nA2A-Version: 1.0\r\n"
         f"Authorization: {fake_service.headers['authorization']}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    address = urlsplit(fake_service.url)
     with socket.create_connection((address.hostname, address.port), timeout=60) as leaving:
         leaving.sendall(head.encode() + body)
         tasks: list[Json] = []
