@@ -124,13 +124,13 @@ def test_a_stream_is_resumed_in_another_form(
     ],
 )
 def test_who_names_the_type_of_a_diff_gets_the_changes(
-    asking_service: Service, modes: list[str], shown: list[str]
+    snapshot_service: Service, modes: list[str], shown: list[str]
 ) -> None:
     name = f"notes/new-{uuid.uuid4()}.txt"
     write = json.dumps({"filePath": name, "content": "first\n"})
     asked = REST_1.sending(f"[[tool:write {write}]] [[text:Done.]]")
     asked["configuration"]["acceptedOutputModes"] = modes
-    with line_to(asking_service) as client:
+    with line_to(snapshot_service) as client:
         with REST_1.following(client, "stream", asked) as events:
             frames = list(events)
         task = REST_1.get(client, frames[0].body["id"])
