@@ -8,9 +8,9 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from hypothesis import HealthCheck, settings
 
+from tests import logging_for_tests
 from tests.postgres import Postgres, why_not
 from tests.running import ROOT, Service, Upstream, fake_opencode, real_opencode, service
 
@@ -24,10 +24,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("busy machine")
-# What a test logs is seen only when it fails; colours would cost more than most tests.
-structlog.configure(
-    [structlog.processors.format_exc_info, structlog.dev.ConsoleRenderer(colors=False)]
-)
+logging_for_tests.configure()
 
 # The tests here start OpenCode or a service, and those on PostgreSQL (all in tests/store) start its
 # server. All others are the quick part (`make quick`).

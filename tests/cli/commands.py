@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import structlog
 
+from tests import logging_for_tests
 from tests.running import isolated
 
 BIN = Path(sys.executable).parent
@@ -56,7 +56,7 @@ def called(
             with pytest.raises(SystemExit) as ended:
                 main(words)
         finally:
-            structlog.reset_defaults()
+            logging_for_tests.configure()
     out, err = capture.readouterr()
     assert isinstance(ended.value.code, int)
     return Ran(ended.value.code, out, err)

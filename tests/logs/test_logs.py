@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a import logs
+from tests import logging_for_tests
 
 FORMS = {"logfmt": ("console", False), "terminal": ("console", True), "json": ("json", False)}
 COLOURS = "\x1b["
@@ -27,7 +28,7 @@ def _log_as_before() -> Iterator[None]:
     handlers = list(logging.root.handlers)
     yield
     logging.root.handlers[:] = handlers
-    structlog.reset_defaults()
+    logging_for_tests.configure()
 
 
 def logged(form: str, level: str = "debug", **facts: object) -> str:
