@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.types import Processor
@@ -30,7 +31,7 @@ def configure(
         colours = stream.isatty()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Output(stream))),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
@@ -42,6 +43,21 @@ def configure(
     )
     if not any(isinstance(handler, _LibraryHandler) for handler in logging.root.handlers):
         logging.root.addHandler(_LibraryHandler())
+
+
+class _Output:
+    """Writes lines. A full disk, or a reader that has left, must not stop the service."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def _renderers(form: str, colours: bool) -> list[Processor]:
