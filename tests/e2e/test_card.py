@@ -27,7 +27,7 @@ def test_the_pure_card_is_an_agent_card_of_1_0_and_nothing_else(real_service: Se
     ]
     assert card.capabilities.streaming
     assert not card.capabilities.push_notifications
-    assert response.headers["vary"] == "A2A-Version"
+    assert response.headers["vary"] == "A2A-Version, Accept-Encoding"
 
 
 @pytest.mark.parametrize("path", [PATH, "/.well-known/agent.json"])

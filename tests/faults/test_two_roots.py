@@ -225,9 +225,9 @@ async def test_a_root_is_the_same_by_any_of_its_names(breakable: Upstream, tmp_p
         with serving(breakable, tmp_path, root, **named) as again:
             async with connected(again) as clients:
                 assert (await clients[REST].get(done.id)).state == "completed"
-    folders = [each.name for each in (tmp_path / "home/.local/state/opencode-a2a").iterdir()]
-    assert len(folders) == 1
-    assert folders[0].startswith("root-")
+    databases = list((tmp_path / "home/.local/state/opencode-a2a").rglob("tasks.db"))
+    assert len(databases) == 1
+    assert databases[0].parent.name.startswith("root-")
 
 
 async def _rpc(client: Client, method: str, params: Json) -> Json:
