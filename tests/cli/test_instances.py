@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.cli import main
+from opencode_a2a.cli import instances, main
 from opencode_a2a.cli.instances import Instance, Registration, running_instances
 
 Capture = pytest.CaptureFixture[str]
@@ -56,6 +56,21 @@ def test_what_a_killed_instance_leaves_is_not_listed_though_its_pid_is_in_use(fo
     with Registration.open(replace(HERE, pid=1)):
         assert [each.pid for each in running_instances()] == [1]
     assert not left.exists()
+
+
+def test_an_instance_that_replaces_its_file_meanwhile_stays_listed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_locked = instances._is_locked
+    with Registration.open(HERE) as registration:
+
+        def replaced(descriptor: int) -> bool:
+            registration.update(opencode_version="1.18.33", tasks_at_work=2)
+            return is_locked(descriptor)
+
+        monkeypatch.setattr(instances, "_is_locked", replaced)
+        assert running_instances() == [registration.instance]
+        assert len(list(folder.iterdir())) == 1
 
 
 def test_without_instances_status_says_how_to_start_one(capsys: Capture) -> None:

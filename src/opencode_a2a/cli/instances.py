@@ -92,14 +92,27 @@ def running_instances() -> list[Instance]:
     found = []
     for file in _folder().glob("*.json"):
         try:
-            with file.open("rb") as content:
-                if _is_locked(content.fileno()):
-                    found.append(Instance(**json.load(content)))
-                else:
-                    file.unlink(missing_ok=True)
+            instance = _read(file)
         except (OSError, ValueError, TypeError):  # it ends just now, or is of another version
             continue
+        if instance is not None:
+            found.append(instance)
     return sorted(found, key=lambda each: (each.started_at, each.pid))
+
+
+def _read(file: Path) -> Instance | None:
+    """What a running instance has written; None if it has ended, and its file is removed.
+
+    An instance releases a file only after it has put another in its place. So one that is not
+    locked is left over only if it still has the name.
+    """
+    while True:
+        with file.open("rb") as content:
+            if _is_locked(content.fileno()):
+                return Instance(**json.load(content))
+            if os.path.samestat(os.fstat(content.fileno()), file.stat()):
+                file.unlink(missing_ok=True)
+                return None
 
 
 def _is_locked(descriptor: int) -> bool:
