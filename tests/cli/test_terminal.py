@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import pytest
 
+from opencode_a2a.cli.terminal import Terminal
 from tests.cli.commands import command
 from tests.running import TOKEN, Upstream, isolated
 
@@ -69,6 +71,20 @@ def on_terminal(words: list[str], env: dict[str, str], cwd: Path) -> Iterator[Sc
         process.wait(10)
         reader.join(10)
         os.close(ours)
+
+
+def test_a_terminal_that_has_gone_is_not_drawn_on() -> None:
+    ours, theirs = pty.openpty()
+    stream = os.fdopen(theirs, "w")
+    terminal = Terminal(stream)
+    terminal.show(["  a task"])
+    os.close(ours)
+    terminal.show(["  a task", "  another one"])
+    terminal.write("a line of the log\n")
+    terminal.flush()
+    terminal.show([])
+    with pytest.raises(OSError, match="Input/output error"):
+        stream.close()
 
 
 def test_a_terminal_shows_the_tasks_at_work_and_what_ctrl_c_waits_for(

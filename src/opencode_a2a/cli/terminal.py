@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TextIO
 from unicodedata import combining, east_asian_width
 
@@ -27,20 +28,23 @@ class Terminal:
         self._lines: list[str] = []
 
     def write(self, text: str) -> int:
-        if not self._lines:
-            return self._stream.write(text)
-        self._stream.write(self._erase + text + "".join(self._lines))
+        self._put(self._erase + text + "".join(self._lines))
         return len(text)
 
     def flush(self) -> None:
-        self._stream.flush()
+        with suppress(OSError):
+            self._stream.flush()
 
     def isatty(self) -> bool:
         return self._stream.isatty()
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show these lines instead of the ones before."""
-        columns, rows = os.get_terminal_size(self._stream.fileno())
+        """Show these lines instead of the ones before; none if the terminal has gone."""
+        try:
+            columns, rows = os.get_terminal_size(self._stream.fileno())
+        except OSError:
+            self._lines = []
+            return
         columns, rows = columns or 80, rows or 24  # a terminal that does not know its size says 0
         shown, rest = lines[: max(rows // 2, 1)], lines[max(rows // 2, 1) :]
         if rest:
@@ -49,8 +53,12 @@ class Terminal:
         if fitting != self._lines:
             erase = self._erase
             self._lines = fitting
-            self._stream.write(erase + "".join(fitting))
-            self._stream.flush()
+            self._put(erase + "".join(fitting))
+            self.flush()
+
+    def _put(self, text: str) -> None:
+        with suppress(OSError):  # the terminal has gone: nobody reads this any more
+            self._stream.write(text)
 
     @property
     def _erase(self) -> str:
