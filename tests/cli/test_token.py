@@ -63,6 +63,34 @@ def test_a_new_token_replaces_the_old_one(workspace: Path, capsys: Capture) -> N
     assert token.kept_token(workspace) == new
 
 
+def test_a_new_token_below_the_workspace_replaces_the_one_of_the_workspace(
+    workspace: Path, capsys: Capture
+) -> None:
+    before = token.kept_token(workspace)
+    main(["token", "--new", str(workspace / "src")])
+    shown = capsys.readouterr()
+    assert token.kept_token(workspace) == shown.out.strip() != before
+    assert f"a new token for {workspace}." in shown.err
+    assert "restart `up`" in shown.err
+    assert len(list(state_home().rglob("token*"))) == 1
+
+
+def test_no_new_token_is_made_where_none_is_kept(workspace: Path, capsys: Capture) -> None:
+    ran = called(main, ["token", "--new", str(workspace)], {}, capsys)
+    assert (ran.code, ran.out) == (1, "")
+    assert f"no token is kept for {workspace}" in ran.problems[0]
+    assert not state_home().exists()
+
+
+def test_an_empty_file_gets_a_token_that_stays(workspace: Path) -> None:
+    token.kept_token(workspace)
+    (file,) = state_home().rglob("token*")
+    file.write_text("")  # after a power cut
+    made = token.kept_token(workspace)
+    assert token.kept_token(workspace) == made
+    assert token.find_token(workspace) == made
+
+
 def test_of_two_processes_that_start_at_once_both_have_the_token_of_the_first(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ A token of your own (A2A_BEARER_TOKEN) is not shown.
 
   opencode-a2a token
   curl -H "Authorization: Bearer $(opencode-a2a token)" http://127.0.0.1:8000/tasks
-  opencode-a2a token --new        # a new one, from the next start on
+  opencode-a2a token --new        # a new one instead; then restart `up`
 """
 
 STATUS_HELP = """\
@@ -127,7 +127,7 @@ COMMANDS = (
         "token",
         "show the token that `up` keeps for a workspace",
         TOKEN_HELP,
-        (Option("--new", "make a new one; a running service keeps the old one"), DIRECTORY),
+        (Option("--new", "replace it; a running `up` takes the old one until it is restarted"), DIRECTORY),
         has_settings=False,
     ),
     Command(
