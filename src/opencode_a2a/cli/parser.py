@@ -127,7 +127,10 @@ COMMANDS = (
         "token",
         "show the token that `up` keeps for a workspace",
         TOKEN_HELP,
-        (Option("--new", "replace it; a running `up` takes the old one until it is restarted"), DIRECTORY),
+        (
+            Option("--new", "replace it; then restart `up`"),
+            DIRECTORY,
+        ),
         has_settings=False,
     ),
     Command(
