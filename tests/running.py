@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -109,6 +110,17 @@ class Program:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(5)
+
+
+def insist(process: subprocess.Popen[Any]) -> int:
+    """Press Ctrl-C until the process ends; its exit code."""
+    deadline = time.monotonic() + 60
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+    return process.returncode
 
 
 @contextmanager

@@ -76,6 +76,7 @@ PUBLIC_PATHS = frozenset(
 class Built:
     app: ASGIApp
     at_work: Callable[[], list[TaskAtWork]]
+    release: Callable[[], Release | None]  # of the connected OpenCode
 
 
 @asynccontextmanager
@@ -136,7 +137,8 @@ async def build(
                 Recovery.open(adapters.log, scheduler, inputs=services.inputs),
                 worktrees.sweeping(),
             ):
-                yield Built(_middleware(settings.server, api, url), scheduler.at_work)
+                served = _middleware(settings.server, api, url)
+                yield Built(served, at_work=scheduler.at_work, release=published.release)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -9,9 +10,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 
-from opencode_a2a.cli import instances, main
+from opencode_a2a.app import Built
+from opencode_a2a.cli import instances, main, serve
 from opencode_a2a.cli.instances import Instance, Registration, running_instances
+from opencode_a2a.config import load
+from opencode_a2a.domain.release import Release
+from opencode_a2a.opencode.http import Endpoint
 
 Capture = pytest.CaptureFixture[str]
 HERE = Instance(
@@ -71,6 +77,30 @@ def test_an_instance_that_replaces_its_file_meanwhile_stays_listed(
         monkeypatch.setattr(instances, "_is_locked", replaced)
         assert running_instances() == [registration.instance]
         assert len(list(folder.iterdir())) == 1
+
+
+async def until_listed(version: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            (instance,) = running_instances()
+            if instance.opencode_version == version:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_status_says_which_opencode_is_connected_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "WATCH_SECONDS", 0.01)
+    monkeypatch.chdir(tmp_path)
+    watch = serve.Watch("up", terminal=None)
+    async with watch.over(load(), Endpoint(base_url=HERE.opencode_url), HERE.url):
+        assert [each.opencode_version for each in running_instances()] == [None]
+        for version in ("1.17.0", "1.18.33"):  # it was updated meanwhile
+            release = Release(version)
+            watch.built = Built(FastAPI(), at_work=list, release=lambda found=release: found)
+            await until_listed(version)
+    assert running_instances() == []
 
 
 def test_without_instances_status_says_how_to_start_one(capsys: Capture) -> None:

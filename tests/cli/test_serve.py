@@ -1,7 +1,9 @@
-"""Where settings come from, and who wins."""
+"""Where settings come from, who wins, and which signals stop the service."""
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +11,30 @@ from pathlib import Path
 import httpx
 
 from tests.cli.commands import command
-from tests.running import Upstream, isolated, running
+from tests.running import ROOT, Upstream, insist, isolated, running
+
+# Work that takes its time to end, and gets a copy of the first signal when it has begun to.
+WORK = """
+import asyncio, os, signal, sys
+import uvloop
+from opencode_a2a.cli import serve
+
+async def work():
+    print("working", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0.002)
+        if sys.argv[2] == "copy":
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.1)
+        else:
+            print("ending", flush=True)
+            await asyncio.sleep(600)
+
+serve.SAME_SIGNAL_SECONDS = float(sys.argv[1])
+uvloop.run(serve.until_stopped(work(), on_stop=lambda: None))
+"""
 
 
 @contextmanager
@@ -103,3 +128,20 @@ def test_with_the_memory_backend_a_task_can_be_sent_and_read_back(
         assert client.get(f"/tasks/{sent['id']}").json() == sent
         assert [task["id"] for task in client.get("/tasks").json()["tasks"]] == [sent["id"]]
     assert not list((tmp_path / "home").rglob("*.db"))
+
+
+def test_a_copy_of_the_signal_that_stops_it_does_not_kill_it(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", WORK, "600", "copy"]
+    with running(words, isolated(tmp_path), ROOT) as program:
+        program.wait_for("working")
+        program.process.send_signal(signal.SIGINT)
+        assert program.process.wait(60) == 0
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", WORK, "0", "none"]
+    with running(words, isolated(tmp_path), ROOT) as program:
+        program.wait_for("working")
+        program.process.send_signal(signal.SIGINT)
+        program.wait_for("ending")
+        assert insist(program.process) == 1

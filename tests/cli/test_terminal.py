@@ -21,7 +21,7 @@ import pytest
 
 from opencode_a2a.cli.terminal import Terminal
 from tests.cli.commands import command
-from tests.running import TOKEN, Upstream, isolated
+from tests.running import TOKEN, Upstream, insist, isolated
 
 
 @dataclass
@@ -117,5 +117,4 @@ def test_a_terminal_shows_the_tasks_at_work_and_what_ctrl_c_waits_for(
         screen.process.send_signal(signal.SIGINT)
         screen.wait_for("Stopping: 1 task is at work and may go on for 300 s")
         screen.wait_for("Press Ctrl-C again to stop at once")
-        screen.process.send_signal(signal.SIGINT)
-        assert screen.process.wait(60) == 1
+        assert insist(screen.process) == 1

@@ -169,7 +169,7 @@ def kill_at_once(*pids: int) -> None:
 def stop(at: AtWork, *numbers: signal.Signals) -> None:
     for number in numbers:
         at.program.process.send_signal(number)
-        time.sleep(0.5)  # it begins to stop, which takes longer with a task at work
+        time.sleep(1)  # it begins to stop, and would take a second signal at once for the same
     at.program.process.wait(60)
 
 

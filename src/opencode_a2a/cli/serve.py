@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
@@ -20,11 +20,10 @@ import structlog
 import uvicorn
 
 from .. import __version__, logs
-from ..app import build, endpoint_of, public_url
+from ..app import Built, build, endpoint_of, public_url
 from ..config import Server, Settings
-from ..errors import UpstreamError
 from ..inbound.failures import failure
-from ..opencode.http import Endpoint, Http
+from ..opencode.http import Endpoint
 from ..service.scheduler import TaskAtWork
 from ..store.log import now_ms
 from ..web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
@@ -38,7 +37,7 @@ BACKLOG = 1024  # connections that may wait to be accepted
 RESERVED_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
 DEFAULT_OPENCODE = "http://127.0.0.1:4096"  # where `opencode serve` listens unless told otherwise
 WATCH_SECONDS = 1.0  # between two looks at the tasks at work
-VERSION_SECONDS, VERSION_PAUSE = 5.0, 15.0  # for OpenCode to say its version, or to ask it again
+SAME_SIGNAL_SECONDS = 0.5  # in which further signals are taken for copies of the first
 
 log = structlog.get_logger()
 
@@ -49,11 +48,15 @@ class Watch:
 
     command: str
     terminal: Terminal | None
-    at_work: Callable[[], list[TaskAtWork]] = list
+    built: Built | None = None  # until it is built, and when it has ended
 
     @classmethod
     def of(cls, command: str) -> Watch:
         return cls(command, Terminal(sys.stderr) if has_cursor(sys.stderr) else None)
+
+    @property
+    def _at_work(self) -> list[TaskAtWork]:
+        return self.built.at_work() if self.built is not None else []
 
     @property
     def stream(self) -> TextIO:
@@ -66,7 +69,7 @@ class Watch:
 
     def stopping(self, grace: float) -> None:
         """Say what the service waits for before it ends."""
-        tasks = len(self.at_work())
+        tasks = len(self._at_work)
         log.info("stopping", tasks_at_work=tasks, grace_seconds=grace if tasks else 0)
         if not sys.stderr.isatty():
             return
@@ -98,38 +101,28 @@ class Watch:
                 )
             except (OSError, RuntimeError) as exc:
                 log.info("instance.not_listed", reason=str(exc))
-            watching = asyncio.create_task(self._watch(registration, endpoint))
+            watching = asyncio.create_task(self._watch(registration))
             try:
                 yield
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-                self.at_work = list
+                self.built = None
                 if self.terminal is not None:
                     self.terminal.show([])
 
-    async def _watch(self, registration: Registration | None, endpoint: Endpoint) -> None:
-        version, next_try = None, 0.0
-        async with Http.open(endpoint, timeout=VERSION_SECONDS) as http:
-            while True:
-                tasks = self.at_work()
-                if self.terminal is not None:
-                    now = now_ms()
-                    shown = [logs.redactor.known(task_line(task, now)) for task in tasks]
-                    self.terminal.show([logs.escaped(line) for line in shown])
-                if registration is not None:
-                    if version is None and time.monotonic() >= next_try:
-                        version, next_try = await _version(http), time.monotonic() + VERSION_PAUSE
-                    registration.update(opencode_version=version, tasks_at_work=len(tasks))
-                await asyncio.sleep(WATCH_SECONDS)
-
-
-async def _version(http: Http) -> str | None:
-    with suppress(UpstreamError, AttributeError):
-        answer = await http.call("GET", "global", "health")
-        version = answer.get("version")
-        return version if isinstance(version, str) else None
-    return None
+    async def _watch(self, registration: Registration | None) -> None:
+        while True:
+            tasks = self._at_work
+            if self.terminal is not None:
+                now = now_ms()
+                shown = [logs.redactor.known(task_line(task, now)) for task in tasks]
+                self.terminal.show([logs.escaped(line) for line in shown])
+            if registration is not None:
+                release = self.built.release() if self.built is not None else None
+                version = release.version if release is not None else None
+                registration.update(opencode_version=version, tasks_at_work=len(tasks))
+            await asyncio.sleep(WATCH_SECONDS)
 
 
 async def serve(settings: Settings, watch: Watch) -> None:
@@ -154,21 +147,25 @@ async def until_stopped(work: Coroutine[Any, Any, None], on_stop: Callable[[], N
     """Run until the work ends, or until Ctrl-C or SIGTERM: then shut down in good order.
 
     A second signal ends the process at once. What is committed is safe, and the guardians end
-    OpenCode.
+    OpenCode. One Ctrl-C may arrive as several signals, such as from the terminal and from `uv run`,
+    so those that follow the first closely are ignored.
     """
     working = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
 
+    def on_signal(handler: Callable[..., None], *args: Any) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, handler, *args)
+
     def leave() -> None:
-        if working.cancelling():  # two signals came at once, such as one by way of `uv run`
+        if working.cancelling():  # the loop has read two signals at once
             return
+        on_signal(lambda: None)
+        loop.call_later(SAME_SIGNAL_SECONDS, on_signal, os._exit, 1)
         on_stop()
         working.cancel()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, os._exit, 1)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, leave)
+    on_signal(leave)
     await asyncio.wait({working})
     if not working.cancelled():
         working.result()
@@ -234,7 +231,7 @@ async def run_server(
         log.info("serving", url=url)
         if welcome:
             watch.say(welcome)
-        watch.at_work = built.at_work
+        watch.built = built
         try:
             await asyncio.shield(serving)
         finally:
