@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from opencode_a2a.cli import executable
 from opencode_a2a.cli.failure import CommandError
-from opencode_a2a.paths import state_home
+from opencode_a2a.paths import folder_name, state_home
 from tests.running import ROOT
 
 Capture = pytest.CaptureFixture[str]
@@ -21,6 +22,9 @@ while [ "$1" != --prefix ]; do shift; done
 cd "$2" && grep -q '"opencode-ai"' package.json && grep -q sha512- package-lock.json || exit 8
 mkdir -p node_modules/.bin && printf '#!/bin/sh\\n' > node_modules/.bin/opencode
 chmod +x node_modules/.bin/opencode
+mkdir node_modules/opencode-ai
+version=$(sed -n 's/.*"opencode-ai": *\\("[^"]*"\\).*/\\1/p' package.json)
+echo "{\\"version\\": $version}" > node_modules/opencode-ai/package.json
 """
 
 
@@ -46,39 +50,75 @@ def put(path: Path, content: str = "#!/bin/sh\n") -> str:
     return str(path)
 
 
-def test_opencode_is_found_in_path_then_here_then_in_the_checkout_then_where_we_installed_it(
-    machine: Path,
+def test_opencode_is_found_in_path_then_among_our_own_and_last_in_the_workspace(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below = Path("node_modules/.bin/opencode")
+    project = machine / "project"
+    monkeypatch.chdir(machine)  # as with `up project`
     for place in (
+        project / below,
         state_home() / "opencode" / below,
         machine / "checkout" / below,
-        machine / "project" / below,
         machine / "bin" / "opencode",
     ):
         put(place)
-        assert executable.find("opencode") == str(place)
-    assert executable.find("/opt/another") == "/opt/another"
+        assert executable.find("opencode", project) == str(place)
+    assert executable.find("/opt/another", project) == "/opt/another"
 
 
 def test_what_cannot_be_executed_is_not_opencode(machine: Path) -> None:
     Path(put(machine / "project/node_modules/.bin/opencode")).chmod(0o644)
     with pytest.raises(CommandError) as error:
-        executable.find("opencode")
+        executable.find("opencode", machine / "project")
     for advice in ("--install-opencode", "npm install -g opencode-ai", "OPENCODE_COMMAND"):
         assert advice in str(error.value)
+
+
+def kept() -> list[str]:
+    """What installing has left in the state directory."""
+    return sorted(each.name for each in state_home().iterdir() if each.suffix != ".lock")
 
 
 def test_the_tested_version_is_installed_with_its_hashes_and_then_found(
     machine: Path, capsys: Capture
 ) -> None:
     put(machine / "bin" / "npm", NPM)
-    for _ in range(2):  # a second time replaces it
-        installed = executable.install()
-        assert executable.find("opencode") == installed
-    assert list(state_home().iterdir()) == [state_home() / "opencode"]
+    installed = executable.install()
+    assert executable.find("opencode", machine / "project") == installed
+    assert kept() == ["opencode"]
     pinned = json.loads((ROOT / "package.json").read_text())["dependencies"]["opencode-ai"]
     assert f"OpenCode {pinned}: done" in capsys.readouterr().err
+
+
+def test_the_tested_version_is_not_installed_again(machine: Path) -> None:
+    put(machine / "bin" / "npm", NPM)
+    installed = executable.install()
+    (machine / "bin" / "npm").unlink()  # nor is anything needed for that
+    assert executable.install() == installed
+
+
+def test_another_version_is_replaced_and_what_a_killed_one_has_left_is_removed(
+    machine: Path,
+) -> None:
+    put(machine / "bin" / "npm", NPM)
+    executable.install()
+    package = state_home() / "opencode/node_modules/opencode-ai/package.json"
+    package.write_text('{"version": "0.0.1"}')
+    put(state_home() / "opencode.0123abcd" / "half")
+    database = put(state_home() / folder_name(Path("/srv/opencode.0123abcd")) / "tasks.db")
+    executable.install()
+    assert json.loads(package.read_text())["version"] == executable.tested_version()
+    assert kept() == ["opencode", Path(database).parent.name]
+
+
+def test_of_two_at_once_one_installs_and_the_other_waits(machine: Path) -> None:
+    put(machine / "bin" / "npm", NPM + f"echo once >> {machine}/runs\n")
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: executable.install(), range(2))
+    assert first == second
+    assert (machine / "runs").read_text() == "once\n"
+    assert kept() == ["opencode"]
 
 
 def test_when_npm_fails_its_words_are_shown_and_nothing_is_left(
@@ -88,7 +128,7 @@ def test_when_npm_fails_its_words_are_shown_and_nothing_is_left(
     with pytest.raises(CommandError, match="npm could not install OpenCode"):
         executable.install()
     assert "npm error network down" in capsys.readouterr().err
-    assert list(state_home().iterdir()) == []
+    assert kept() == []
 
 
 def test_without_npm_it_is_said_what_to_install(

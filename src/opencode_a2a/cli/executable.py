@@ -7,11 +7,14 @@ has copies.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..paths import make_private_directory, state_home
@@ -23,30 +26,32 @@ BELOW = Path("node_modules", ".bin", NAME)
 CHECKOUT = Path(__file__).parents[3]  # where this package is used from its sources
 PACKAGES = Path(__file__).parents[1] / "npm"
 LISTS = ("package.json", "package-lock.json")
+LEFTOVER = re.compile(rf"{NAME}\.[0-9a-f]{{8}}")  # no root has a folder of such a name
 
 
-def find(command: str) -> str:
+def find(command: str, project: Path) -> str:
     """The executable to start: what was configured, or the first OpenCode that is found."""
     if command != NAME:
         return command
-    for path in _candidates():
+    for path in _candidates(project):
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
     raise CommandError(
-        "OpenCode was not found: not in PATH, nor in node_modules of this directory. "
+        f"OpenCode was not found: not in PATH, nor in node_modules of {project}. "
         f"`opencode-a2a up --install-opencode` installs version {tested_version()} for this "
         "program alone, and `npm install -g opencode-ai` installs it for you; if you have one "
         "elsewhere, set OPENCODE_COMMAND to its path."
     )
 
 
-def _candidates() -> Iterator[Path]:
+def _candidates(project: Path) -> Iterator[Path]:
+    """The project comes last: anybody may have written what is there."""
     if found := shutil.which(NAME):
         yield Path(found).absolute()
-    yield Path.cwd() / BELOW
     if (CHECKOUT / "pyproject.toml").is_file():
         yield CHECKOUT / BELOW
     yield _own_folder() / BELOW
+    yield project / BELOW
 
 
 def tested_version() -> str:
@@ -56,14 +61,47 @@ def tested_version() -> str:
 
 def install() -> str:
     """Install the tested OpenCode into the state directory; the path of its executable."""
+    target = _own_folder()
+    try:
+        with _alone(target):
+            for left in target.parent.iterdir():  # by one that was killed
+                if LEFTOVER.fullmatch(left.name):
+                    shutil.rmtree(left, ignore_errors=True)
+            if _installed_version(target) != tested_version():
+                _install(target)
+    except OSError as exc:
+        where = exc.filename or target.parent
+        raise CommandError(f"cannot write to {where}: {exc.strerror}") from None
+    return str(target / BELOW)
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Wait for whoever else installs; the kernel releases the lock however a process ends."""
+    make_private_directory(target.parent)
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _installed_version(target: Path) -> str | None:
+    if not os.access(target / BELOW, os.X_OK):
+        return None
+    try:
+        about = json.loads((target / "node_modules" / "opencode-ai" / "package.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return str(about.get("version"))
+
+
+def _install(target: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
         raise CommandError(
             "npm was not found, and OpenCode is installed with it. Install Node.js 20 or newer "
             "(https://nodejs.org, or your system's packages), then run the same command again."
         )
-    target = _own_folder()
-    fresh = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
+    fresh, old = (target.with_name(f"{NAME}.{secrets.token_hex(4)}") for _ in range(2))
     try:
         make_private_directory(fresh)
         for name in LISTS:
@@ -75,13 +113,12 @@ def install() -> str:
             raise CommandError(
                 "npm could not install OpenCode; its own words are above. Nothing was changed."
             )
-        shutil.rmtree(target, ignore_errors=True)
+        with suppress(FileNotFoundError):  # the first time
+            target.rename(old)
         fresh.rename(target)
-    except OSError as exc:
-        raise CommandError(f"cannot write to {exc.filename}: {exc.strerror}") from None
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return str(target / BELOW)
 
 
 def _own_folder() -> Path:

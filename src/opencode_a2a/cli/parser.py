@@ -22,9 +22,9 @@ the next time: `opencode-a2a token` shows it.
   opencode-a2a up path/to/project --port 9000
   opencode-a2a up --install-opencode
 
-OpenCode is taken from PATH, from node_modules of the current directory or of the
-checkout this program runs from, or from where --install-opencode has put it.
-OPENCODE_COMMAND names another one.
+OpenCode is taken from PATH, from node_modules of the checkout this program runs
+from, from where --install-opencode has put it, or from node_modules of the
+workspace. OPENCODE_COMMAND names another one.
 """
 
 SERVE_HELP = """\

@@ -52,7 +52,9 @@ def find_opencode(settings: Settings, *, install: bool) -> str:
             "serve` for that one, or take the setting away.",
             2,
         )
-    return executable.install() if install else executable.find(settings.upstream.command)
+    if install:
+        return executable.install()
+    return executable.find(settings.upstream.command, settings.upstream.workspace_root)
 
 
 async def up(settings: Settings, watch: Watch, opencode: str) -> None:
