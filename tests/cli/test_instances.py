@@ -96,10 +96,11 @@ async def test_status_says_which_opencode_is_connected_now(
     watch = serve.Watch("up", terminal=None)
     async with watch.over(load(), Endpoint(base_url=HERE.opencode_url), HERE.url):
         assert [each.opencode_version for each in running_instances()] == [None]
-        for version in ("1.17.0", "1.18.33"):  # it was updated meanwhile
-            release = Release(version)
-            watch.built = Built(FastAPI(), at_work=list, release=lambda found=release: found)
-            await until_listed(version)
+        connected = [Release("1.17.0")]
+        watch.built = Built(FastAPI(), at_work=list, release=lambda: connected[-1])
+        await until_listed("1.17.0")
+        connected.append(Release("1.18.33"))  # it was updated
+        await until_listed("1.18.33")
     assert running_instances() == []
 
 
