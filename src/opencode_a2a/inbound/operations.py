@@ -279,48 +279,23 @@ async def subscribe_to_task(
     return await service.events(call, task, service.renderer(call), waits=call.dialect is V1)
 
 
-@A2A.operation(
-    {"1.0": "CreateTaskPushNotificationConfig", "0.3": "tasks/pushNotificationConfig/set"},
-    Rest(("POST",), PUSH_CONFIGS),
-    scope=None,
-    result=None,
-)
-async def create_push_config(service: Operations, call: Call, params: None) -> Json:
+async def refuse_push(service: Operations, call: Call, params: None) -> Json:
     """Push configurations (not supported)."""
     raise parse.no_push()
 
 
-@A2A.operation(
-    {"1.0": "GetTaskPushNotificationConfig", "0.3": "tasks/pushNotificationConfig/get"},
-    Rest(("GET",), PUSH_CONFIG),
-    scope=None,
-    result=None,
-)
-async def get_push_config(service: Operations, call: Call, params: None) -> Json:
-    """A push configuration (not supported)."""
-    raise parse.no_push()
-
-
-@A2A.operation(
-    {"1.0": "ListTaskPushNotificationConfigs", "0.3": "tasks/pushNotificationConfig/list"},
-    Rest(("GET",), PUSH_CONFIGS),
-    scope=None,
-    result=None,
-)
-async def list_push_configs(service: Operations, call: Call, params: None) -> Json:
-    """Push configurations (not supported)."""
-    raise parse.no_push()
-
-
-@A2A.operation(
-    {"1.0": "DeleteTaskPushNotificationConfig", "0.3": "tasks/pushNotificationConfig/delete"},
-    Rest(("DELETE",), PUSH_CONFIG),
-    scope=None,
-    result=None,
-)
-async def delete_push_config(service: Operations, call: Call, params: None) -> Json:
-    """A push configuration (not supported)."""
-    raise parse.no_push()
+for method, old_method, route in (
+    ("CreateTaskPushNotificationConfig", "set", Rest(("POST",), PUSH_CONFIGS)),
+    ("GetTaskPushNotificationConfig", "get", Rest(("GET",), PUSH_CONFIG)),
+    ("ListTaskPushNotificationConfigs", "list", Rest(("GET",), PUSH_CONFIGS)),
+    ("DeleteTaskPushNotificationConfig", "delete", Rest(("DELETE",), PUSH_CONFIG)),
+):
+    A2A.operation(
+        {"1.0": method, "0.3": f"tasks/pushNotificationConfig/{old_method}"},
+        route,
+        scope=None,
+        result=None,
+    )(refuse_push)
 
 
 @A2A.operation(
