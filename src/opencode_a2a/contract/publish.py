@@ -32,7 +32,8 @@ def card_extensions(
         }
         params = dict(extension.public)
         if extended:
-            params |= full_contract(contract, extension) | (more or {}).get(extension.anchor, {})
+            params |= full_contract(contract, extension)
+        params |= (more or {}).get(extension.anchor, {})
         listed.append(about | ({"params": params} if params else {}))
     return listed
 

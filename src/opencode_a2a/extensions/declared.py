@@ -64,12 +64,14 @@ STREAM_HINTS = Extension(
             f"metadata.shared.{name}"
             for name in ("stream", "progress", "interrupt", "interrupts", "session", "usage")
         ],
+        # Unless the deployment shows every block to every client.
         "roots_without_activation": [
             f"metadata.shared.{name}" for name in ("interrupt", "interrupts", "session", "usage")
         ],
         "block_types_without_activation": [BlockKind.TEXT.value, BlockKind.FILE.value],
         "block_types": [kind.value for kind in BlockKind],
-        "block_identity": ["message_id", "event_id", "sequence"],
+        "block_identity": ["event_id", "sequence"],
+        "block_identity_on_the_first_piece": ["message_id"],
         "progress_types": [
             "step-start",
             "step-finish",
@@ -112,7 +114,8 @@ STREAM_HINTS = Extension(
         "changes": {
             "part": "text/x-diff; data with the files where the client accepts application/json",
             "artifact_name": "changes",
-            "without_activation": "where acceptedOutputModes names text/x-diff",
+            "without_activation": "where acceptedOutputModes names text/x-diff, or the deployment "
+            "shows every block",
         },
         "extended_usage_fields": [
             "reasoning_tokens",

@@ -17,7 +17,7 @@ from ..contract.operations import Line
 from ..contract.publish import availability, card_extensions, full_contract, methods_of
 from ..domain.release import TRIED, Release
 from ..errors import MethodNotFound
-from ..extensions.declared import COMPATIBILITY, WIRE
+from ..extensions.declared import COMPATIBILITY, STREAM_HINTS, WIRE
 from .card import Card, CardFacts
 from .failures import A2A_DOMAIN, ERROR_INFO
 from .operations import A2A
@@ -62,13 +62,27 @@ class Published:
         made_once = lru_cache(maxsize=1)(self._extended_extensions)
         return Card(
             self.facts,
-            card_extensions(self.contract, extended=False),
+            card_extensions(self.contract, extended=False, more=self._stream_hints),
             lambda: made_once(self.release()),
         )
 
     def _extended_extensions(self, release: Release | None) -> list[Json]:
-        more = {COMPATIBILITY.anchor: self.profile_on(release), WIRE.anchor: self.wire_contract}
+        profile, wire = self.profile_on(release), self.wire_contract
+        more = {COMPATIBILITY.anchor: profile, WIRE.anchor: wire, **self._stream_hints}
         return card_extensions(self.contract, extended=True, more=more)
+
+    @property
+    def _stream_hints(self) -> dict[str, Json]:
+        """By anchor, what is different where every client sees every block."""
+        if not self.deployment.every_block:
+            return {}
+        hints = STREAM_HINTS.public
+        return {
+            STREAM_HINTS.anchor: {
+                "roots_without_activation": hints["roots"],
+                "block_types_without_activation": hints["block_types"],
+            }
+        }
 
     @cached_property
     def extension_contracts(self) -> Json:
