@@ -15,7 +15,7 @@ from opencode_a2a.app import publication
 from opencode_a2a.config import load
 from opencode_a2a.domain.release import Release
 from opencode_a2a.extensions import ALL
-from opencode_a2a.extensions.declared import COMPATIBILITY
+from opencode_a2a.extensions.declared import COMPATIBILITY, STREAM_HINTS
 from opencode_a2a.inbound import routes
 from opencode_a2a.inbound.published import Published
 from tests.running import ROOT
@@ -137,6 +137,42 @@ def test_a_schema_in_a_contract_says_the_same_as_the_one_in_the_components(
             within = Draft202012Validator({**declared[name], "components": document["components"]})
             for sample in samples:
                 assert alone.is_valid(sample) == within.is_valid(sample), (name, sample)
+
+
+VERSION, EXTENSIONS = {"A2A-Version"}, {"A2A-Extensions", "X-A2A-Extensions"}
+STREAM, SEND = {"Last-Event-ID", "after"}, {"Idempotency-Key"}
+HONOURED = {
+    "POST /": VERSION | EXTENSIONS | STREAM | SEND | {"Prefer"},
+    "POST /message:send": VERSION | EXTENSIONS | SEND | {"Prefer"},
+    "POST /message:stream": VERSION | EXTENSIONS | STREAM | SEND,
+    "POST /tasks/{id}:subscribe": VERSION | EXTENSIONS | STREAM,
+    "GET /v1/tasks/{id}:subscribe": VERSION | EXTENSIONS | STREAM,
+    "GET /v1/tasks/{id}": VERSION | EXTENSIONS,
+    "GET /.well-known/agent-card.json": VERSION,
+    "GET /health": set[str](),
+}
+
+
+@pytest.mark.parametrize("endpoint", HONOURED)
+def test_every_header_that_is_honoured_is_declared(document: Json, endpoint: str) -> None:
+    verb, path = endpoint.split()
+    declared = document["paths"][path][verb.lower()].get("parameters", [])
+    named = {each["name"] for each in declared if each["in"] == "header" or each["name"] == "after"}
+    assert named == HONOURED[endpoint]
+
+
+def test_what_is_shown_without_activation_follows_from_the_deployment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("A2A_BEARER_TOKEN", SECRET)
+    for blocks, everything in (("answer", False), ("all", True)):
+        monkeypatch.setenv("A2A_STREAM_BLOCKS", blocks)
+        card = publication(load(), "http://127.0.0.1:8000").card
+        for each in (json.loads(card.pure.body), card.extended_pure):
+            extensions = each["capabilities"]["extensions"]
+            (hints,) = (e["params"] for e in extensions if e["uri"] == STREAM_HINTS.uri)
+            for name in ("block_types", "roots"):
+                assert (hints[f"{name}_without_activation"] == hints[name]) is everything
 
 
 def test_what_is_said_of_pages_is_what_the_parameters_allow(document: Json) -> None:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from ..contract import a2a
 from ..contract.declare import Json
-from ..contract.operations import Line, Operation, Rest
+from ..contract.operations import LINES, Line, Operation, Rest
 from ..contract.publish import methods_of, schemas, untitled
 from ..domain.scopes import Scope
 from ..domain.values import Role
@@ -25,6 +25,7 @@ from ..errors import RPC_HTTP_STATUSES
 from .dialect import REST_DIALECTS, RPC_DIALECTS, Dialect
 from .endpoints import Endpoint
 from .failures import A2A_JSON, JSON, rest_media_type
+from .negotiation import HEADERS as EXTENSION_HEADERS
 from .operations import A2A
 from .published import Published
 
@@ -53,6 +54,30 @@ PREFER = {
     "`respond-async` at once (RFC 7240)",
     "schema": {"type": "string"},
 }
+EVENT_ID = {"type": "string", "pattern": "^[0-9]{1,18}$"}
+LAST_EVENT = [
+    {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "description": "The `id` of the last event that was received: the stream goes on after it",
+        "schema": EVENT_ID,
+    },
+    {
+        "name": "after",
+        "in": "query",
+        "description": "The same as `Last-Event-ID`, for clients that cannot set headers",
+        "schema": EVENT_ID,
+    },
+]
+EXTENSIONS = [
+    {
+        "name": name,
+        "in": "header",
+        "description": f"URIs of the extensions to activate, separated by commas ({line})",
+        "schema": {"type": "string"},
+    }
+    for name, line in zip(EXTENSION_HEADERS, LINES, strict=True)
+]
 # What any request can be refused with.
 REFUSED = (400, 401, 403, 404, 408, 413, 429, 431, 503)
 REFUSED_WORK = (409, 502, 504)  # also, where the agent would have to do something
@@ -166,6 +191,32 @@ def public(known: Schemas, *, unavailable: str | None = None) -> Json:
     return {"tags": ["Service"], "security": [], "responses": responses}
 
 
+def card(known: Schemas) -> Json:
+    return public(known) | {"parameters": [_version(LINES)]}
+
+
+def _version(lines: Sequence[Line]) -> Json:
+    return {
+        "name": "A2A-Version",
+        "in": "header",
+        "description": "The version of A2A that the client speaks; also taken from the query",
+        "schema": {"enum": list(lines)},
+    }
+
+
+def _request_headers(operations: Sequence[Operation], lines: Sequence[Line]) -> list[Json]:
+    """What requests of these operations may say besides their parameters."""
+    sending = [operation for operation in operations if operation.sends_message]
+    found = [_version(lines), *EXTENSIONS]
+    if any(operation.streams for operation in operations):
+        found += LAST_EVENT
+    if sending:
+        found.append(IDEMPOTENCY_KEY)
+    if not all(operation.streams for operation in sending):
+        found.append(PREFER)
+    return found
+
+
 def rpc(known: Schemas, *, published: Published) -> Json:
     calls: list[Json] = []
     answers: list[Json] = []
@@ -193,6 +244,7 @@ def rpc(known: Schemas, *, published: Published) -> Json:
     answer["content"][EVENTS] = {}  # each event is such an answer
     return {
         "tags": ["JSON-RPC"],
+        "parameters": _request_headers(A2A.operations, LINES),
         "requestBody": _json({"oneOf": calls}) | {"required": True},
         "responses": {
             "200": answer,
@@ -222,7 +274,6 @@ def rest(known: Schemas, *, route: Rest, operation: Operation, line: Line) -> Js
     parameters = [{"name": n, "in": "path", "required": True, "schema": ID} for n in names]
     about: Json = {"tags": [f"REST {line}"], "parameters": parameters}
     if operation.sends_message:
-        parameters += [IDEMPOTENCY_KEY] if operation.streams else [IDEMPOTENCY_KEY, PREFER]
         dialect = REST_DIALECTS[line]
         body = {"schema": known.taken(operation.params), "example": _message(dialect)}
         about["requestBody"] = {"content": {rest_media_type(dialect): body}, "required": True}
@@ -232,6 +283,7 @@ def rest(known: Schemas, *, route: Rest, operation: Operation, line: Line) -> Js
             for field, schema in operation.params.model_json_schema()["properties"].items()
             if field not in names
         ]
+    parameters += _request_headers([operation], ("1.0",) if line == "1.0" else LINES)
     return about | {"responses": _rest_responses(operation, known, line)}
 
 

@@ -69,7 +69,7 @@ def _add_documents(api: Api, health: Health) -> None:
     api.add(health.ready, "/ready", PROBE, summary="Whether it can work", describe=missing)
     card = api.published.card.serve
     for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
-        api.add(card, path, PROBE, summary="The Agent Card", describe=public)
+        api.add(card, path, PROBE, summary="The Agent Card", describe=openapi.card)
     docs = Docs(api.openapi)
     api.add(docs.page, "/docs", PROBE, summary="A page to try the API with", describe=None)
     api.add(docs.document, "/openapi.json", PROBE, summary="This document", describe=None)
