@@ -162,8 +162,8 @@ async def until_stopped(work: Coroutine[Any, Any, None], on_stop: Callable[[], N
             return
         on_signal(lambda: None)
         loop.call_later(SAME_SIGNAL_SECONDS, on_signal, os._exit, 1)
+        working.cancel()  # first: what is said may fail, where nobody reads it any more
         on_stop()
-        working.cancel()
 
     on_signal(leave)
     await asyncio.wait({working})
