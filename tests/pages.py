@@ -1,8 +1,9 @@
 """The pages a newcomer follows: their commands, and the results they show.
 
-A result may leave out anything with `…`. Where a word of it has been shortened (`"6227e5ae-…"`), the
-word stands for what really came: a later command on the page may use it, and a later result that
-shows it must have the same. So a page reads like what a terminal has shown, and can still be run.
+A result may leave out anything with `…`. Where a word of it has been shortened (`"6227e5ae-…"`),
+the word stands for what really came: a later command on the page may use it, and a later result
+that shows it must have the same. So a page reads like what a terminal has shown, and can still be
+run.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A line for a shell, a program in Python or a file of settings; and the result that is shown."""
+    """A line for a shell, a program in Python or a file of settings, and the shown result."""
 
     where: str
     text: str
@@ -98,9 +99,10 @@ def _complete(typed: str) -> bool:
 
 
 def difference(shown: str, came: str, known: dict[str, str]) -> str | None:
-    """Which piece of the shown result did not come; None if all did. Adds shortened words to `known`.
+    """Which piece of the shown result did not come; None if all did.
 
-    White space does not count: a page breaks long lines.
+    What shortened words stand for is added to `known`. White space does not count: a page breaks
+    long lines.
     """
     names = dict[str, str]()  # of groups, for the shortened words: those with spaces are text
 

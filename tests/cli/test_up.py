@@ -19,9 +19,9 @@ from opencode_a2a.cli.up import welcome
 from opencode_a2a.config import load
 from opencode_a2a.opencode.providers import ChosenProviders
 from tests.cli.commands import command, run
-from tests.curl import curl
 from tests.faults.survivors import agent_at_work
 from tests.running import Program, isolated, opencode_command, running
+from tests.shell import shell
 
 
 @contextmanager
@@ -52,7 +52,8 @@ def typed(said: str, home: Path, text: str = "Hello!") -> dict[str, object]:
     found = re.search(r"Try it, in another shell:\n\n(  curl .*?)\n\n", said, re.DOTALL)
     assert found, said
     line = found[1].replace("Hello!", text)
-    body: dict[str, dict[str, object]] = curl(line, home=home).raise_for_status().json()
+    with shell(home, home.parent / "typed") as opened:
+        body: dict[str, dict[str, object]] = json.loads(opened.run(line).read_text())
     return body["task"]
 
 

@@ -1,7 +1,7 @@
 """The commands of README, first hour and guide, run in their order against `opencode-a2a up`.
 
-What a page shows as their result is compared with what comes. `up` works as on a newcomer's machine:
-the real OpenCode with the demo model, in a git repository with one file.
+What a page shows as their result is compared with what comes. `up` works as on the machine of a
+newcomer: the real OpenCode with the demo model, in a git repository with one file.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class Reader:
         self.shell = self.opened.enter_context(opened)
 
     def start(self, settings: str) -> None:
-        """`up`, which takes the shell; started again where other settings, or a restart, are asked."""
+        """`up`, which takes the shell: the rest is typed in another one.
+
+        It may run since an earlier page; further ones on the same page start it again.
+        """
         wanted = dict(word.split("=", 1) for word in shlex.split(settings))
         if self.up_on_page or wanted != self.settings:
             self.service.close()
@@ -125,16 +128,17 @@ class Reader:
     ) -> None:
         """Look, and again for some seconds until it is what is shown."""
         deadline = time.monotonic() + seconds
-        while True:
-            came = look().replace(f":{self.port_file.read_text()}", f":{DOCUMENTED_PORT}")
-            came = came.replace(str(self.project), "/home/you/my-project")
-            problem = difference(shown, came, self.known) if shown else None
-            if problem is None:
-                return
+        came = look()
+        while shown and (problem := difference(shown, self.as_documented(came), self.known)):
             if time.monotonic() >= deadline:
                 self.problems.append(f"{each.where}: {each.text}\ngave\n{came}\nwithout {problem}")
                 return
             time.sleep(0.1)
+            came = look()
+
+    def as_documented(self, came: str) -> str:
+        came = came.replace(f":{self.port_file.read_text()}", f":{DOCUMENTED_PORT}")
+        return came.replace(str(self.project), "/home/you/my-project")
 
     def run(self, typed: str) -> str:
         return self.shell.run(typed).read_text()
