@@ -41,7 +41,7 @@ READY = r"OpenCode answers A2A at \S+:(\d+)\n(.*\n)*Stop with Ctrl-C\."
 WELCOME = "OpenCode answers A2A at"
 # The test has its own OpenCode; installing one is tried in tests/cli/test_executable.py.
 UP = re.compile(r"(?P<settings>.*)\bopencode-a2a up( --install-opencode)?", re.DOTALL)
-SECONDS = 15.0
+SECONDS = 60.0
 
 
 class Reader:
@@ -137,6 +137,7 @@ class Reader:
             came = look()
 
     def as_documented(self, came: str) -> str:
+        came = re.sub(r"^:.*\n", "", came, flags=re.MULTILINE)  # a stream that was silent for long
         came = came.replace(f":{self.port_file.read_text()}", f":{DOCUMENTED_PORT}")
         return came.replace(str(self.project), "/home/you/my-project")
 
@@ -155,7 +156,7 @@ class Reader:
         return self.run(f"URL={url} {sys.executable} {script}")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_commands_of_the_pages_do_what_is_shown(tmp_path: Path) -> None:
     home = tmp_path / "home"
     project = home / "my-project"
@@ -164,9 +165,6 @@ def test_the_commands_of_the_pages_do_what_is_shown(tmp_path: Path) -> None:
     author = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
     for words in (("init", "-qb", "main"), ("add", "-A"), (*author, "commit", "-qm", "first")):
         subprocess.run(["git", *words], cwd=project, check=True, env=isolated(home))
-    # No page shows what a turn changed; snapshots for that are half the work of a prompt.
-    config = home / ".config" / "opencode" / "opencode.json"
-    config.write_text('{"snapshot": false}')
     reader = Reader(home, tmp_path / "typed")
     with reader.service, reader.opened:
         left_out = set[str]().union(*(reader.follow(page) for page in PAGES))
