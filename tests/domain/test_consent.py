@@ -7,19 +7,26 @@ import unicodedata
 from collections.abc import Callable
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from opencode_a2a.domain.consent import PHRASES, Sense, phrases, read
+from opencode_a2a.domain.consent import ANY_LANGUAGE, PHRASES, Sense, phrases, read
 from opencode_a2a.domain.values import PermissionDecision
 from tests.domain.logs import STEADY
 
 ONCE, FOR_GOOD, STOP = (PermissionDecision(reply) for reply in ("once", "always", "reject"))
 DECIDES = {Sense.YES: ONCE, Sense.ONCE: ONCE, Sense.ALWAYS: FOR_GOOD, Sense.NO: STOP}
-TABLE = {sense: phrases(table) for sense, table in PHRASES.items()}
+LISTED = [
+    (language, sense, phrase)
+    for language, tables in PHRASES.items()
+    for sense, table in tables.items()
+    for phrase in phrases(table)
+]
+TABLE = {sense: [phrase for _, s, phrase in LISTED if s is sense] for sense in Sense}
+FILLERS = TABLE[Sense.FILLER] + TABLE[Sense.THIS]
 ALLOWING = [phrase for sense in (Sense.YES, Sense.ONCE, Sense.ALWAYS) for phrase in TABLE[sense]]
 
-# Words that deny, limit or ask, in each language.
+# Words that deny, limit or ask, in each language; also such whose every word allows elsewhere.
 HEDGES = """
     no, not, never, nothing, don't, won't, cannot, but, except, unless, if, maybe, perhaps, later,
     yet, wait, first, why, what, instead, without, hardly, stop,
@@ -30,6 +37,9 @@ HEDGES = """
     nunca, nada, pero, excepto, quizás, tal vez, después, espera, por qué, todavía, sin,
     不, 没, 别, 但, 但是, 除非, 如果, 也许, 可能, 等等, 为什么, 吗, 先,
     ない, ません, だめ, でも, けど, もし, たぶん, かも, 後で, 待って, なぜ, ですか, まだ,
+    once approved, once i confirm, once you can, this once granted, einmal genehmigt,
+    une fois approuvé, si approuvé, si d'accord, una vez aprobado, si procede, si es permitido,
+    可以是可以, 好是好, please confirm, 请确认,
     ?, ？, 👎, ❌
 """
 HEDGE_WORDS = [word.strip() for word in HEDGES.split(",")]
@@ -61,7 +71,22 @@ def no(reason: str) -> PermissionDecision:
         ("好的，谢谢。", ONCE),
         ("はい、お願いします。", ONCE),
         ("👍🏽", ONCE),
+        ("si", ONCE),
+        ("SI, adelante", ONCE),
+        ("Sí adelante", ONCE),
+        ("si por favor", ONCE),
+        ("vale, sí", ONCE),
+        ("是，可以", ONCE),
+        ("oui, une seule fois", ONCE),
+        ("nur einmal erlauben, bitte", ONCE),
+        ("今回だけ許可します", ONCE),
+        ("das erlauben", ONCE),
+        ("That looks good.", ONCE),
+        ("ok danke", ONCE),
+        ("bitte ausführen", ONCE),
         ("Always allow this, please", FOR_GOOD),
+        ("always approve that", FOR_GOOD),
+        ("sí, siempre", FOR_GOOD),
         ("Ja, immer", FOR_GOOD),
         ("总是允许", FOR_GOOD),
         ("no, thank you", STOP),
@@ -182,6 +207,85 @@ def test_plain_words_decide(said: str, decision: PermissionDecision) -> None:
         "結構です",
         "大丈夫です",
         "やめないで",
+        # Every word of these is in the table.
+        "go ahead once approved",
+        "yes, once confirmed",
+        "go ahead once i approve",
+        "do it once you can",
+        "une fois approuvé",
+        "oui, si approuvé",
+        "vas-y si d'accord",
+        "una vez aprobado",
+        "si procede",
+        "hazlo si es permitido",
+        "einmal bestätigt",
+        "mach das einmal genehmigt",
+        "可以是可以",
+        "好是好",
+        "please confirm",
+        "please approve this",
+        "请确认",
+        "请批准",
+        "always this",
+        "immer das",
+        "siempre eso",
+        "いつもこれ",
+        "toujours ça",
+        "sure..",
+        "好的。。。",
+        "yes . .",
+        "ok,,",
+        "always confirm",
+        "总是确认",
+        "immer gerne",
+        "いつもありがとうございます",
+        "granted that you can",
+        "eso sí",
+        "vale, si procede",
+        "SI PROCEDE",
+        "si eso",
+        "adelante si aprobado",
+        "行是行",
+        "是可以",
+        "confirm please",
+        "approve, please",
+        "please accept",
+        "please grant it",
+        "bitte genehmigen",
+        "por favor aprobar",
+        "s'il te plaît confirmer",
+        "承認お願いします",
+        "許可してください",
+        "承認してください",
+        "toujours d'accord",
+        "vas-y toujours",
+        "you may approve this",
+        "可以批准",
+        "yes:",
+        "go ahead -",
+        "once yes",
+        "once this",
+        "ok das, por favor",
+        "please go",
+        "confirm that you can proceed",
+        "siempre esto por favor",
+        "oui, une fois confirmé",
+        "d'accord une fois autorisé",
+        "proceed once granted",
+        "ok once allowed",
+        "👍 once approved",
+        "una vez permitido, hazlo",
+        "ja, einmal erlaubt",
+        "一次可以",
+        "no si",
+        "はい・・・",
+        "はい、、、",
+        "行行好",
+        "好好做吧",
+        "confirm once confirmed",
+        "immer bestätigt",
+        "always it",
+        "常にそれ",
         "x" * 20_000,
         "no, " + "x" * 20_000,
     ],
@@ -192,27 +296,50 @@ def test_what_is_not_plain_decides_nothing(said: str) -> None:
 
 def test_the_table_says_of_each_phrase_one_thing() -> None:
     known: dict[str, Sense] = {}
-    for sense, listed in TABLE.items():
-        for phrase in listed:
-            assert known.setdefault(phrase, sense) is sense, phrase
+    for _, sense, phrase in LISTED:
+        assert known.setdefault(phrase, sense) is sense, phrase
+
+
+MANNERS = {
+    ANY_LANGUAGE: [],
+    "English": [", thanks", ". Thank you!"],
+    "German": [", danke.", " vielen Dank"],
+    "French": [" merci", ", merci beaucoup."],
+    "Spanish": [", gracias.", ". ¡Muchas gracias!"],
+    "Chinese": ["，谢谢。", "！"],
+    "Japanese": ["、ありがとう。", "。"],
+}
 
 
 @STEADY
 @given(
-    st.sampled_from([(sense, phrase) for sense in DECIDES for phrase in TABLE[sense]]),
-    st.sampled_from(["", "please, ", "Bitte ", "“", "请", "\n  ", "**"]),
-    st.sampled_from(["", ".", "!!", "！", "。", " please", ", merci", ", gracias.", "、お願い"]),
+    st.sampled_from([each for each in LISTED if each[1] in DECIDES]),
+    st.sampled_from(["", "“", "\n  ", "**"]),
     st.sampled_from([str.lower, str.upper, str.title, str.capitalize]),
+    st.data(),
 )
-def test_every_phrase_counts_in_any_case_with_manners_around_it(
-    listed: tuple[Sense, str], before: str, after: str, case: Callable[[str], str]
+def test_every_phrase_counts_in_any_case_with_manners_of_its_language(
+    listed: tuple[str, Sense, str], before: str, case: Callable[[str], str], data: st.DataObject
 ) -> None:
-    sense, phrase = listed
+    language, sense, phrase = listed
+    common = ["", ".", "!!", "！", "。"]
+    after = data.draw(st.sampled_from(common + MANNERS[language]))
     assert read(before + case(phrase) + after) == DECIDES[sense]
 
 
 @STEADY
-@given(st.lists(st.sampled_from(ALLOWING + TABLE[Sense.FILLER]), min_size=1), st.data())
+@given(st.sampled_from(LISTED), st.sampled_from(LISTED))
+def test_phrases_of_two_languages_do_not_allow_together(
+    one: tuple[str, Sense, str], other: tuple[str, Sense, str]
+) -> None:
+    spoken = [{lang for lang, _, phrase in LISTED if phrase == each[2]} for each in (one, other)]
+    assume(ANY_LANGUAGE not in spoken[0] | spoken[1] and not spoken[0] & spoken[1])
+    decision = read(f"{one[2]}, {other[2]}")
+    assert decision is None or decision.reply == "reject"
+
+
+@STEADY
+@given(st.lists(st.sampled_from(ALLOWING + FILLERS), min_size=1), st.data())
 def test_nothing_allows_that_holds_a_word_which_denies_or_limits(
     words: list[str], data: st.DataObject
 ) -> None:
@@ -224,7 +351,7 @@ def test_nothing_allows_that_holds_a_word_which_denies_or_limits(
 
 
 @STEADY
-@given(st.lists(st.sampled_from(ALLOWING + TABLE[Sense.FILLER]) | st.text(max_size=8)))
+@given(st.lists(st.sampled_from(ALLOWING + FILLERS) | st.text(max_size=8)))
 @example(["yes", "but"])
 def test_nothing_allows_that_holds_another_word_than_those_that_do(words: list[str]) -> None:
     said = " ".join(words)
@@ -239,6 +366,6 @@ def _unaccented(text: str) -> str:
     return re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", text))
 
 
-KNOWN = " ".join(ALLOWING + TABLE[Sense.FILLER])
+KNOWN = " ".join(ALLOWING + FILLERS)
 LATIN_WORDS = set(re.findall(r"[a-z0-9]+", KNOWN))
 OTHER_LETTERS = {char for char in KNOWN if char.isalpha() and char > "\u02ff"}
