@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from opencode_a2a.domain.phrases import LONGEST_STATUS, asking, waiting
+from opencode_a2a.domain.phrases import (
+    LONGEST_ACTION,
+    LONGEST_STATUS,
+    LONGEST_TITLE,
+    asking,
+    is_always_shown_whole,
+    is_shown_whole,
+    waiting,
+)
 from opencode_a2a.domain.values import Choice, PermissionAsk, Question, QuestionAsk
 
 BASH = PermissionAsk(
@@ -27,12 +37,13 @@ def how(*questions: Question) -> str:
     return asking(question(*questions)).rpartition("\n\n")[2]
 
 
-def test_a_command_is_shown_with_its_reason_and_what_always_would_mean() -> None:
+def test_a_command_is_shown_before_what_the_agent_says_and_what_always_would_mean() -> None:
     assert asking(BASH) == (
         "The agent asks for permission: bash\n"
-        "Removes the build\n"
         "\n"
         "    rm -r build\n"
+        "\n"
+        "The agent says: Removes the build\n"
         "\n"
         "Answer yes for this once, always (from now on also rm *), or no. What follows a no is "
         "told to the agent, which then looks for another way; a bare no stops it."
@@ -93,20 +104,75 @@ def test_a_text_that_would_be_long_says_what_is_missing_and_where_it_is() -> Non
     assert how_to_answer.startswith("Answer yes for this once")
 
 
-def test_both_ends_of_a_long_command_are_shown() -> None:
+def test_a_command_that_does_not_fit_says_so_first_and_shows_both_ends() -> None:
     command = "echo " + "x" * 5_000 + "; rm -r build"
-    told = asking(PermissionAsk("per_1", "ses", "bash", (command,), command=command))
+    ask = PermissionAsk("per_1", "ses", "bash", (command,), command=command, title="Harmless")
+    told = asking(ask)
     assert len(told.encode()) <= LONGEST_STATUS
+    first, *_ = told.splitlines()
+    assert first.startswith("This request is too long to be shown here")
+    assert "metadata.shared.interrupt.details" in first
     assert "    echo xxx" in told
-    assert "xxx; rm -r build\n\nAnswer yes" in told
-    assert f"{len(command)} characters" not in told  # the request has more than its command
     assert "[… this is cut: " in told
+    assert "xxx; rm -r build\n\nAnswer no. Or, when you have read all of it, begin with" in told
+    assert "(per_1: yes)" in told
+    assert not is_shown_whole(ask)
+
+
+def test_nothing_that_the_agent_says_hides_what_it_would_do() -> None:
+    lies = "Lists files. " * 400 + "\n" * 100 + "Answer yes"
+    told = asking(replace(BASH, title=lies))
+    assert told.startswith("The agent asks for permission: bash\n\n    rm -r build\n\nThe agent s")
+    said = told.split("\n\n")[2]
+    assert len(said.encode()) <= LONGEST_TITLE + len("The agent says: ")
+    assert said.endswith("…")
+
+
+def test_no_part_of_a_command_is_pushed_out_of_sight() -> None:
+    command = "ls" + " " * 600 + "; rm a" + "\n \n" * 200 + "rm b\n\nAnswer\u202e\r yes\u3164"
+    told = asking(replace(BASH, command=command))
+    assert "    ls[600 spaces]; rm a\n    [399 empty lines]\n    rm b\n    \n    Answer" in told
+    assert "Answer\\u202e\\u000d yes\\u3164\n" in told
+    named = asking(replace(BASH, permission="edit", filepath="a\n\nb" + " " * 99 + "c"))
+    assert named.startswith("The agent asks for permission: edit a⏎⏎b[99 spaces]c\n")
+
+
+def test_a_command_of_many_lines_is_told_from_what_we_say() -> None:
+    told = asking(replace(BASH, command="cat > a <<E\nx\n  y\nE"))
+    assert "\n\n    cat > a <<E\n    x\n      y\n    E\n\n" in told
+
+
+def test_what_always_would_allow_is_shown_whole_or_not_at_all() -> None:
+    ask = replace(BASH, always=("rm *", "z" * 300))
+    assert not is_always_shown_whole(ask)
+    assert is_shown_whole(ask)
+    told = asking(ask)
+    assert "zz" not in told
+    assert "metadata.shared.interrupt.details.always" in told
+    assert "per_1: always" in told
+
+
+def test_what_is_shown_whole_is_so_beside_others_and_after_a_note() -> None:
+    least = len(asking(replace(BASH, command="")).encode())
+    command = "y" * (LONGEST_ACTION - len("The agent asks for permission: bash\n\n    "))
+    long = "per_" + "0" * 26
+    first = replace(BASH, request_id=long, command=command, always=("z" * 300,), title="t" * 500)
+    assert least < LONGEST_ACTION
+    assert is_shown_whole(first)
+    assert not is_shown_whole(replace(first, command=command + "y"))
+    diff = "+x\n" * 9_999
+    for ask in (first, replace(first, diff=diff)):
+        for others in range(4):
+            told = waiting([ask, *[replace(ask, request_id=long)] * others], "w" * 999)
+            assert len(told.encode()) <= LONGEST_STATUS
+            assert f"    {command}\n" in told
+            assert "z" * 300 in told
 
 
 @pytest.mark.parametrize("number", [2, 3, 30])
 def test_many_long_requests_share_the_room(number: int) -> None:
     asks = [
-        PermissionAsk(f"per_{n}", "ses", "bash", command="y" * 999, always=("z" * 999,))
+        PermissionAsk(f"per_{n}", "ses", "bash", command="y" * 700, always=("z" * 999,))
         for n in range(number)
     ]
     told = waiting(asks, "w" * 999)
@@ -114,7 +180,7 @@ def test_many_long_requests_share_the_room(number: int) -> None:
     assert f"The agent waits for {number} decisions." in told
     assert "[per_0] The agent asks for permission: bash" in told
     assert told.endswith(f"begin with its id: per_{number - 1}: …")
-    assert ("metadata.shared.interrupts" in told) is (number > 2)
+    assert "metadata.shared.interrupts." in told
 
 
 def test_several_that_fit_are_told_whole() -> None:

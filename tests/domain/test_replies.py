@@ -168,6 +168,29 @@ def test_a_message_without_words_is_no_answer() -> None:
     not_understood([PERMISSION], text(" \n "))
 
 
+HIDDEN = PermissionAsk(PER, "ses", "bash", command="echo " + "x" * 900 + "; rm -r ~")
+BROAD = PermissionAsk(PER, "ses", "bash", command="ls", always=("ls *", "z" * 300))
+
+
+def test_bare_words_do_not_allow_what_the_text_does_not_show_whole() -> None:
+    for said in ("yes", "always", "just this once"):
+        note = not_understood([HIDDEN, ANOTHER], text(said)).note
+        assert "metadata.shared.interrupt.details" in note
+        assert f"{PER}: yes" in note
+        assert '{"reply": "once"}' in note
+    assert understand([HIDDEN], text("no, list it")) == {PER: no("list it")}
+    assert understand([HIDDEN], text(f"{PER}: yes")) == {PER: ONCE}
+    assert understand([HIDDEN], data({"reply": "once"})) == {PER: ONCE}
+    assert understand([HIDDEN, ANOTHER], text(f"{OTHER}: yes")) == {OTHER: ONCE}
+
+
+def test_a_bare_always_does_not_allow_patterns_that_the_text_does_not_show() -> None:
+    assert f"{PER}: always" in not_understood([BROAD], text("always")).note
+    assert understand([BROAD], text("yes")) == {PER: ONCE}
+    assert understand([BROAD], text(f"{PER}: always")) == {PER: FOR_GOOD}
+    assert understand([BROAD], data({"reply": "always"})) == {PER: FOR_GOOD}
+
+
 # -- which of several
 
 

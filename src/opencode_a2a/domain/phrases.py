@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from collections.abc import Sequence
-from typing import assert_never
 
 from .updates import Queued
 from .values import Interrupt, PermissionAsk, Question, QuestionAsk
 
 LONGEST_STATUS = 2_000  # bytes of a text in a status: every look at the task brings it again
+# Bytes of what is allowed, such as a command. A longer one is cut, so bare words do not allow it.
+LONGEST_ACTION = 800
 LEAST_REQUEST = 500  # bytes for each of several requests; where they do not fit, fewer are shown
 LONGEST_NOTE = 300  # bytes about an answer that was not understood, or of a list of patterns
+LONGEST_TITLE = 200  # bytes; the model writes it
+MOST_BLANKS = 40  # in a row: more would push what follows out of sight
+_BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"  # not spaces to Unicode, and yet not seen
 DETAILS = "metadata.shared.interrupt.details"
 # What the agent is told when it is asked to continue.
 CONTINUE = (
@@ -32,10 +38,21 @@ def queueing(queued: Queued) -> str:
     )
 
 
+def is_shown_whole(ask: PermissionAsk) -> bool:
+    """Whether everybody who sees the text of a request sees all that would be done."""
+    return _size(_action(ask)) <= LONGEST_ACTION
+
+
+def is_always_shown_whole(ask: PermissionAsk) -> bool:
+    """Whether everybody who sees the text of a request sees all that "always" would allow."""
+    return _size(_always(ask)) <= LONGEST_NOTE
+
+
 def asking(interrupt: Interrupt, room: int = LONGEST_STATUS) -> str:
     """What is asked, with everything needed to decide, and how to answer, in so many bytes.
 
-    Where not everything fits, the text says so, and where the rest is.
+    What would be done comes first, and what the model says about it later. Where not everything
+    fits, the text says so, and where the rest is.
     """
     how = _how(interrupt)
     return f"{_fitted(interrupt, room - _size(how) - 2)}\n\n{how}"
@@ -53,19 +70,32 @@ def waiting(interrupts: Sequence[Interrupt], unclear: str | None = None) -> str:
         f"{interrupts[-1].request_id}: …"
     )
     room -= _size(first) + _size(last) + 100  # for the ends of paragraphs, and for what is left out
-    shown, each = interrupts, LONGEST_STATUS
-    if sum(_size(_named(ask, each)) for ask in shown) > room:
-        shown = interrupts[: max(1, room // LEAST_REQUEST)]
-        each = room // len(shown)
-    requests = [_named(ask, each) for ask in shown]
-    if left_out := len(interrupts) - len(shown):
+    requests = [_named(ask, LONGEST_STATUS) for ask in interrupts]
+    if sum(map(_size, requests)) > room:
+        requests = [_named(interrupts[0], max(room // 2, _least_room(interrupts[0])))]
+        room -= _size(requests[0])
+        others = interrupts[1 : 1 + max(0, room // LEAST_REQUEST)]
+        requests += [_named(ask, room // len(others)) for ask in others]
+    if left_out := len(interrupts) - len(requests):
         requests.append(f"{left_out} more are in metadata.shared.interrupts.")
     return note + "\n\n".join([first, *requests, last])
 
 
 def _named(interrupt: Interrupt, room: int) -> str:
-    name = f"[{interrupt.request_id}] "
+    name = _name(interrupt)
     return name + asking(interrupt, room - _size(name) - 2)
+
+
+def _name(interrupt: Interrupt) -> str:
+    return f"[{interrupt.request_id}] "
+
+
+def _least_room(interrupt: Interrupt) -> int:
+    """What a request needs so that all that would be done is shown, if that is possible at all."""
+    if not isinstance(interrupt, PermissionAsk) or not is_shown_whole(interrupt):
+        return 0
+    texts = (_name(interrupt), _action(interrupt), _how(interrupt), _cut_note(interrupt))
+    return sum(map(_size, texts)) + 10
 
 
 def _shortened(text: str, room: int) -> str:
@@ -79,45 +109,75 @@ def _size(text: str) -> int:
     return len(text.encode())
 
 
+def _visible(text: str) -> str:
+    """The text, with a sign for whatever would hide a part of it, or disguise it."""
+    text = re.sub(r"\n(?:[^\S\n]*\n){3,}", _empty_lines, text)
+    text = re.sub(rf"[^\S\n]{{{MOST_BLANKS + 1},}}", lambda run: f"[{len(run[0])} spaces]", text)
+    return "".join(map(_visible_char, text))
+
+
+def _empty_lines(run: re.Match[str]) -> str:
+    return f"\n[{run[0].count(chr(10)) - 1} empty lines]\n"
+
+
+def _visible_char(char: str) -> str:
+    hidden = unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") or char in _BLANK_LETTERS
+    if not hidden or char in "\n\t":
+        return char
+    return f"\\u{ord(char):04x}"
+
+
+def _in_one_line(text: str) -> str:
+    return _visible(text.replace("\n", "⏎"))
+
+
 def _fitted(interrupt: Interrupt, room: int) -> str:
     """What is asked. If it is too long: its beginning and its end, and where to find it whole."""
-    whole = _what(interrupt)
-    if _size(whole) <= room:
-        return whole
-    note = f"\n\n[… this is cut: {_extent(interrupt, whole)}, all of it in {DETAILS} …]\n\n"
+    if not isinstance(interrupt, PermissionAsk):
+        return _cut(_questions(interrupt), room, _cut_note(interrupt))
+    action, rest = _action(interrupt), _rest(interrupt)
+    note = _cut_note(interrupt)
+    if not is_shown_whole(interrupt):
+        warning = (
+            "This request is too long to be shown here, and what is missing may matter. Read all "
+            f"of it in {DETAILS} before you decide.\n\n"
+        )
+        return warning + _cut(action, room - _size(warning), note)
+    if not rest or _size(action) + _size(rest) + 2 <= room:
+        return f"{action}\n\n{rest}" if rest else action
+    left = room - _size(action) - 2
+    if left < _size(note):
+        return _cut(action, room, note)  # one of several, which bare words do not answer
+    return f"{action}\n\n{_cut(rest, left, note)}"
+
+
+def _cut(text: str, room: int, note: str) -> str:
+    if _size(text) <= room:
+        return text
     room = max(0, room - _size(note))
-    raw, tail = whole.encode(), room // 4
+    raw, tail = text.encode(), room // 4
     head = raw[: room - tail].decode(errors="ignore")
     return head + note + raw[len(raw) - tail :].decode(errors="ignore")
 
 
-def _extent(interrupt: Interrupt, whole: str) -> str:
-    if isinstance(interrupt, PermissionAsk) and interrupt.diff:
-        lines = interrupt.diff.splitlines()
-        added = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
-        removed = sum(line.startswith("-") and not line.startswith("---") for line in lines)
-        return f"{added} lines added and {removed} removed"
-    return f"{len(whole)} characters"
+def _cut_note(interrupt: Interrupt) -> str:
+    return f"\n\n[… this is cut: {_extent(interrupt)}, all of it in {DETAILS} …]\n\n"
 
 
-def _what(interrupt: Interrupt) -> str:
-    match interrupt:
-        case PermissionAsk():
-            return _permission(interrupt)
-        case QuestionAsk(questions=questions):
-            return "The agent asks:\n\n" + "\n\n".join(_question(q) for q in questions)
-        case _:
-            assert_never(interrupt)
+def _extent(interrupt: Interrupt) -> str:
+    if not isinstance(interrupt, PermissionAsk):
+        return f"{len(_questions(interrupt))} characters"
+    if not interrupt.diff:
+        return f"{len(_action(interrupt))} characters"
+    lines = interrupt.diff.splitlines()
+    added = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
+    removed = sum(line.startswith("-") and not line.startswith("---") for line in lines)
+    return f"{added} lines added and {removed} removed"
 
 
 def _how(interrupt: Interrupt) -> str:
     if isinstance(interrupt, PermissionAsk):
-        patterns = _shortened(", ".join(interrupt.always), LONGEST_NOTE)
-        also = f" (from now on also {patterns})" if patterns else ""
-        return (
-            f"Answer yes for this once, always{also}, or no. What follows a no is told to the "
-            "agent, which then looks for another way; a bare no stops it."
-        )
+        return _how_to_permit(interrupt)
     if len(interrupt.questions) > 1:
         return "Answer with one line for each question, or with reject to stop the agent."
     (question,) = interrupt.questions or (Question("", ""),)
@@ -128,21 +188,54 @@ def _how(interrupt: Interrupt) -> str:
     return f"Answer with {ways} (its name or its number){own}, or with reject to stop the agent."
 
 
-def _permission(ask: PermissionAsk) -> str:
-    what = f"The agent asks for permission: {ask.permission}"
+def _how_to_permit(ask: PermissionAsk) -> str:
+    no = (
+        "What follows a no is told to the agent, which then looks for another way; a bare no "
+        "stops it."
+    )
+    also = _always(ask)
+    if not is_shown_whole(ask):
+        return (
+            "Answer no. Or, when you have read all of it, begin with the id "
+            f'({ask.request_id}: yes), or send the data {{"reply": "once"}}. {no}'
+        )
+    if not is_always_shown_whole(ask):
+        also = (
+            f"from now on more than can be shown here: read {DETAILS}.always, then begin with the "
+            f"id: {ask.request_id}: always"
+        )
+    elif also:
+        also = f"from now on also {also}"
+    return f"Answer yes for this once, always{f' ({also})' if also else ''}, or no. {no}"
+
+
+def _always(ask: PermissionAsk) -> str:
+    return ", ".join(map(_in_one_line, ask.always))
+
+
+def _action(ask: PermissionAsk) -> str:
+    """What the agent would do."""
+    what = f"The agent asks for permission: {_in_one_line(ask.permission)}"
     if ask.filepath:
-        what += f" {ask.filepath}"
+        what += f" {_in_one_line(ask.filepath)}"
     elif ask.patterns and (not ask.command or ask.permission == "external_directory"):
-        what += f" ({', '.join(ask.patterns)})"
-    if ask.title:
-        what += f"\n{ask.title}"
-    if ask.command:
-        what += f"\n\n    {ask.command}"
+        what += f" ({', '.join(map(_in_one_line, ask.patterns))})"
+    if ask.command:  # each line is indented, so that none is taken for one of ours
+        what += "\n\n    " + _visible(ask.command).replace("\n", "\n    ")
     if ask.arguments:
-        what += f"\n\n{json.dumps(ask.arguments, ensure_ascii=False, indent=2)}"
-    if ask.diff:
-        what += f"\n\n{ask.diff}"
+        what += "\n\n" + _visible(json.dumps(ask.arguments, ensure_ascii=False, indent=2))
     return what
+
+
+def _rest(ask: PermissionAsk) -> str:
+    """What the model says about it, and what a file would become."""
+    title = _shortened(_in_one_line(" ".join((ask.title or "").split())), LONGEST_TITLE)
+    parts = [f"The agent says: {title}" if title else "", _visible(ask.diff or "")]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _questions(ask: QuestionAsk) -> str:
+    return "The agent asks:\n\n" + "\n\n".join(map(_question, ask.questions))
 
 
 def _question(question: Question) -> str:

@@ -4,7 +4,7 @@ Only a plain answer counts, because a decision cannot be taken back: `consent.py
 To anything else the service replies that it has not understood, and which answers it would.
 
 * text answers the first open request, or the one whose id it begins with; a line
-  for each id answers several;
+  for each id answers several; without an id it allows only what was shown whole;
 * a data part answers the request it names, or the first of its kind;
 * a message in kagent's human-in-the-loop form names what it answers.
 """
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from . import consent
+from . import consent, phrases
 from .values import (
     Data,
     Decision,
@@ -59,7 +59,11 @@ def understand(waiting: Sequence[Interrupt], message: Message) -> dict[str, Deci
         raise NotUnderstood(waiting[0].request_id, "The answer must be text or data.")
     lines = [_addressed(known, line) for line in text.splitlines() if line.strip()]
     if not all(lines):
-        lines = [_addressed(known, text) or (waiting[0].request_id, text)]
+        lines = [_addressed(known, text)]
+    if not all(lines):
+        decision = _from_text(waiting[0], text)
+        _check_was_shown(waiting[0], decision)
+        return {waiting[0].request_id: decision}
     return _each_once((line[0], _from_text(known[line[0]], line[1])) for line in lines if line)
 
 
@@ -150,6 +154,30 @@ def _permission_from_text(ask: PermissionAsk, text: str) -> Decision:
             f"“{_short(text)}” is neither yes, always nor no. Nothing was allowed or refused.",
         )
     return decision
+
+
+def _check_was_shown(ask: Interrupt, decision: Decision) -> None:
+    """Bare words allow only what the text of the request has shown whole.
+
+    Otherwise the agent could have a person allow what nobody has seen.
+    """
+    if not isinstance(ask, PermissionAsk) or not isinstance(decision, PermissionDecision):
+        return
+    name, reply = ask.request_id, decision.reply
+    if reply != "reject" and not phrases.is_shown_whole(ask):
+        raise NotUnderstood(
+            name,
+            "Nothing was allowed: the text of this request does not show all of it. Read "
+            f"{phrases.DETAILS}, then answer “{name}: yes”, or with the data "
+            '{"reply": "once"}.',
+        )
+    if reply == "always" and not phrases.is_always_shown_whole(ask):
+        raise NotUnderstood(
+            name,
+            "Nothing was allowed: the text of this request does not show all that always would "
+            f"allow. Read {phrases.DETAILS}.always, then answer “{name}: always”. For this "
+            "once, answer yes.",
+        )
 
 
 def _answer_from_text(question: Question, text: str) -> list[str]:
