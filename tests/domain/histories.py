@@ -83,6 +83,7 @@ from opencode_a2a.domain.values import (
     Problem,
     Prompt,
     Role,
+    TaskState,
     Text,
 )
 from tests.domain.test_turn_machine import ROOT, Log, OpenCode
@@ -134,6 +135,7 @@ class History:
         self.received: list[str] = []  # prompts, as OpenCode got them
         self.aborted = False
         self.canceled = False
+        self.gave_up = False  # a run could not be stopped in time
         self.finish: Finish | None = None
         self.pending: list[int] = []  # prompts that are being stored
         self.keys = 0
@@ -376,6 +378,8 @@ class History:
     def play(self) -> None:
         for _ in range(MAX_STEPS):
             self.now += self.dice.choice(self.pace)
+            until = self.run.give_up_at
+            self.gave_up |= until is not None and self.now >= until
             self.callers_act()
             for _ in range(self.dice.randint(0, 2)):
                 self.opencode_works()
@@ -409,6 +413,8 @@ class History:
         task = self.log.task
         assert isinstance(finish.updates[-1], Ended)
         assert task.ended is not None
+        left_running = task.ended.state is TaskState.CANCELED and self.opencode.running is not None
+        assert not left_running or self.gave_up, "while there is time, a canceled run is stopped"
         assert not task.open_interrupts, "every request is settled"
         for block in task.visible_blocks():
             assert block.last or block.file, f"every block is closed: {block}"

@@ -513,8 +513,40 @@ def test_a_cancel_takes_a_bounded_time(failure: bool) -> None:
     aborting = run.after(NothingHeard())
     assert isinstance(aborting, Abort)
     last = failed(aborting) if failure else Aborted()
-    effect = run.after(last, seconds=0 if failure else 10)
+    effect = run.after(last, seconds=10)
     assert state_of(effect) is TaskState.CANCELED
+
+
+@pytest.mark.parametrize("unreachable", [True, False])
+@pytest.mark.parametrize("stopped_by", ["cancel", "deadline"])
+def test_an_abort_that_fails_is_tried_again(unreachable: bool, stopped_by: str) -> None:
+    run = Driver().working()
+    if stopped_by == "cancel":
+        run.after(CancelRequested())
+    else:
+        run.now += LIMITS.deadline
+        run.after()
+    aborting = run.after(NothingHeard())
+    assert isinstance(aborting, Abort)
+    for _ in range(3):
+        effect = run.after(failed(aborting, unreachable=unreachable))
+        assert effect == Listen(run.now + LIMITS.retry)
+        assert run.after(NothingHeard(), seconds=LIMITS.retry) == aborting
+    aborted = MessageSeen(SESSION, "a", Speaker.AGENT, 2, "msg_1", completed=True, aborted=True)
+    effect = run.after(Heard([*begun(FIRST)[:1], aborted, Idle(SESSION)]))
+    expected = TaskState.CANCELED if stopped_by == "cancel" else TaskState.FAILED
+    assert state_of(effect) is expected
+
+
+def test_a_search_that_fails_does_not_end_a_cancel() -> None:
+    run = resumed()
+    run.run.feed(CancelRequested(), run.now)
+    assert run.after(Subscribed()) == FindPrompt("msg_1")
+    assert run.after(failed(FindPrompt("msg_1"))) == Wait(run.now + LIMITS.retry)
+    run.now += LIMITS.retry
+    assert run.after() == FindPrompt("msg_1")
+    assert run.after(PromptSearched(found=True)) == Listen(run.now)
+    assert isinstance(run.after(NothingHeard()), Abort)
 
 
 def test_nothing_is_allowed_once_a_run_is_being_stopped() -> None:
@@ -581,7 +613,9 @@ def test_what_an_earlier_process_left_open_is_closed_at_the_end() -> None:
     block = BlockText("prt_1", "answer-msg_1", "prt_1", BlockKind.TEXT, "half", append=False)
     run = resumed(block)
     run.run.feed(CancelRequested(), run.now)
-    effect = run.after(failed(Subscribe()))
+    assert run.after(failed(Subscribe())) == Wait(run.now + LIMITS.retry)
+    run.now += LIMITS.abort
+    effect = run.after()
     assert isinstance(effect, Finish)
     closing, ended = effect.updates
     assert isinstance(closing, BlockText)

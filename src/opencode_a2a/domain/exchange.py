@@ -10,7 +10,8 @@ do next comes out of `next`. `outcome` is set once the prompt is answered, or wi
 * A decision about a request of the agent is delivered until the agent confirms it. A person has
   `answer` seconds to decide; then the request is refused.
 * An exchange that is stopped is aborted again and again until OpenCode has ended it, for at most
-  `abort` seconds. Nothing is allowed meanwhile, because the agent would still do it.
+  `abort` seconds, also where an attempt fails. Nothing is allowed meanwhile, because the agent
+  would still do it.
 * A person's time does not count as the agent's.
 """
 
@@ -215,10 +216,10 @@ class Exchange:
             case RequestsExpired():
                 return self._refuse_expired()
             case _:
-                return self._take_answer(happened)
+                return self._on_reply(happened)
         return []
 
-    def _take_answer(self, happened: Happened) -> list[Update]:
+    def _on_reply(self, happened: Happened) -> list[Update]:
         """OpenCode has answered a request of ours."""
         # That a prompt is missing does not mean that it can be sent.
         if happened != PromptSearched(found=False):
@@ -319,7 +320,6 @@ class Exchange:
     # -- trouble
 
     def _on_failure(self, failed: EffectFailed) -> None:
-        stop = self._stop
         match failed.effect:
             case Deliver(interrupt=interrupt):  # reading what is stored brings it back
                 self._delivering.discard(interrupt.request_id)
@@ -330,10 +330,12 @@ class Exchange:
             case effect:
                 if isinstance(effect, SendPrompt):
                     self._stage, self._maybe_sent = _Stage.FIND, True
-                elif stop is not None:
-                    self._end(stop.outcome)
-                    return
-                if not failed.unreachable or self._patience.lost(self._now):
+                lost = self._patience.lost(self._now)
+                if (
+                    self._stop is not None
+                ):  # the agent may be at work: try again while there is time
+                    self._stop.abort_at = self._patience.retry_at
+                elif lost or not failed.unreachable:
                     self.fail(failed.problem)
 
     def _on_session_missing(self, effect: Effect) -> None:

@@ -266,7 +266,8 @@ class Run:
                 pass  # of an exchange that is over
             case _:
                 too_long = self._patience.lost(self._now)
-                if too_long or self.canceled or not failure.unreachable:
+                # A canceled task may be at work: it is looked for while there is time.
+                if not self.canceled and (too_long or not failure.unreachable):
                     self._fail(failure.problem)
 
     def _on_fault(self, problem: Problem) -> None:
@@ -372,7 +373,8 @@ class Run:
             self._end_task(CANCELED)
             return None
         if self._now < self._patience.retry_at:
-            return Wait(self._patience.retry_at)
+            retry_at = self._patience.retry_at
+            return Wait(min(retry_at, self._cancel_until or retry_at))
         return self._next_preparation() or self._next_prompt()
 
     def _next_preparation(self) -> Effect | None:
