@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from opencode_a2a.domain.ports import SessionGone
 from opencode_a2a.domain.release import Release
 from opencode_a2a.domain.values import Prompt, SessionRef
+from opencode_a2a.errors import UpstreamHttpError, UpstreamUnreachable
 from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.http import Endpoint, Http
 from tests.fakes.opencode import FakeOpenCode, serve
@@ -55,6 +56,22 @@ async def test_a_session_that_is_deleted_takes_no_prompts() -> None:
         await opencode.delete(ref)
         with pytest.raises(SessionGone):
             await opencode.session(ref).prompt(Prompt(opencode.new_message_id(), ("hello",)))
+
+
+async def test_only_opencode_itself_says_that_it_does_not_have_a_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt that OpenCode does not have is sent again."""
+    async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
+        session = opencode.session(await opencode.create("title", "context"))
+        assert not await session.has(opencode.new_message_id())
+
+        async def of_a_proxy(*_: object, **__: object) -> None:
+            raise UpstreamHttpError("No such page.", upstream_status=404, name=None)
+
+        monkeypatch.setattr(Http, "call", of_a_proxy)
+        with pytest.raises(UpstreamUnreachable):
+            await session.has(opencode.new_message_id())
 
 
 async def test_the_feed_goes_on_after_a_fault_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from ..domain.values import (
     QuestionDecision,
     SessionRef,
 )
-from ..errors import UpstreamError, UpstreamHttpError
+from ..errors import UpstreamError, UpstreamHttpError, UpstreamUnreachable
 from . import wire
 from .feed import SILENCE_SECONDS, Feed, Subscription
 from .http import Endpoint, Http
@@ -161,8 +161,10 @@ class OpenCodeSession:
         try:
             await self._http.call("GET", "session", self.ref.id, "message", message_id)
         except UpstreamHttpError as exc:
-            if exc.facts.get("upstream_status") == 404:
+            if _names_nothing(exc):
                 return False
+            if exc.facts["upstream_status"] == 404:  # a prompt must not be sent twice for that
+                raise UpstreamUnreachable("Something else than OpenCode has answered.") from exc
             raise
         return True
 
@@ -296,10 +298,18 @@ class OpenCodeSession:
 def _gone_if_unknown() -> Iterator[None]:
     try:
         yield
-    except UpstreamHttpError as exc:  # the 404 of a proxy has no such name
-        if (exc.facts["upstream_status"], exc.facts["name"]) == (404, "NotFoundError"):
+    except UpstreamHttpError as exc:
+        if _names_nothing(exc):
             raise SessionGone from exc
         raise
+
+
+def _names_nothing(exc: UpstreamHttpError) -> bool:
+    """Whether OpenCode says that it has no such session or message.
+
+    The 404 of a proxy, or of a version without the route, does not have this name.
+    """
+    return (exc.facts["upstream_status"], exc.facts["name"]) == (404, "NotFoundError")
 
 
 def _stored_events(message: StoredMessage) -> list[ev.AgentEvent]:
