@@ -26,7 +26,10 @@ class WorkerThreads:
         self._count = count
         self._name = name
         self._threads: list[threading.Thread] = []
-        self._idle = deque[None]()  # one entry for each thread without a job
+        # One entry for each thread without a job, while threads can still be started. A job that
+        # comes as another ends may leave one too many, but only when all threads are there: until
+        # then it gets a thread of its own. After that nobody needs to know.
+        self._idle = deque[None]()
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
