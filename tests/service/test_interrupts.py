@@ -243,6 +243,26 @@ async def test_the_same_reply_again_is_the_same_reply() -> None:
         assert len((await at.tasks.get(ALICE, task)).messages) == 2
 
 
+async def test_a_reply_that_was_used_before_says_why_it_does_not_count() -> None:
+    async with house() as at:
+        task, session = await at.asking(ask())
+        yes = Message("m1", Role.USER, (YES,))
+        await at.repeat(task, yes)
+        session.ask(ask(2))
+        await at.until_open(task, ask(2))
+        for _ in range(2):  # it is said once
+            again = await at.repeat(task, yes)
+            assert again.unclear is not None
+            assert "new messageId" in again.unclear
+            assert "per_2: " in again.unclear
+        assert session.settled == [("per_1", ONCE)]
+        await at.repeat(task, Message("m1", Role.USER, (Text("per_2: yes"),)))
+        session.say(*session.told("done"))
+        said = [e.update for e in await at.entries(task)]
+        assert session.settled == [("per_1", ONCE), ("per_2", ONCE)]
+        assert sum(isinstance(update, InterruptUnclear) for update in said) == 1
+
+
 async def test_of_two_answers_at_once_the_first_counts() -> None:
     async with house() as at:
         task, session = await at.asking(ask(1), ask(2))

@@ -51,6 +51,11 @@ NEW_TASK = (
     "new task instead, which begins when this one has ended, send it with "
     "metadata.opencode.newTask: true."
 )
+REPEATED = (
+    "A message with this id and these words has answered an earlier request, so this was taken for "
+    "the same message, sent again. Nothing was allowed or refused. Send your answer with a new "
+    "messageId, or begin it with the id of the request ({request_id}: …)."
+)
 
 
 class Interrupts:
@@ -103,6 +108,24 @@ class Interrupts:
             else:
                 await self._decide(task_id, waiting, decisions=decisions, added=added, keys=keys)
         return True
+
+    async def on_repeated(self, task: Task, message: Message) -> None:
+        """Say why an answer that was sent again does not count for what is asked now.
+
+        It may be the same answer, whose response got lost, and must not allow anything else. Or its
+        client uses an id twice, and the person would wait for nothing.
+        """
+        task_id = task.head.id
+        async with self._scheduler.deciding(task_id):
+            task = await self._log.get(task.head.owner, task_id)
+            waiting = self._scheduler.open_requests(task)
+            if task.unclear is not None or not _has_answered(task, message):
+                return
+            if waiting and self._log.is_mine(task_id):
+                about = next(iter(waiting.values()))
+                note = REPEATED.format(request_id=about.interrupt.request_id)
+                unclear = InterruptUnclear(about.interrupt, note, expires_at=about.expires_at)
+                await self._log.write(task_id, [unclear])
 
     async def decide(self, caller: Caller, request_id: str, decision: Decision) -> None:
         """Decide the request with this id."""
@@ -159,6 +182,14 @@ class Interrupts:
         return InterruptAnswered(
             ask, delivered, resolution=decision.reply, still_open=still_open, grants=grants
         )
+
+
+def _has_answered(task: Task, message: Message) -> bool:
+    """Whether a message with this id was an answer, and no prompt."""
+    added = [e.update for e in task.history if isinstance(e.update, MessageAdded)]
+    return any(
+        each.upstream_id is None and each.message.message_id == message.message_id for each in added
+    )
 
 
 def _check_no_files(message: Message, *, by_context: bool) -> None:

@@ -167,6 +167,9 @@ class Tasks:
             while True:
                 for key in keys:
                     if (task := await self._known(caller, key)) is not None:
+                        if task.interrupts and request.idempotency_key is None:
+                            await self._interrupts.on_repeated(task, request.message)
+                            return await self._log.get(caller.principal, task.head.id)
                         return task
                 try:
                     if request.task_id is not None:
