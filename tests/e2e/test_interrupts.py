@@ -75,7 +75,8 @@ async def test_a_permission_is_asked_for_and_dies_with_the_task(
     task = await asking.get(stream.task.id)
     assert (state(task), says(task)) == (
         "input-required",
-        f"The agent asks for permission: bash\n\n    {mark.command}\n\nThe agent says: Leaves a mark\n\n"
+        f"The agent asks for permission: bash\n\n    {mark.command}\n\n"
+        "The agent says: Leaves a mark\n\n"
         f"Answer yes for this once, always (from now on also touch *), or no. {HOW}",
     )
     assert says(stream.task) == says(task)

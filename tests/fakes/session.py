@@ -65,6 +65,7 @@ class ScriptedSession(Watched):
         self.deaf = False  # it takes an abort, and does nothing
         self.last_words = ""  # what it still says when it is aborted
         self.no_reply: UpstreamError | None = None  # what every answer to a request meets
+        self.being_told = False  # an answer is on its way, or has arrived
         self.unheard = False  # … although it was heard
         self.line, self.gate = asyncio.Event(), asyncio.Event()  # closed, they keep who
         self.ear, self.eye = asyncio.Event(), asyncio.Event()
@@ -183,6 +184,7 @@ class ScriptedSession(Watched):
             self.say(self._message(completed=True, aborted=True), Idle(self.ref.id))
 
     async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
+        self.being_told = True
         self.changed()
         await self.ear.wait()
         self._meet_trouble()

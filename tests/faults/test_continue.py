@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from opencode_a2a.domain.phrases import CONTINUE
+from opencode_a2a.domain.phrases import CONTINUE_PROMPT
 from tests.cli.commands import command
 from tests.fakes import model
 from tests.faults.restarts import ENDED, Client, OfUp, at_work
@@ -87,7 +87,7 @@ async def test_after_everything_was_killed_the_agent_is_asked_to_continue(tmp_pa
             service.program.process.wait(60)
         async with up(tmp_path, config) as service:
             done = await Client(http, service).until(task, has_ended)
-    assert state_and_answer(done) == ("TASK_STATE_COMPLETED", f"ECHO: {CONTINUE}")
+    assert state_and_answer(done) == ("TASK_STATE_COMPLETED", f"ECHO: {CONTINUE_PROMPT}")
     assert [part["text"] for message in done["history"] for part in message["parts"]] == [LONG]
 
 
@@ -108,4 +108,4 @@ async def test_a_lost_task_says_what_to_send_to_have_it_continued(tmp_path: Path
                 tasks.append((await answer.json())["task"])
     assert tasks[0]["id"] == tasks[1]["id"] != failed["id"]
     assert tasks[0]["contextId"] == failed["contextId"]
-    assert state_and_answer(tasks[0]) == ("TASK_STATE_COMPLETED", f"ECHO: {CONTINUE}")
+    assert state_and_answer(tasks[0]) == ("TASK_STATE_COMPLETED", f"ECHO: {CONTINUE_PROMPT}")

@@ -25,7 +25,7 @@ from opencode_a2a.domain.events import (
     ToolCall,
     ToolSnapshot,
 )
-from opencode_a2a.domain.phrases import CONTINUE
+from opencode_a2a.domain.phrases import CONTINUE_PROMPT
 from opencode_a2a.domain.ports import Fetched
 from opencode_a2a.domain.turn import LOST
 from opencode_a2a.domain.updates import (
@@ -53,7 +53,7 @@ from opencode_a2a.errors import (
     UpstreamBusy,
     UpstreamUnreachable,
 )
-from opencode_a2a.service import scheduler
+from opencode_a2a.service import runner, scheduler
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts
 from opencode_a2a.service.recovery import Recovery
@@ -66,7 +66,7 @@ from opencode_a2a.store.holder import LEASE
 from opencode_a2a.store.interrupts import SqlInterrupts
 from opencode_a2a.store.log import SqlTaskLog, now_ms
 from tests.fakes.options import NoOptions
-from tests.fakes.session import PATIENCE, ScriptedAgent
+from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 from tests.service.conftest import Hours
 from tests.service.house import ALICE, BOB, House, NoFiles, answers, house, rename
 from tests.store.support import Clock
@@ -317,7 +317,7 @@ async def test_an_agent_that_was_interrupted_is_asked_to_continue_once() -> None
         task, session = await at.working("c", "one")
         session.begin()
         session.stored = [Idle(session.ref.id)]
-        await session.until_asked(CONTINUE)
+        await session.until_asked(CONTINUE_PROMPT)
         assert session.prompts[0].message_id != session.prompts[1].message_id
         done = await at.ended(task)  # it is lost again
         assert (done.state, len(session.prompts)) == (FAILED, 2)
@@ -465,7 +465,7 @@ async def test_an_agent_that_stays_away_fails_the_task_and_frees_the_session() -
         assert ended is not None
         assert ended.problem is not None
         assert ended.problem.type is Failure.UPSTREAM_UNREACHABLE
-        assert session.aborts == 1, "it may still be at work"
+        assert session.aborts > 1, "it may still be at work"
         assert (await at.ended(later)).state is FAILED
         session.trouble = None
         await at.working("c", "again")
@@ -673,6 +673,34 @@ async def test_an_answer_that_the_end_overtakes_keeps_nobody_waiting(
         await at.until_open(task, second)
         async with asyncio.timeout(PATIENCE):
             await at.interrupts.decide(ALICE, "per_2", PermissionDecision("once"))
+
+
+async def test_a_task_leaves_nothing_behind_that_is_still_being_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "BACKGROUND_SECONDS", 0.01)
+    async with house() as at:
+        before = asyncio.all_tasks()
+        task, session = await at.working("c")
+        session.begin()
+        ask = PermissionAsk("per_1", session.ref.id, "bash")
+        session.ask(ask)
+        await at.until_open(task, ask)
+        session.ear.clear()  # the agent takes no answer
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(
+                at.interrupts.decide(ALICE, "per_1", PermissionDecision("once")),
+                _end_while_delivering(session),
+                return_exceptions=True,
+            )
+            assert (await at.ended(task)).state is TaskState.COMPLETED
+            while left := asyncio.all_tasks() - before:
+                await asyncio.wait(left)
+
+
+async def _end_while_delivering(session: ScriptedSession) -> None:
+    await session.until(lambda: session.being_told)
+    session.say(*session.told("done"))
 
 
 async def test_a_prompt_that_ends_while_its_task_rests_leaves_no_trace_in_the_queue() -> None:

@@ -159,7 +159,7 @@ class Exchange:
         self._work_until = 0.0
         self._heard_at = 0.0  # when something was heard or read last
         self._unsettled_since: float | None = None
-        self._deliveries: dict[str, Deliver] = {}  # by request, oldest first
+        self._undelivered: dict[str, Deliver] = {}  # by request, oldest first
         self._delivering: set[str] = set()  # requests whose delivery is under way
         self._expiring = False
 
@@ -180,7 +180,7 @@ class Exchange:
 
     def will_deliver(self, request_id: str) -> bool:
         """Whether a decision is on its way to the agent."""
-        return request_id in self._deliveries or request_id in self._delivering
+        return request_id in self._undelivered or request_id in self._delivering
 
     def pass_time(self, now: float) -> None:
         if self.turn is not None and self.turn.requests.open:  # a person's time
@@ -282,7 +282,7 @@ class Exchange:
         if request_id not in self._delivering and (
             self._stop is None or refuses(delivery.decision)
         ):
-            self._deliveries.setdefault(request_id, delivery)
+            self._undelivered.setdefault(request_id, delivery)
 
     def _refuse_expired(self) -> list[Update]:
         self._expiring = False
@@ -360,8 +360,8 @@ class Exchange:
             return
         until = self._now + self._limits.abort
         self._stop = _Stop(outcome=outcome, until=until, abort_at=self._now, ends_task=ends_task)
-        pending = self._deliveries.items()
-        self._deliveries = {key: each for key, each in pending if refuses(each.decision)}
+        pending = self._undelivered.items()
+        self._undelivered = {key: each for key, each in pending if refuses(each.decision)}
         if not self.may_be_running:
             self._end(outcome)
 
@@ -381,9 +381,9 @@ class Exchange:
             self._end(stop.outcome)
         if self.outcome is not None:
             return None
-        for request_id in self._deliveries:
+        for request_id in self._undelivered:
             self._delivering.add(request_id)
-            return self._deliveries.pop(request_id)
+            return self._undelivered.pop(request_id)
         if self._stage is not _Stage.WORK and self._now < self._patience.retry_at:
             retry_at = self._patience.retry_at
             return Wait(retry_at if stop is None else min(retry_at, stop.until))

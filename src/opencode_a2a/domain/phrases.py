@@ -20,12 +20,12 @@ MOST_BLANKS = 40  # in a row: more would push what follows out of sight
 _BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"  # not spaces to Unicode, and yet not seen
 DETAILS = "metadata.shared.interrupt.details"
 # What the agent is told when it is asked to continue.
-CONTINUE = (
+CONTINUE_PROMPT = (
     "You were interrupted: the program that runs you was stopped in the middle of your work on the "
     "previous request. What a tool call or command did just before may be done, half done or not "
     "done at all, so look before you repeat anything. Then continue, and finish the request."
 )
-CONTINUES = "OpenCode was interrupted. The agent was told so, and asked to continue."
+CONTINUED_NOTE = "OpenCode was interrupted. The agent was told so, and asked to continue."
 
 
 def queueing(queued: Queued) -> str:

@@ -20,7 +20,7 @@ import orjson
 from ..contract.declare import Json
 from ..domain.catalog import SessionMessage
 from ..domain.events import BlockKind, SubAgent, ToolCall
-from ..domain.phrases import CONTINUE, CONTINUES, asking, queueing, waiting
+from ..domain.phrases import CONTINUE_PROMPT, CONTINUED_NOTE, asking, queueing, waiting
 from ..domain.ports import TaskRow
 from ..domain.replies import HITL
 from ..domain.requests import details
@@ -267,7 +267,7 @@ class Renderer:
                 shared = {"session": _session(session, title)}
                 return self._status_event(moment, shared, opencode=_worktree(worktree))
             case Continued():
-                progress = Progress("run", "continued", message=CONTINUES)
+                progress = Progress("run", "continued", message=CONTINUED_NOTE)
                 return self._status_event(moment, {"progress": _progress(progress)})
             case Progress():
                 return self._status_event(moment, {"progress": _progress(update)})
@@ -491,7 +491,7 @@ class Renderer:
         if not ended.problem.resumable:
             return {"error": error}
         resume = Message(
-            f"{head.id}:resume", Role.USER, (Text(CONTINUE),), reference_task_ids=(head.id,)
+            f"{head.id}:resume", Role.USER, (Text(CONTINUE_PROMPT),), reference_task_ids=(head.id,)
         )
         message = self.message(resume, head)
         del message["taskId"]  # this task has ended

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from ..domain.phrases import CONTINUE
+from ..domain.phrases import CONTINUE_PROMPT
 from ..domain.ports import TaskLog
 from ..domain.updates import Continued, MessageAdded
 from ..domain.values import Prompt
@@ -76,7 +76,7 @@ class Recovery:
                         prompts.append(Prompt(upstream_id, (), selection=selection))
                         messages[upstream_id] = update
                     case Continued(upstream_id, selection):
-                        prompts.append(Prompt(upstream_id, (CONTINUE,), selection=selection))
+                        prompts.append(Prompt(upstream_id, (CONTINUE_PROMPT,), selection=selection))
                     case _:
                         pass
 

@@ -61,7 +61,7 @@ from ..domain.effects import (
 )
 from ..domain.events import AgentEvent
 from ..domain.permissions import AllowRule
-from ..domain.phrases import CONTINUE
+from ..domain.phrases import CONTINUE_PROMPT
 from ..domain.ports import AgentSession, InterruptStore, SessionGone, TaskLog
 from ..domain.run import Run
 from ..domain.task import TaskHead
@@ -83,6 +83,7 @@ logger = structlog.get_logger()
 
 Prepare = Callable[[str], Awaitable[Prompt]]
 CHANGES_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; OpenCode knows changes a moment after the end
+BACKGROUND_SECONDS = 1.0  # that deliveries may take after the end of their task
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
 NOT_ANSWERED = Problem(Failure.UPSTREAM_TIMEOUT, "OpenCode has not answered in time.")
 _UNREACHABLE = (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable)
@@ -154,7 +155,7 @@ class Runner:
     _events: AsyncIterator[Sequence[AgentEvent]] | None = None
     _effect: Effect | None = None
     _timeout: asyncio.Timeout | None = None
-    _deliveries: dict[str, asyncio.Future[bool]] = field(default_factory=dict)
+    _waiters: dict[str, asyncio.Future[bool]] = field(default_factory=dict)  # for deliveries
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -196,31 +197,48 @@ class Runner:
         """Deliver a decision to the agent. The result: whether the agent still waited for it."""
         delivered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.post(RequestAnswered(answer))
-        self._deliveries[answer.interrupt.request_id] = delivered
+        self._waiters[answer.interrupt.request_id] = delivered
         self._resolve_dropped()
         return delivered
 
     def _resolve_dropped(self) -> None:
         """The agent does not wait any more for what will not be delivered."""
-        for request_id in [each for each in self._deliveries if not self.run.will_deliver(each)]:
-            _resolve(self._deliveries.pop(request_id), wanted=False)
+        for request_id in [each for each in self._waiters if not self.run.will_deliver(each)]:
+            _resolve(self._waiters.pop(request_id), wanted=False)
 
     # -- the work
 
     async def until_finished(self) -> None:
         """Perform effects until none is left, and store the last updates."""
         self.entered = True
+        seconds = BACKGROUND_SECONDS
         try:
-            finish = await self._perform_all()
+            await self._store_end(await self._perform_all())
         except asyncio.CancelledError:
+            seconds = 0.0
+            raise
+        finally:
+            self._leave()
+            await self._end_background(seconds)
+
+    async def _end_background(self, seconds: float) -> None:
+        """Wait so long for what is still being delivered."""
+        try:
+            if self._background:
+                await asyncio.wait(self._background, timeout=seconds)
+        finally:
             for task in self._background:
                 task.cancel()
             await asyncio.gather(*self._background, return_exceptions=True)
-            raise
-        finally:
-            self._subscription.close()
-            for waiter in self._deliveries.values():
-                _resolve(waiter, wanted=False)
+
+    def _leave(self) -> None:
+        """Nothing more is heard, and nothing more is delivered that somebody waits for."""
+        self._subscription.close()
+        for waiter in self._waiters.values():
+            _resolve(waiter, wanted=False)
+
+    async def _store_end(self, finish: Finish) -> None:
+        self._leave()
         if finish.updates:
             try:
                 self._append(finish.updates)
@@ -255,7 +273,7 @@ class Runner:
             self.tools.slots.rest(self, resting=bool(self.run.open_requests))
         else:
             self._subscription.close()
-        if self._deliveries:
+        if self._waiters:
             self._resolve_dropped()
 
     def _append(self, updates: Sequence[Update]) -> None:
@@ -271,7 +289,7 @@ class Runner:
 
         async def perform() -> None:
             try:
-                happened = await self._outcome(effect)
+                happened = await self._result_of(effect)
             except Exception:
                 logger.exception("task.internal_error", task=self.head.id)
                 happened = ServiceBroken(BROKEN)
@@ -289,7 +307,7 @@ class Runner:
         self._effect, self._timeout = effect, asyncio.timeout(seconds)
         try:
             async with self._timeout:
-                return await self._outcome(effect)
+                return await self._result_of(effect)
         except TimeoutError:
             if not self._timeout.expired():
                 raise  # not ours
@@ -301,7 +319,7 @@ class Runner:
         finally:
             self._timeout = None
 
-    async def _outcome(self, effect: Effect) -> Happened | None:
+    async def _result_of(self, effect: Effect) -> Happened | None:
         try:
             return await self._do(effect)
         except SessionGone:
@@ -337,7 +355,7 @@ class Runner:
                 await log.flushed(task_id)
                 return Flushed()
             case StoreContinuation(key, selection):
-                prompt = Prompt(self.tools.sessions.new_message_id(), (CONTINUE,), selection)
+                prompt = Prompt(self.tools.sessions.new_message_id(), (CONTINUE_PROMPT,), selection)
                 # Stored in the order in which prompts are sent, so nothing is awaited before.
                 await log.write(task_id, [Continued(prompt.message_id, selection)])
                 logger.info("task.continued", task=task_id, message=prompt.message_id)
@@ -405,7 +423,7 @@ class Runner:
 
     async def _deliver(self, effect: Deliver, session: AgentSession) -> Delivered:
         interrupt, wanted = effect.interrupt, True
-        waiter = self._deliveries.pop(interrupt.request_id, None)
+        waiter = self._waiters.pop(interrupt.request_id, None)
         if effect.by_rule and isinstance(interrupt, PermissionAsk):
             logger.info("permission.granted", task=self.head.id, permission=interrupt.permission)
         try:
