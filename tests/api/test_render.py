@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,18 @@ from opencode_a2a.domain.updates import (
     Progress,
     Queued,
     Started,
+    Update,
 )
-from opencode_a2a.domain.values import PermissionAsk, TaskState, Usage, WorktreeRef
+from opencode_a2a.domain.values import (
+    Failure,
+    PermissionAsk,
+    Problem,
+    TaskState,
+    Usage,
+    WorktreeRef,
+)
 from opencode_a2a.inbound.dialect import V03, V03_REST, V1, Dialect
+from opencode_a2a.inbound.events import TaskEvents
 from opencode_a2a.inbound.render import Renderer
 
 
@@ -61,6 +71,59 @@ def test_a_diff_stands_once_in_a_task_and_its_events(dialect: Dialect) -> None:
         assert event is not None
         shown.append(event.decode())
     assert [text.count("+line 1000\\n") for text in shown] == [1, 1, 0]
+
+
+ASKS = LogEntry(1, 1, InterruptOpened(PermissionAsk("per_1", "ses_1", "bash", ("ls",))))
+SAYS = BlockText("b", "m", "b", BlockKind.TEXT, "text", append=False)
+
+
+class Pages:
+    """A cursor that has read these pages."""
+
+    def __init__(self, *pages: list[LogEntry]) -> None:
+        self._pages = list(pages)
+        self.caught_up = False
+
+    def change(self) -> None:
+        return None
+
+    async def read(self) -> list[LogEntry]:
+        page = self._pages.pop(0)
+        self.caught_up = not self._pages
+        return page
+
+
+def _unwrapped(event: dict[str, Any]) -> dict[str, Any]:
+    (body,) = event.values() if len(event) == 1 else (event,)
+    return body
+
+
+@pytest.mark.parametrize("dialect", [V1, V03, V03_REST], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("hidden", [True, False])
+async def test_a_stream_that_ends_after_the_page_with_the_request_says_so(
+    dialect: Dialect, *, hidden: bool
+) -> None:
+    later: Update = Progress("step-start", "started") if hidden else SAYS
+    render, head = Renderer(dialect), TaskHead("t", "c", "alice", 1)
+    task = Task(head, state=TaskState.WORKING)
+    pages = Pages([ASKS], [LogEntry(2, 1, later)])
+    events = TaskEvents(render, task, first=b"{}", cursor=pages)
+    seen = []
+    while (found := await events.read()) is not None:
+        seen += [(seq, _unwrapped(json.loads(data))) for seq, data in found]
+    assert [seq for seq, _ in seen] == ([1, 2] if hidden else [1, 2, 2])
+    assert seen[-1][1]["status"]["state"] == dialect.states[TaskState.INPUT_REQUIRED]
+    if dialect.version == "0.3":
+        assert [event.get("final") for _, event in seen if "status" in event] == [False, True]
+
+
+def test_what_is_sent_to_continue_a_task_answers_no_other() -> None:
+    lost = Problem(Failure.UPSTREAM_INTERRUPTED, "OpenCode was interrupted.", resumable=True)
+    ended = LogEntry(1, 1, Ended(TaskState.FAILED, problem=lost))
+    shown = Renderer(V1).task(Task.of(TaskHead("t", "c", "alice", 1), [ended]))
+    resume = shown["metadata"]["opencode"]["resume"]
+    assert resume["message"]["contextId"] == "c"
+    assert resume["metadata"] == {"opencode": {"newTask": True}}
 
 
 def test_what_a_client_does_not_see_costs_one_look_however_many_read() -> None:

@@ -451,6 +451,22 @@ async def test_a_slow_cursor_gets_every_entry_once(
     assert all(entries == found[0] for entries in found)
 
 
+@pytest.mark.parametrize("tail", [1, 100], ids=["from the table", "from memory"])
+async def test_a_cursor_has_caught_up_with_the_last_entry_however_full_its_page(
+    log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch, tail: int
+) -> None:
+    monkeypatch.setattr(log_module, "TAIL_ENTRIES", tail)
+    monkeypatch.setattr(statements, "PAGE_ENTRIES", 3)
+    async with soon():
+        await log.create(head("t"), [HELLO])
+        for n in range(5):
+            log.append("t", [step(n)])
+            await log.flushed("t")
+        cursor = log.follow("t", 0)
+        pages = [(numbers([*await cursor.read()]), cursor.caught_up) for _ in range(2)]
+    assert pages == [([1, 2, 3], False), ([4, 5, 6], True)]
+
+
 async def test_hundreds_of_cursors_see_the_same(
     log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,9 +66,13 @@ class TaskEvents:
         for index, entry in enumerate(entries if last is None else entries[: last + 1]):
             if entry.state is not None:
                 self._state, self._ends = entry.state, True
-            data = self._renderer.event(self._head, entry, self._state, last=index == last)
+            ends = index == last and entry.state is not None
+            data = self._renderer.event(self._head, entry, self._state, last=ends)
             if data is not None:
                 yield entry.seq, data
+        if last is not None and (entry := entries[last]).state is None:
+            # The status that the sequence ends with was sent before more of the log was read.
+            yield entry.seq, self._renderer.last_status(self._head, entry, self._state)
 
     def _last(self, entries: Sequence[LogEntry], caught_up: bool) -> int | None:
         """The index of the entry the sequence ends with, if the task rests after these."""
@@ -86,10 +90,4 @@ class TaskEvents:
             elif state is not None:
                 return index if state.terminal else None
         resting = self._state is TaskState.INPUT_REQUIRED and self._ends
-        if newest is None or not resting or stays:
-            return None
-        shown = (i for i in range(newest, -1, -1) if self._shows(entries[i]))
-        return next(shown, newest)
-
-    def _shows(self, entry: LogEntry) -> bool:
-        return self._renderer.shows(self._head, entry.update)
+        return newest if resting and not stays else None

@@ -230,6 +230,10 @@ class Renderer:
             entry.encoded[form] = encoded
         return encoded or None
 
+    def last_status(self, head: TaskHead, entry: LogEntry, state: TaskState) -> bytes:
+        """The state by itself, where a stream ends after an entry that does not say it."""
+        return orjson.dumps(self._status_event(_Moment(head, entry, state, last=True), {}))
+
     def first(self, task: Task, history_length: int | None = None, gap: str | None = None) -> bytes:
         """The task itself as the first event of a stream; `gap` says what it could not follow."""
         body = self.task(task, history_length=history_length)
@@ -495,7 +499,9 @@ class Renderer:
         )
         message = self.message(resume, head)
         del message["taskId"]  # this task has ended
-        return {"error": error, "resume": {"message": message}}
+        # Another task of the context may wait for an answer, and this is none.
+        options = {"metadata": {"opencode": {"newTask": True}}}
+        return {"error": error, "resume": {"message": message, **options}}
 
     def _request(
         self, head: TaskHead, text: str, interrupts: Sequence[Interrupt], *, seq: int

@@ -633,18 +633,20 @@ class SqlCursor:
             open_task = self._open
             ours = open_task is not None and not open_task.superseded
             if open_task is None or not ours or self._after < open_task.tail_start:
-                found, more = await self._database.read(
-                    sql.next_entries, self._task_id, self._after
-                )
+                page = await self._database.read(sql.next_entries, self._task_id, self._after)
             else:
                 first = self._after - open_task.tail_start
-                found = open_task.tail[first : first + sql.PAGE_ENTRIES]
-                more = bool(found) or not open_task.over
-            if found:
-                self._after = found[-1].seq
-                self.caught_up = len(found) < sql.PAGE_ENTRIES
-                return found
-            if not more:
+                last = first + sql.PAGE_ENTRIES
+                page = sql.Page(
+                    open_task.tail[first:last],
+                    caught_up=last >= len(open_task.tail),
+                    more=not open_task.over,
+                )
+            if page.entries:
+                self._after = page.entries[-1].seq
+                self.caught_up = page.caught_up
+                return page.entries
+            if not page.more:
                 return ()
             if open_task is not None and ours:
                 await open_task.changed()

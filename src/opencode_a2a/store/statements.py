@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import (
@@ -319,21 +319,27 @@ def load(db: Connection, task_id: str) -> Task | None:
     return Task.of(_head_of(row), entries_after(db, task_id, after=0))
 
 
-def next_entries(db: Connection, task_id: str, after: int) -> tuple[list[LogEntry], bool]:
-    """The next entries for a cursor, and whether more may follow.
+class Page(NamedTuple):
+    """The next entries for a cursor."""
 
-    If the entries were swept, the cursor gets each block as one entry.
-    """
+    entries: Sequence[LogEntry]
+    caught_up: bool  # these are all that are known
+    more: bool  # others may follow, now or later
+
+
+def next_entries(db: Connection, task_id: str, after: int) -> Page:
+    """If the entries were swept, the cursor gets each block as one entry."""
     row = db.execute(select(tasks.c.state, tasks.c.cleared).where(tasks.c.id == task_id)).first()
     if row is None:
-        return [], False
+        return Page((), caught_up=True, more=False)
     more = row.state in OPEN_STATES
     if not row.cleared:
-        return entries_after(db, task_id, after=after, limit=PAGE_ENTRIES), more
+        found = entries_after(db, task_id, after=after, limit=PAGE_ENTRIES + 1)
+        return Page(found[:PAGE_ENTRIES], caught_up=len(found) <= PAGE_ENTRIES, more=more)
     whole = load(db, task_id)
     compacted = whole.compacted() if whole is not None else []
     left = [entry for entry in compacted if entry.seq > after]
-    return sorted(left, key=lambda entry: entry.seq), more
+    return Page(sorted(left, key=lambda entry: entry.seq), caught_up=True, more=more)
 
 
 def entries_after(
