@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import unicodedata
 from dataclasses import replace
 
 import pytest
@@ -135,6 +137,13 @@ def test_no_part_of_a_command_is_pushed_out_of_sight() -> None:
     assert "Answer\\u202e\\u000d yes\\u3164\n" in told
     named = asking(replace(BASH, permission="edit", filepath="a\n\nb" + " " * 99 + "c"))
     assert named.startswith("The agent asks for permission: edit a⏎⏎b[99 spaces]c\n")
+
+
+def test_no_character_that_cannot_be_seen_is_left() -> None:
+    every = (chr(code) for code in range(sys.maxunicode + 1) if chr(code) not in "\n\t")
+    hidden = [each for each in every if unicodedata.category(each) in ("Cc", "Cf", "Zl", "Zp")]
+    shown = "".join(asking(replace(BASH, command=each)) for each in hidden)
+    assert not set(hidden) & set(shown)
 
 
 def test_a_command_of_many_lines_is_told_from_what_we_say() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 
 from .updates import Queued
 from .values import Interrupt, PermissionAsk, Question, QuestionAsk
@@ -17,7 +17,13 @@ LEAST_REQUEST = 500  # bytes for each of several requests; where they do not fit
 LONGEST_NOTE = 300  # bytes about an answer that was not understood, or of a list of patterns
 LONGEST_TITLE = 200  # bytes; the model writes it
 MOST_BLANKS = 40  # in a row: more would push what follows out of sight
-_BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"  # not spaces to Unicode, and yet not seen
+# Characters that control or format (Unicode's Cc, Cf, Zl and Zp), and letters that are not seen.
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f"
+    r"\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufeff\uffa0\ufff9-\ufffb"
+    r"\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    r"\U000e0000-\U000e007f]"
+)
 DETAILS = "metadata.shared.interrupt.details"
 # What the agent is told when it is asked to continue.
 CONTINUE_PROMPT = (
@@ -109,22 +115,16 @@ def _size(text: str) -> int:
     return len(text.encode())
 
 
+@lru_cache(4)  # one text is needed several times, and may be long
 def _visible(text: str) -> str:
     """The text, with a sign for whatever would hide a part of it, or disguise it."""
     text = re.sub(r"\n(?:[^\S\n]*\n){3,}", _empty_lines, text)
     text = re.sub(rf"[^\S\n]{{{MOST_BLANKS + 1},}}", lambda run: f"[{len(run[0])} spaces]", text)
-    return "".join(map(_visible_char, text))
+    return _HIDDEN.sub(lambda char: f"\\u{ord(char[0]):04x}", text)
 
 
 def _empty_lines(run: re.Match[str]) -> str:
     return f"\n[{run[0].count(chr(10)) - 1} empty lines]\n"
-
-
-def _visible_char(char: str) -> str:
-    hidden = unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") or char in _BLANK_LETTERS
-    if not hidden or char in "\n\t":
-        return char
-    return f"\\u{ord(char):04x}"
 
 
 def _in_one_line(text: str) -> str:
