@@ -52,9 +52,9 @@ NEW_TASK = (
     "metadata.opencode.newTask: true."
 )
 REPEATED = (
-    "A message with this id and these words has answered an earlier request, so this was taken for "
-    "the same message, sent again. Nothing was allowed or refused. Send your answer with a new "
-    "messageId, or begin it with the id of the request ({request_id}: …)."
+    "This was taken for an earlier answer with the same id and words, sent again: nothing was "
+    "allowed or refused. Send your answer with a new messageId, or begin it with the id of the "
+    "request ({request_id}: …)."
 )
 
 
