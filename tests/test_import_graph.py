@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "inbound": frozenset({"extensions", "contract", "service", "domain", "errors", "web"}),
     "demo": frozenset(),
     "config": frozenset({"domain", "errors", "paths", "spellings"}),
+    "peers": frozenset({"config", "domain.addresses", "outbound"}),
     "spellings": frozenset(),
     "redaction": frozenset(),
     "logs": frozenset({"redaction"}),

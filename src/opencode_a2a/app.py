@@ -18,7 +18,7 @@ from typing import cast
 from starlette.types import ASGIApp
 
 from . import __version__, logs
-from .config import Outbound, Server, Settings, State
+from .config import Server, Settings, State
 from .contract.dispatch import Contract
 from .domain.addresses import origin_of
 from .domain.ports import Agent
@@ -39,8 +39,8 @@ from .inbound.sse import Streams
 from .opencode.agent import Defaults, OpenCode
 from .opencode.catalog import OpenCodeCatalog
 from .opencode.http import Endpoint
-from .outbound.egress import Egress
 from .outbound.files import NamedFiles
+from .peers import egress_of
 from .service.creator import Creator
 from .service.git import in_root, in_root_only
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
@@ -163,7 +163,7 @@ async def _open_adapters(settings: Settings, endpoint: Endpoint) -> AsyncIterato
         _move_from_shared_database(settings.state, root),
         SqlTaskLog.open(database, _retention(settings), root=own_root) as log,
         _connect(settings, endpoint) as opencode,
-        NamedFiles.open(_egress(settings.outbound), root) as files,
+        NamedFiles.open(egress_of(settings.outbound), root) as files,
     ):
         yield _Adapters(
             database=database,
@@ -215,13 +215,6 @@ def _rules(server: Server) -> tuple[PermissionRule, ...]:
     return tuple(
         PermissionRule(permission=rule.permission, pattern=rule.pattern, action=rule.action)
         for rule in server.permission_rules
-    )
-
-
-def _egress(outbound: Outbound) -> Egress:
-    return Egress(
-        allowed_hosts=frozenset(host.lower() for host in outbound.allowed_hosts),
-        allow_private=outbound.allow_private_hosts,
     )
 
 

@@ -135,6 +135,19 @@ def _check_origins(values: list[str]) -> list[str]:
     return [value.lower() for value in values]
 
 
+def _check_login(value: SecretStr | None) -> SecretStr | None:
+    if value is not None and not all(value.get_secret_value().partition(":")):
+        raise ValueError("must be a user name and a password with a colon between them")
+    return value
+
+
+def _check_reference(value: str) -> str:
+    kind, _, name = value.partition(":")
+    if kind not in ("env", "file") or not name.strip():
+        raise ValueError("must be env:NAME or file:PATH; the secret itself does not belong here")
+    return value
+
+
 Secret = Annotated[SecretStr, AfterValidator(_check_not_empty)]
 Token = Annotated[Secret, AfterValidator(_check_no_padding)]
 WebAddress = Annotated[str, AfterValidator(_check_web_address)]
@@ -142,6 +155,11 @@ Directory = Annotated[Path, AfterValidator(_check_directory)]
 DatabaseUrl = Annotated[str, AfterValidator(database_url), AfterValidator(_check_database)]
 Json = (NoDecode, BeforeValidator(parse_json))
 WordList = Annotated[list[str], NoDecode, BeforeValidator(parse_list)]
+SecretReference = Annotated[str, AfterValidator(_check_reference)]
+Transport = Annotated[
+    Literal["JSONRPC", "HTTP+JSON"],
+    Spellings(json_rpc="JSONRPC", rest="HTTP+JSON", http_json="HTTP+JSON", http="HTTP+JSON"),
+]
 FileScope = Literal["unknown", "workspace", "declared_roots", "unrestricted", "custom"]
 SandboxMode = Annotated[
     Literal[
@@ -691,18 +709,121 @@ class Environment(SettingsGroup):
         return self
 
 
+class PeerSetting(BaseModel):
+    """A table `[peers.NAME]`: an agent that can be called by its name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: WebAddress = Field(description="Its address, or that of its Agent Card.")
+    bearer_token: SecretReference | None = Field(
+        default=None, description="Where its token is: `env:NAME` or `file:PATH`."
+    )
+    basic_auth: SecretReference | None = Field(
+        default=None, description="Where `user:password` is, likewise."
+    )
+    api_key: SecretReference | None = Field(
+        default=None, description="Where its API key is, likewise."
+    )
+    api_key_header: str = Field(
+        default="X-API-Key", description="The header field for the API key."
+    )
+    headers: dict[str, str] = Field(
+        default={}, description="More header fields; they go where the credential goes."
+    )
+    credential_origins: Annotated[WordList, AfterValidator(_check_origins)] = Field(
+        default=[],
+        description="Origins besides that of `url` which get the credential and the headers, such "
+        "as `https://api.example.com`, where its card names another address.",
+    )
+    transport: Transport | None = Field(
+        default=None, description="Speak only this, of what its card offers."
+    )
+    line: Literal["1.0", "0.3"] | None = Field(
+        default=None, description="Speak only this line of A2A, of what its card offers."
+    )
+
+    @model_validator(mode="after")
+    def _one_credential(self) -> PeerSetting:
+        if len([each for each in (self.bearer_token, self.basic_auth, self.api_key) if each]) > 1:
+            raise ValueError("needs one of bearer_token, basic_auth and api_key, not several")
+        return self
+
+
 class Outbound(SettingsGroup):
-    """Where this service may connect to on a caller's behalf."""
+    """Calls to other agents, and where this service may connect to on a caller's behalf."""
 
     model_config = SettingsConfigDict(env_prefix="A2A_CLIENT_")
 
     allowed_hosts: WordList = Field(
-        default=[], description="Hosts files may be fetched from, as a list; none means any public."
+        default=[],
+        description="Hosts files may be fetched from, and that a peer may name in its card or a "
+        "redirect, as a list; none means any public. Peers that are named to be called need not "
+        "be listed.",
     )
     allow_private_hosts: bool = Field(
         default=False,
         description="Allow addresses that are not on the public network, or behind NAT64.",
     )
+    bearer_token: Token | None = Field(
+        default=None,
+        description="The token for a peer that is called by its URL. It goes to that URL's origin "
+        "only. Peers in `[peers.NAME]` have their own.",
+    )
+    basic_auth: Annotated[Secret | None, AfterValidator(_check_login)] = Field(
+        default=None, description="`user:password` for such a peer, instead of a token."
+    )
+    supported_transports: Annotated[list[Transport], NoDecode, BeforeValidator(parse_list)] = Field(
+        default=["JSONRPC", "HTTP+JSON"],
+        min_length=1,
+        description="What is spoken to peers, as a list.",
+    )
+    use_client_preference: bool = Field(
+        default=False,
+        description="Choose the transport in the order of `A2A_CLIENT_SUPPORTED_TRANSPORTS` "
+        "instead of the order in the peer's card.",
+    )
+    timeout_seconds: float = Field(
+        default=60.0, gt=0, description="How long a peer may take to answer a request."
+    )
+    card_fetch_timeout_seconds: float = Field(
+        default=10.0, gt=0, description="How long a peer's Agent Card may take to arrive."
+    )
+    stream_idle_timeout_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="How long a peer's stream may be silent; then it is opened again.",
+    )
+    reconnect_timeout_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="How long to try to reach a peer again whose connection was lost.",
+    )
+    total_timeout_seconds: float = Field(
+        default=3600.0, gt=0, description="How long a call may take altogether (`--timeout`)."
+    )
+    max_response_bytes: int = Field(
+        default=67_108_864,
+        ge=1024,
+        description="How large an answer of a peer, or one stream, may be.",
+    )
+    max_concurrent_calls: int = Field(
+        default=16, ge=1, description="Calls to peers at a time; more wait."
+    )
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Outbound:
+        if self.bearer_token is not None and self.basic_auth is not None:
+            raise ValueError(
+                "A2A_CLIENT_BASIC_AUTH: there is A2A_CLIENT_BEARER_TOKEN already; set one of them"
+            )
+        return self
+
+
+class ClientSettings(BaseModel):
+    """What calling peers needs, from the same sources as all settings."""
+
+    outbound: Outbound
+    peers: dict[str, PeerSetting] = {}
 
 
 class Settings(BaseModel):
@@ -711,6 +832,7 @@ class Settings(BaseModel):
     state: State
     outbound: Outbound
     environment: Environment
+    peers: dict[str, PeerSetting] = {}
     notes: list[tuple[str, str]] = []  # settings that were spelled differently, and how
 
     @property
@@ -722,6 +844,7 @@ class Settings(BaseModel):
         ]
         logins.append((None, None, self.server.bearer_token))
         logins.append((self.upstream.auth_username, self.upstream.auth_password, None))
+        logins.append((None, None, self.outbound.bearer_token))
         found = []
         for username, password, token in logins:
             if token is not None:
@@ -730,6 +853,9 @@ class Settings(BaseModel):
                 found.append(password.get_secret_value())
                 login = f"{username}:{password.get_secret_value()}"
                 found.append(base64.b64encode(login.encode()).decode())
+        if self.outbound.basic_auth is not None:
+            login = self.outbound.basic_auth.get_secret_value()
+            found += [login.partition(":")[2], base64.b64encode(login.encode()).decode()]
         if self.state.database_url is not None:
             found.append(make_url(self.state.database_url).password or "")
         return found
@@ -746,6 +872,7 @@ _TABLES: dict[type[SettingsGroup], str] = {
 }
 
 
+PEERS_TABLE = "peers"  # in the file only: each member is a table of its own
 _NAMES = frozenset(
     f"{kind.model_config['env_prefix']}{name}".upper()
     for kind in _TABLES
@@ -772,52 +899,81 @@ def unknown_settings(names: Iterable[str]) -> dict[str, str | None]:
 
 def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     """All settings, or `ConfigError` with everything that is wrong with them."""
-    problems = [
-        f"{name}: there is no such setting; did you mean {meant}?"
-        for name, meant in unknown_settings(os.environ).items()
-        if meant is not None
-    ]
-    tables = _read_toml(config, problems)
-    if wrong := _unreadable_secrets(secrets):
-        problems += wrong
-        secrets = None
-    known = set(_TABLES.values())
-    problems += [
-        f"[{name}]: no such table; there are {_table_list(known)}" for name in tables.keys() - known
-    ]
-
-    notes: list[tuple[str, str]] = []
-
-    def group(kind: type[G]) -> G | None:
-        given = tables.get(_TABLES[kind], {})
-        known = {name: value for name, value in given.items() if name in kind.model_fields}
-        problems.extend(_unknown_setting(kind, name) for name in given if name not in known)
-        with collect_notes() as taken:
-            try:
-                return kind(_secrets_dir=secrets, **known)
-            except ValidationError as exc:
-                problems.extend(_problem_lines(kind, exc))
-            finally:
-                prefix = kind.model_config["env_prefix"]
-                notes.extend(
-                    (f"{prefix}{field.upper()}", note)
-                    for field, note in taken
-                    if field in kind.model_fields  # rather than a member of one
-                )
-        return None
-
-    upstream, server = group(Upstream), group(Server)
-    state, outbound, environment = group(State), group(Outbound), group(Environment)
-    if problems or not (upstream and server and state and outbound and environment):
-        raise ConfigError(problems)
+    reader = _Reader(config, secrets)
+    upstream, server = reader.group(Upstream), reader.group(Server)
+    state, outbound = reader.group(State), reader.group(Outbound)
+    environment, peers = reader.group(Environment), reader.peers()
+    if reader.problems or not (upstream and server and state and outbound and environment):
+        raise ConfigError(reader.problems)
     return Settings.model_construct(
         upstream=upstream,
         server=server,
         state=state,
         outbound=outbound,
         environment=environment,
-        notes=notes,
+        peers=peers,
+        notes=reader.notes,
     )
+
+
+def load_client(config: Path | None = None, secrets: Path | None = None) -> ClientSettings:
+    """The settings for calling peers; those of a service may be wrong or missing."""
+    reader = _Reader(config, secrets)
+    outbound, peers = reader.group(Outbound), reader.peers()
+    if reader.problems or outbound is None:
+        raise ConfigError(reader.problems)
+    return ClientSettings.model_construct(outbound=outbound, peers=peers)
+
+
+class _Reader:
+    """Reads groups of settings from all sources, and collects what is wrong with them."""
+
+    def __init__(self, config: Path | None, secrets: Path | None) -> None:
+        self.problems = [
+            f"{name}: there is no such setting; did you mean {meant}?"
+            for name, meant in unknown_settings(os.environ).items()
+            if meant is not None
+        ]
+        self.notes: list[tuple[str, str]] = []
+        self._tables = _read_toml(config, self.problems)
+        self._secrets = secrets
+        if wrong := _unreadable_secrets(secrets):
+            self.problems += wrong
+            self._secrets = None
+        known = {*_TABLES.values(), PEERS_TABLE}
+        self.problems += [
+            f"[{name}]: no such table; there are {_table_list(known)}"
+            for name in self._tables.keys() - known
+        ]
+
+    def group(self, kind: type[G]) -> G | None:
+        given = self._tables.get(_TABLES[kind], {})
+        known = {name: value for name, value in given.items() if name in kind.model_fields}
+        self.problems += [_unknown_setting(kind, name) for name in given if name not in known]
+        with collect_notes() as taken:
+            try:
+                return kind(_secrets_dir=self._secrets, **known)
+            except ValidationError as exc:
+                self.problems += _problem_lines(kind, exc)
+            finally:
+                prefix = kind.model_config["env_prefix"]
+                self.notes += [
+                    (f"{prefix}{field.upper()}", note)
+                    for field, note in taken
+                    if field in kind.model_fields  # rather than a member of one
+                ]
+        return None
+
+    def peers(self) -> dict[str, PeerSetting]:
+        found = {}
+        for name, table in self._tables.get(PEERS_TABLE, {}).items():
+            try:
+                found[name] = PeerSetting.model_validate(table)
+            except ValidationError as exc:
+                for error in exc.errors():
+                    where = " ".join([f"[{PEERS_TABLE}.{name}]", *map(str, error["loc"])])
+                    self.problems.append(f"{where}: {_requirement(error['msg'])}")
+        return found
 
 
 def _read_toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from ..domain.addresses import is_loopback
 from ..domain.ports import Refused
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -50,10 +51,13 @@ _NOT_PUBLIC_V6 = tuple(
 class Egress:
     allowed_hosts: frozenset[str] = frozenset()  # none named means any public host
     allow_private: bool = False
+    named_hosts: frozenset[str] = frozenset()  # by a person or the operator: may be private
 
     def check_host(self, host: str | None) -> None:
         if not host:
             raise Refused("the URL names no host")
+        if self.is_named(host):
+            return
         if self.allowed_hosts and host.lower() not in self.allowed_hosts:
             raise Refused(f"{host} is not among A2A_CLIENT_ALLOWED_HOSTS")
         try:
@@ -63,6 +67,12 @@ class Egress:
                 raise Refused(f"{host} is neither a name nor an address") from None
             return  # a name: its addresses are checked when it is resolved
         self.check_address(address)
+
+    def is_named(self, host: str) -> bool:
+        """Whether the policy does not apply; one name of this machine stands for the others."""
+        return host.lower() in self.named_hosts or (
+            is_loopback(host) and any(map(is_loopback, self.named_hosts))
+        )
 
     def check_address(self, address: Address) -> None:
         if not self.allow_private and not is_public(address):

@@ -1,0 +1,167 @@
+"""A peer's Agent Card: finding it, and choosing from it how to speak with the peer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from a2a.client.card_resolver import parse_agent_card
+from a2a.types.a2a_pb2 import AgentCard, AgentInterface
+from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
+
+from .failures import NotAnAgent, PeerProtocolError, PeerRefused, Redirected
+
+WELL_KNOWN = ("/.well-known/agent-card.json", "/.well-known/agent.json")
+REDIRECTS = 3
+TRANSPORTS = ("JSONRPC", "HTTP+JSON")
+LINES = ("1.0", "0.3")
+REQUIRED = (
+    *("name", "description", "version", "capabilities"),
+    *("defaultInputModes", "defaultOutputModes", "skills"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCard:
+    url: str
+    raw: dict[str, Any]  # as it was received
+    card: AgentCard
+    etag: str | None = None
+
+
+async def find_card(http: httpx.AsyncClient, url: str, known: FoundCard | None) -> FoundCard:
+    """The card of the agent at an address; `known` is what was found there before."""
+    if urlsplit(url).path.endswith(".json"):
+        return await _fetch(http, url, known)
+    missing: PeerRefused | NotAnAgent | None = None
+    for path in WELL_KNOWN:
+        try:
+            return await _fetch(http, url.rstrip("/") + path, known)
+        except NotAnAgent as exc:
+            missing = missing or exc
+        except PeerRefused as exc:
+            if exc.reason != "NOT_FOUND":
+                raise
+            missing = missing or exc
+    raise NotAnAgent(
+        f"There is no Agent Card at {url}. {missing.message if missing else ''}".rstrip(),
+        hint=f"An A2A agent has one at {WELL_KNOWN[0]}; or give the address of the card itself.",
+    )
+
+
+async def _fetch(http: httpx.AsyncClient, url: str, known: FoundCard | None) -> FoundCard:
+    headers = {}
+    if known is not None and known.url == url and known.etag:
+        headers["if-none-match"] = known.etag
+    at = url
+    for _ in range(REDIRECTS + 1):
+        try:
+            response = await http.get(at, headers=headers)
+        except Redirected as exc:
+            at = exc.location
+            continue
+        if response.status_code == 304 and known is not None:
+            return known
+        return FoundCard(url, *read_card(response.content, where=at), response.headers.get("etag"))
+    raise PeerProtocolError(f"{url} redirects more than {REDIRECTS} times.")
+
+
+def read_card(content: bytes, *, where: str) -> tuple[dict[str, Any], AgentCard]:
+    hint = "The peer's operator has to mend its card."
+    try:
+        raw = json.loads(content)
+    except (ValueError, RecursionError):
+        raise NotAnAgent(f"What is at {where} is not JSON, so it is no Agent Card.") from None
+    if not isinstance(raw, dict):
+        raise NotAnAgent(f"What is at {where} is no Agent Card.")
+    try:
+        card = parse_agent_card(json.loads(content))  # which changes what it is given
+    except (ParseError, ValueError, TypeError, AttributeError, KeyError) as exc:
+        reason = str(exc).splitlines()[0][:200]
+        raise NotAnAgent(f"The Agent Card at {where} is wrong: {reason}", hint=hint) from None
+    if not card.supported_interfaces:
+        raise NotAnAgent(
+            f"The Agent Card at {where} names no address to send messages to.", hint=hint
+        )
+    return raw, card
+
+
+def line_of(interface: AgentInterface) -> str:
+    """The protocol line, such as 1.0; cards of 1.0 that forget to say it are taken for that."""
+    return ".".join((interface.protocol_version or "1.0").split(".")[:2])
+
+
+def choose_interface(
+    card: AgentCard, transports: Sequence[str], *, line: str | None, own_order: bool
+) -> AgentInterface:
+    """The first that we speak: on the newer line, in the peer's order or our own."""
+    lines = LINES if line is None else (line,)
+    spoken = [
+        interface
+        for interface in card.supported_interfaces
+        if interface.protocol_binding in transports and line_of(interface) in lines
+    ]
+    if not spoken:
+        offered = ", ".join(
+            f"{line_of(each)} over {each.protocol_binding}" for each in card.supported_interfaces
+        )
+        raise PeerProtocolError(
+            f"The peer speaks A2A {offered}; this client {' and '.join(lines)} over "
+            f"{' and '.join(transports)}.",
+            hint="A2A_CLIENT_SUPPORTED_TRANSPORTS, or `transport` and `line` of a configured peer, "
+            "limit what is spoken here.",
+        )
+
+    def rank(interface: AgentInterface) -> tuple[int, int]:
+        order = transports.index(interface.protocol_binding) if own_order else 0
+        return lines.index(line_of(interface)), order
+
+    best: AgentInterface = min(spoken, key=rank)  # the first of equals
+    return best
+
+
+def reachable_url(url: str, card_url: str) -> str:
+    """Where to send to: agents that listen everywhere often publish just that as their address."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise NotAnAgent(f"The Agent Card names {url!r} as an address, which is no http(s) URL.")
+    try:
+        anywhere = ip_address(parts.hostname).is_unspecified
+    except ValueError:
+        anywhere = False
+    if anywhere:
+        host = urlsplit(card_url).hostname or ""
+        host = f"[{host}]" if ":" in host else host
+        return parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host).geturl()
+    return url
+
+
+def card_problems(raw: dict[str, Any], card: AgentCard) -> Iterator[str]:
+    """What is wrong with a card, beyond what makes it unusable."""
+    for name in REQUIRED:
+        if name not in raw:
+            yield f"{name}: is missing, although A2A requires it"
+    for position, each in enumerate(card.supported_interfaces):
+        where = f"interface {position + 1}"
+        if urlsplit(each.url).scheme not in ("http", "https") and each.protocol_binding != "GRPC":
+            yield f"{where}: {each.url!r} is no http(s) URL"
+        if not each.protocol_binding:
+            yield f"{where}: does not say its transport"
+        if "supportedInterfaces" in raw and not each.protocol_version:
+            yield f"{where}: does not say its protocolVersion"
+    for position, skill in enumerate(card.skills):
+        for name in ("id", "name", "description"):
+            if not getattr(skill, name):
+                yield f"skill {position + 1}: has no {name}"
+        if not skill.tags:
+            yield f"skill {position + 1}: has no tags"
+    schemes = card.security_schemes
+    for requirement in card.security_requirements:
+        for name in requirement.schemes:
+            if name not in schemes:
+                yield f"security: there is no scheme {name!r}"

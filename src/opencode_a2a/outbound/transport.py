@@ -1,0 +1,359 @@
+"""How requests reach a peer: to checked addresses only, and never for more than was allowed.
+
+A name is resolved once, every address it has must be allowed, and the connection goes to those
+addresses: a second look-up could be answered differently. Credentials go to the peer's own origins
+only. Redirects are not followed here. What an answer may cost is bounded while it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import math
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any
+
+import httpx
+
+from ..domain.ports import Refused
+from .egress import Egress
+from .failures import (
+    AnswerTooLarge,
+    ConnectionLost,
+    NotAnAgent,
+    PeerBusy,
+    PeerError,
+    PeerNotAllowed,
+    PeerProtocolError,
+    PeerRefused,
+    PeerTimeout,
+    PeerUnauthorized,
+    PeerUnreachable,
+    Redirected,
+    StreamSilent,
+)
+from .target import Login
+
+CONNECT_SECONDS = 10.0
+ERROR_BYTES = 65_536  # of an error's body that are read
+MESSAGE_CHARS = 500  # of an error's message that are shown
+RPC_REASONS = {
+    -32001: "TASK_NOT_FOUND",
+    -32002: "TASK_NOT_CANCELABLE",
+    -32004: "UNSUPPORTED_OPERATION",
+    -32601: "METHOD_NOT_FOUND",
+}
+SEPARATORS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x85\u2028\u2029"}
+CUT_SEPARATORS = (b"\xe2\x80", b"\xe2", b"\xc2")
+REDIRECTS = (301, 302, 303, 307, 308)
+UNAUTHORIZED_HINT = (
+    "Set A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH, or a credential in [peers.NAME]."
+)
+
+
+class Connections:
+    """The open connections to a peer, one pool for each host.
+
+    The pools connect to addresses, so a shared one would use a connection whose certificate was
+    checked for another name.
+    """
+
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+        self._pools: dict[tuple[str, str], httpx.AsyncHTTPTransport] = {}
+        self._tls: ssl.SSLContext | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, egress: Egress) -> AsyncIterator[Connections]:
+        self = cls(egress)
+        try:
+            yield self
+        finally:
+            async with AsyncExitStack() as stack:
+                for pool in self._pools.values():
+                    stack.push_async_callback(pool.aclose)
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        """The response to a request, from the first address that accepts a connection."""
+        host = request.url.host
+        addresses = await self._resolve(host, request.url.port)
+        pool = self._pool(request.url.scheme, host)
+        timeouts = request.extensions.get("timeout", {})
+        extensions = {
+            **request.extensions,
+            "sni_hostname": host,  # the name that the certificate must have
+            "timeout": {**timeouts, "connect": CONNECT_SECONDS},
+        }
+        for position, address in enumerate(addresses, start=1):
+            there = httpx.Request(
+                request.method,
+                request.url.copy_with(host=address),
+                headers=request.headers,
+                stream=request.stream,
+                extensions=extensions,
+            )
+            try:
+                return await pool.handle_async_request(there)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
+                if position == len(addresses):
+                    raise unreachable(exc, request.url) from exc
+        raise AssertionError("a name has an address")
+
+    async def _resolve(self, host: str, port: int | None) -> list[str]:
+        try:
+            self._egress.check_host(host)
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            )
+            addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+            if not self._egress.is_named(host):
+                for address in addresses:
+                    self._egress.check_address(ipaddress.ip_address(address.partition("%")[0]))
+        except Refused as exc:
+            raise PeerNotAllowed(
+                f"A connection to {host} is not allowed: {exc}.",
+                hint="Addresses that a peer names must be public, unless you have named the host "
+                "yourself or set A2A_CLIENT_ALLOW_PRIVATE_HOSTS=true.",
+            ) from None
+        except (OSError, UnicodeError):
+            raise PeerUnreachable(
+                f"There is no host {host}.", hint="Check the spelling, and the network."
+            ) from None
+        return addresses
+
+    def _pool(self, scheme: str, host: str) -> httpx.AsyncHTTPTransport:
+        pool = self._pools.get((scheme, host))
+        if pool is None:
+            if scheme == "https" and self._tls is None:
+                self._tls = httpx.create_ssl_context(trust_env=True)
+            verify = self._tls if scheme == "https" and self._tls else False
+            pool = httpx.AsyncHTTPTransport(verify=verify, trust_env=False)
+            self._pools[scheme, host] = pool
+        return pool
+
+
+class PeerTransport(httpx.AsyncBaseTransport):
+    """What one call sends and gets; also knows the last event that has arrived whole."""
+
+    def __init__(self, connections: Connections, login: Login, max_bytes: int) -> None:
+        self._connections = connections
+        self._login = login
+        self.max_bytes = max_bytes
+        self.last_event_id: str | None = None
+        self._bodies: list[_Body] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        request.headers["accept-encoding"] = "identity"  # what is counted is what is kept
+        known = self._login.headers_for(str(request.url))
+        for name, value in known:
+            request.headers[name] = value
+        try:
+            response = await self._connections.send(request)
+        except httpx.TimeoutException as exc:
+            raise PeerTimeout(
+                f"{request.url.host} did not answer in time.",
+                hint="A2A_CLIENT_TIMEOUT_SECONDS sets how long an answer may take.",
+            ) from exc
+        except httpx.TransportError as exc:
+            raise _lost(exc, request.url) from exc
+        body = _Body(response, self, request.url)
+        self._bodies.append(body)
+        answer = httpx.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=body,
+            extensions=response.extensions,
+            request=request,
+        )
+        if answer.status_code < 300 or answer.status_code == 304:
+            try:
+                _check_form(answer)
+            except PeerError:
+                await answer.aclose()
+                raise
+            return answer
+        try:
+            raise await _refusal(answer, has_login=bool(known))
+        finally:
+            await answer.aclose()
+
+    async def aclose(self) -> None:
+        """Close the answers that nobody has read to the end."""
+        for body in self._bodies:
+            await body.aclose()
+
+
+class _Body(httpx.AsyncByteStream):
+    """Counts what arrives, and reads the ids of events on the way.
+
+    An id counts when its event is complete. Whoever reads the events asks for more bytes only when
+    all complete events have been handed on, so after a break the id is that of the last one.
+    """
+
+    def __init__(self, response: httpx.Response, owner: PeerTransport, url: httpx.URL) -> None:
+        self._stream = response.stream
+        self._is_events = "text/event-stream" in response.headers.get("content-type", "")
+        self._owner = owner
+        self._url = url
+        self._rest = b""  # of a line that is not complete
+        self._cut = b""  # what may be the beginning of a separator
+        self._next_id: str | None = None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        assert isinstance(self._stream, httpx.AsyncByteStream)
+        received, limit = 0, self._owner.max_bytes
+        try:
+            async for chunk in self._stream:
+                received += len(chunk)
+                if received > limit:
+                    raise AnswerTooLarge(
+                        f"The peer's answer is larger than {limit} bytes.",
+                        hint="A2A_CLIENT_MAX_RESPONSE_BYTES sets how large an answer may be.",
+                    )
+                if self._is_events:
+                    chunk = self._escape(chunk)
+                    self._read_ids(chunk)
+                yield chunk
+        except httpx.TransportError as exc:
+            raise _lost(exc, self._url) from exc
+
+    def _escape(self, chunk: bytes) -> bytes:
+        """Escape what JSON may hold as it is, but what httpx takes for the end of a line."""
+        chunk = self._cut + chunk
+        self._cut = b""
+        for tail in CUT_SEPARATORS:
+            if chunk.endswith(tail):
+                chunk, self._cut = chunk.removesuffix(tail), tail
+                break
+        for separator, escape in SEPARATORS.items():
+            chunk = chunk.replace(separator, escape)
+        return chunk
+
+    def _read_ids(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > 1024:  # no id is that long; so pieces of a long line are not kept
+            self._rest = b"#"
+        for raw in lines:
+            line = raw.removesuffix(b"\r")
+            if line.startswith(b"id:"):
+                self._next_id = line[3:].strip().decode(errors="replace")
+            elif not line and self._next_id is not None:
+                self._owner.last_event_id = self._next_id
+
+    async def aclose(self) -> None:
+        assert isinstance(self._stream, httpx.AsyncByteStream)
+        await self._stream.aclose()
+
+
+def _check_form(response: httpx.Response) -> None:
+    headers, host = response.headers, response.request.url.host
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise PeerProtocolError(f"{host} compresses its answer although it was asked not to.")
+    if headers.get("content-type", "").lower().startswith("text/html"):
+        raise NotAnAgent(
+            f"{host} answers with a web page (HTTP {response.status_code}).",
+            hint="Is this the address of an A2A agent? A proxy or login page may be in between.",
+        )
+
+
+async def _refusal(response: httpx.Response, *, has_login: bool) -> PeerError:
+    """What an answer that is no success means."""
+    status, headers, host = response.status_code, response.headers, response.request.url.host
+    if status in REDIRECTS:
+        return Redirected(str(response.request.url.join(headers.get("location", ""))))
+    if status in (502, 504):
+        return PeerUnreachable(f"A proxy in front of {host} gets no answer (HTTP {status}).")
+    if status not in (401, 403, 429, 503):
+        _check_form(response)
+    message, reason = _error(await _error_body(response))
+    said = f": {message}" if message else "."
+    if status in (401, 403):
+        hint = "It does not accept the credential." if has_login else UNAUTHORIZED_HINT
+        return PeerUnauthorized(f"{host} refuses access (HTTP {status}){said}", hint=hint)
+    if status in (429, 503):
+        after = _retry_after(headers.get("retry-after"))
+        wait = "later" if after is None else f"in {math.ceil(after)} s"
+        text = f"{host} cannot take this request now (HTTP {status}){said}"
+        return PeerBusy(text, hint=f"Try again {wait}.", retry_after=after)
+    if not reason and status == 404:
+        reason = "NOT_FOUND"
+    return PeerRefused(f"{host} answers HTTP {status}{said}", reason=reason)
+
+
+async def _error_body(response: httpx.Response) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > ERROR_BYTES:
+            return b""
+    return bytes(body)
+
+
+def _error(body: bytes) -> tuple[str, str]:
+    """What an error says, and A2A's name for it, in whichever of A2A's forms it comes."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return "", ""
+    if not isinstance(found, dict):
+        return "", ""
+    inner = found.get("error")
+    error: Mapping[str, Any] = inner if isinstance(inner, dict) else found
+    message = str(error.get("message") or error.get("detail") or "")[:MESSAGE_CHARS]
+    details = error.get("details")
+    for detail in details if isinstance(details, list) else []:
+        if isinstance(detail, dict) and detail.get("reason"):
+            return message, str(detail["reason"])
+    if isinstance(code := error.get("code"), int) and code in RPC_REASONS:
+        return message, RPC_REASONS[code]
+    kind = str(error.get("type") or "").removesuffix("Error")  # 0.3: TaskNotFoundError
+    return message, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).upper()
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds, from a number or a date."""
+    if not value:
+        return None
+    try:
+        return max(float(value), 0.0)
+    except ValueError:
+        pass
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - time(), 0.0)
+    except ValueError:
+        return None
+
+
+def unreachable(exc: Exception, url: httpx.URL) -> PeerUnreachable:
+    where = f"{url.host} port {url.port or {'https': 443}.get(url.scheme, 80)}"
+    cause: BaseException | None = exc
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return PeerUnreachable(
+            f"The certificate of {url.host} is not valid: {cause.verify_message}.",
+            hint="For a certificate authority of your own set SSL_CERT_FILE.",
+        )
+    if cause is not None:
+        return PeerUnreachable(
+            f"{where} does not speak TLS as it should.", hint="Is it http instead of https?"
+        )
+    if isinstance(exc, httpx.ConnectTimeout):
+        return PeerUnreachable(f"{where} did not accept a connection in {CONNECT_SECONDS:g} s.")
+    return PeerUnreachable(
+        f"Nobody accepts connections at {where}.", hint="Is the peer running, and the port right?"
+    )
+
+
+def _lost(exc: httpx.TransportError, url: httpx.URL) -> ConnectionLost:
+    if isinstance(exc, httpx.ReadTimeout):
+        return StreamSilent(f"{url.host} has been silent for too long.")
+    return ConnectionLost(f"The connection to {url.host} was lost.")

@@ -1,0 +1,136 @@
+"""From settings to peers that can be called. Nothing here loads the client."""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from .config import ClientSettings, ConfigError, Outbound, PeerSetting
+from .domain.addresses import is_loopback, origin_of
+from .outbound.egress import Egress
+from .outbound.target import Login, PeerLimits, Target
+
+
+def egress_of(outbound: Outbound) -> Egress:
+    return Egress(
+        allowed_hosts=frozenset(host.lower() for host in outbound.allowed_hosts),
+        allow_private=outbound.allow_private_hosts,
+    )
+
+
+def limits_of(outbound: Outbound) -> PeerLimits:
+    return PeerLimits(
+        concurrent_calls=outbound.max_concurrent_calls,
+        response_bytes=outbound.max_response_bytes,
+        total_seconds=outbound.total_timeout_seconds,
+        request_seconds=outbound.timeout_seconds,
+        card_seconds=outbound.card_fetch_timeout_seconds,
+        idle_seconds=outbound.stream_idle_timeout_seconds,
+        lost_seconds=outbound.reconnect_timeout_seconds,
+    )
+
+
+def find_target(settings: ClientSettings, word: str) -> Target:
+    """The peer with this name or address; ConfigError if there is none."""
+    outbound = settings.outbound
+    if (peer := settings.peers.get(word)) is not None:
+        return target_of(word, peer, outbound)
+    url = _url(word)
+    if url is None:
+        raise ConfigError([_unknown(word, list(settings.peers))])
+    headers: dict[str, str] = {}
+    if outbound.bearer_token is not None:
+        headers["Authorization"] = f"Bearer {outbound.bearer_token.get_secret_value()}"
+    elif outbound.basic_auth is not None:
+        headers["Authorization"] = _basic(outbound.basic_auth.get_secret_value())
+    target = _target(url, outbound)
+    return replace(target, login=Login(_origins(url), tuple(headers.items())))
+
+
+def target_of(name: str, peer: PeerSetting, outbound: Outbound) -> Target:
+    """A configured peer; ConfigError if its credential cannot be read."""
+    headers = dict(peer.headers)
+    if peer.bearer_token is not None:
+        headers["Authorization"] = f"Bearer {_secret(name, peer.bearer_token)}"
+    elif peer.basic_auth is not None:
+        headers["Authorization"] = _basic(_secret(name, peer.basic_auth))
+    elif peer.api_key is not None:
+        headers[peer.api_key_header] = _secret(name, peer.api_key)
+    origins = _origins(peer.url) | frozenset(peer.credential_origins)
+    target = _target(peer.url, outbound)
+    return replace(
+        target,
+        name=name,
+        login=Login(origins, tuple(headers.items())),
+        line=peer.line,
+        transports=(peer.transport,) if peer.transport else target.transports,
+    )
+
+
+def _target(url: str, outbound: Outbound) -> Target:
+    return Target(
+        url,
+        transports=tuple(outbound.supported_transports),
+        own_order=outbound.use_client_preference,
+    )
+
+
+def _url(word: str) -> str | None:
+    """The address that a person means; `localhost:8000` is one, too."""
+    if "://" not in word:
+        if not {".", ":"} & set(word) and word != "localhost":
+            return None
+        host = urlsplit(f"//{word}").hostname or ""
+        word = f"{'http' if is_loopback(host) else 'https'}://{word}"
+    try:
+        parts = urlsplit(word)
+        _ = parts.port
+    except ValueError:
+        raise ConfigError([f"{word}: is no URL"]) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError([f"{word}: is no http or https URL"])
+    if "@" in parts.netloc:
+        raise ConfigError(
+            [f"{parts.hostname}: leave the login out of the URL; set A2A_CLIENT_BASIC_AUTH"]
+        )
+    return parts._replace(fragment="").geturl().rstrip("/")
+
+
+def _origins(url: str) -> frozenset[str]:
+    """Where a credential may go: to the origin, and to the same host over TLS."""
+    parts = urlsplit(url)
+    found = {origin_of(url)}
+    if parts.scheme == "http" and parts.port in (None, 80):
+        found.add(origin_of(f"https://{parts.netloc.removesuffix(':80')}"))
+    return frozenset(found)
+
+
+def _unknown(word: str, names: list[str]) -> str:
+    if similar := get_close_matches(word, names, n=1):
+        return f"{word}: there is no such peer; did you mean {similar[0]}?"
+    there_are = f"there are {', '.join(sorted(names))}" if names else "none is configured"
+    return f"{word}: is neither a URL nor a configured peer; {there_are}"
+
+
+def _secret(name: str, reference: str) -> str:
+    kind, _, place = reference.partition(":")
+    if kind == "env":
+        found = os.environ.get(place, "").strip()
+        problem = f"{place} is not set"
+    else:
+        try:
+            found = Path(place).expanduser().read_text(encoding="utf-8").strip()
+            problem = f"{place} is empty"
+        except (OSError, UnicodeDecodeError) as exc:
+            found, problem = "", f"{place} cannot be read ({getattr(exc, 'strerror', 'no text')})"
+    if not found:
+        raise ConfigError([f"[peers.{name}]: {problem}"])
+    return found
+
+
+def _basic(login: str) -> str:
+    return f"Basic {base64.b64encode(login.encode()).decode()}"
