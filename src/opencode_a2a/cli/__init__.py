@@ -3,7 +3,7 @@
 What a command needs is loaded only when that command runs: `--help`, `--version` and the small
 commands answer at once.
 
-Exit codes: 0 fine, 1 something failed, 2 wrong usage or settings.
+Exit codes: 0 fine, 1 something failed, 2 wrong usage or settings; `call` has more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .failure import CommandError
-from .parser import parser
+from .parser import parse
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +26,7 @@ def main(
     argv: Sequence[str] | None = None, before_loading: Callable[[], None] | None = None
 ) -> None:
     """Run a command; call `before_loading` before the larger part of the program is loaded."""
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     try:
         if arguments.command in ("token", "status", "completion"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
@@ -34,6 +34,10 @@ def main(
             return
         if before_loading is not None:
             before_loading()
+        if arguments.command in ("call", "peers") or getattr(arguments, "peer", None):
+            from .call import run_client
+
+            sys.exit(run_client(arguments))
         from .program import run
 
         run(arguments)

@@ -54,10 +54,10 @@ def _bash() -> str:
 
 def _words(command: Command) -> Iterator[str]:
     for option in command.options:
-        if option.choices:
-            yield from option.choices
-        elif option.name.startswith("--"):
+        if option.name.startswith("--"):
             yield option.name
+        else:
+            yield from option.choices
     yield "--help"
 
 
@@ -76,9 +76,9 @@ def _zsh_option(option: Option) -> str:
     if option.choices:
         files = f"({' '.join(option.choices)})"
     if not option.name.startswith("--"):
-        return f"1:{option.name}:{files}"
+        return f"{'*' if option.many else '1'}:{option.name}:{files}"
     value = f":{option.value}:{files}" if option.value else ""
-    return f"{option.name}[{about}]{value}"
+    return f"{'*' if option.many else ''}{option.name}[{about}]{value}"
 
 
 def _fish() -> str:
@@ -94,9 +94,10 @@ def _fish() -> str:
 
 def _fish_option(option: Option) -> str:
     about = shlex.quote(option.help)
-    if option.choices:
-        return f"-a {shlex.quote(' '.join(option.choices))} -d {about}"
+    offered = shlex.quote(" ".join(option.choices))
     if not option.name.startswith("--"):
-        return "-a '(__fish_complete_directories)'"
+        directories = "'(__fish_complete_directories)'" if option.value == "DIR" else "''"
+        return f"-a {offered} -d {about}" if option.choices else f"-a {directories}"
     value = {None: "", "FILE": " -r -F", "DIR": " -r -a '(__fish_complete_directories)'"}
-    return f"-l {option.name[2:]}{value.get(option.value, ' -x')} -d {about}"
+    takes = f" -x -a {offered}" if option.choices else value.get(option.value, " -x")
+    return f"-l {option.name[2:]}{takes} -d {about}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,47 @@ If OpenCode has a password (OPENCODE_SERVER_PASSWORD), set OPENCODE_AUTH_PASSWOR
 """
 
 CARD_HELP = """\
-Print the Agent Card that these settings would publish. Nothing is started.
+Print the Agent Card that these settings would publish; nothing is started. With a
+URL, or the name of a configured peer: print that agent's card, and say what is
+wrong with it (exit code 8 if something is).
 
   opencode-a2a card --extended
+  opencode-a2a card https://agent.example.com
+"""
+
+CALL_HELP = """\
+Send a message to any A2A agent and show its answer as it is written. Permissions
+and questions are asked here. Ctrl-C cancels the agent's task, a second one leaves.
+Without TEXT the message is read from the standard input (`-` in TEXT stands for it,
+too); on a terminal a conversation begins.
+
+  opencode-a2a call localhost:8000 "What does this project do?"
+  opencode-a2a call localhost:8000 --last "And how is it tested?"
+  git diff | opencode-a2a call https://agent.example.com "Review this:" -
+  opencode-a2a call reviewer --file report.pdf "Summarize it." > summary.txt
+
+Credentials come from A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH, for configured
+peers from their [peers.NAME] table, and for instances that `up` started here from
+their kept token. They go to the named address only, never to another.
+"""
+
+EXIT_CODES_HELP = """\
+The answer goes to the standard output, everything else to the standard error.
+Exit codes: 0 completed, 1 failed, 2 wrong usage or settings, 3 canceled, 4 rejected,
+5 waits for input, 6 not authorized, 7 not reachable, 8 not A2A as it should be,
+9 timed out, 10 refused by the peer, 130 left with Ctrl-C.
+"""
+
+PEERS_HELP = """\
+List the configured peers, and whether they answer. They stand in a TOML file: the one
+that --config names, or ~/.config/opencode-a2a/peers.toml.
+
+  opencode-a2a peers
+  opencode-a2a peers --json
+
+  [peers.reviewer]
+  url = "https://agent.example.com"
+  bearer_token = "env:REVIEWER_TOKEN"      # or file:/path; never the token itself
 """
 
 OPENAPI_HELP = """\
@@ -93,6 +131,8 @@ class Option:
     value: str | None = None  # what it takes; None: it is a switch
     type: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
+    many: bool = False  # it may be given several times
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +142,7 @@ class Command:
     about: str
     options: tuple[Option, ...]
     has_settings: bool = True
+    more: str | None = None  # what follows the options, instead of the most useful settings
 
 
 CONFIG = (
@@ -109,6 +150,36 @@ CONFIG = (
     Option("--secrets", "directory with one file per secret", value="DIR", type=Path),
     Option("--host", "address to listen on (A2A_HOST)", value="HOST"),
     Option("--port", "port to listen on (A2A_PORT)", value="PORT", type=int),
+)
+PEERS = (
+    Option("--config", "settings in TOML, with [peers.NAME]", value="FILE", type=Path),
+    Option("--secrets", "directory with one file per secret", value="DIR", type=Path),
+)
+CALL = (
+    *PEERS,
+    Option("--file", "attach a file", value="FILE", type=Path, many=True),
+    Option("--last", "continue the last conversation with this peer"),
+    Option("--context", "continue this context", value="ID"),
+    Option("--task", "answer this task; without TEXT: watch it", value="ID"),
+    Option("--session", "continue this OpenCode session", value="ID"),
+    Option("--model", "the model for this message", value="PROVIDER/MODEL"),
+    Option("--agent", "the OpenCode agent for this message", value="NAME"),
+    Option("--yes", "allow whatever the agent asks permission for"),
+    Option("--no", "refuse whatever the agent asks permission for"),
+    Option("--ask", "ask on the terminal, also where input or output is none"),
+    Option(
+        "--output",
+        "what to print: the answer, the task at its end, or each event",
+        value="WHAT",
+        choices=("answer", "task", "events"),
+    ),
+    Option("--json", "the same as --output events: JSON, one event per line"),
+    Option("--no-stream", "ask for the task now and then instead of streaming it"),
+    Option("--timeout", "cancel the task if it takes longer", value="SECONDS", type=float),
+    Option("--header", "send this header field, 'Name: value'", value="FIELD", many=True),
+    Option("--extension", "activate this extension of A2A", value="URI", many=True),
+    Option("peer", "address or name of an agent", value="PEER", required=True),
+    Option("text", "the message", value="TEXT", many=True),
 )
 DIRECTORY = Option("directory", "the workspace (the current directory)", value="DIR", type=Path)
 COMMANDS = (
@@ -144,9 +215,28 @@ COMMANDS = (
         "card",
         "print the Agent Card",
         CARD_HELP,
-        (*CONFIG, Option("--extended", "what clients see who have logged in")),
+        (
+            *CONFIG,
+            Option("--extended", "what clients see who have logged in"),
+            Option("peer", "another agent's address or name", value="PEER"),
+        ),
     ),
     Command("openapi", "print the OpenAPI document", OPENAPI_HELP, CONFIG),
+    Command(
+        "call",
+        "send a message to an agent",
+        CALL_HELP,
+        CALL,
+        has_settings=False,
+        more=EXIT_CODES_HELP,
+    ),
+    Command(
+        "peers",
+        "list configured peers",
+        PEERS_HELP,
+        (*PEERS, Option("--json", "as JSON, for programs")),
+        has_settings=False,
+    ),
     Command(
         "completion",
         "print the completion for a shell",
@@ -169,7 +259,7 @@ def parser() -> argparse.ArgumentParser:
             each.name,
             help=each.help,
             description=each.about,
-            epilog=SETTINGS_HELP if each.has_settings else None,
+            epilog=SETTINGS_HELP if each.has_settings else each.more,
             formatter_class=form,
         )
         for option in each.options:
@@ -177,14 +267,30 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments. Words of a message may stand before, between and after its options."""
+    made = parser()
+    arguments, rest = made.parse_known_args(argv)
+    if rest and arguments.command == "call" and not any(word.startswith("--") for word in rest):
+        arguments.text += rest
+    elif rest:
+        made.error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments
+
+
 def _add(command: argparse.ArgumentParser, option: Option) -> None:
     if option.value is None:
         command.add_argument(option.name, action="store_true", help=option.help)
-    elif option.choices:
-        command.add_argument(option.name, choices=option.choices, help=option.help)
-    elif option.name.startswith("--"):
-        command.add_argument(option.name, metavar=option.value, type=option.type, help=option.help)
+        return
+    how: dict[str, Any] = {"help": option.help}
+    if option.choices:
+        how["choices"] = option.choices
     else:
-        command.add_argument(
-            option.name, metavar=option.value, type=option.type, help=option.help, nargs="?"
-        )
+        how |= {"metavar": option.value, "type": option.type}
+    if option.name.startswith("--"):
+        how |= {"action": "append", "default": []} if option.many else {}
+    elif option.many:
+        how["nargs"] = "*"
+    elif not option.required and not option.choices:
+        how["nargs"] = "?"
+    command.add_argument(option.name, **how)

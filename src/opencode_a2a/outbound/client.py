@@ -197,7 +197,7 @@ class PeerCall:
 
     def __init__(self, peer: Peer, emit: Emit) -> None:
         self.transcript = Transcript()
-        self._peer = peer
+        self.peer = peer
         self._emit = emit
         self._limits = peer.limits
         self._last_event_id: str | None = None
@@ -210,7 +210,7 @@ class PeerCall:
         self.transcript.begin()
         async with self._bounded():
             request = _request(message)
-            if not self._peer.streams or not await self._send_and_stream(request):
+            if not self.peer.streams or not await self._send_and_stream(request):
                 await self._send_and_return(request, wait=message.task_id is not None)
             await self._follow()
 
@@ -221,9 +221,9 @@ class PeerCall:
             await self._follow()
 
     async def get(self, task_id: str) -> None:
-        async with self._peer.client(streams=False) as (client, _):
+        async with self.peer.client(streams=False) as (client, _):
             with peer_errors():
-                context = self._peer.context(self._limits.request_seconds)
+                context = self.peer.context(self._limits.request_seconds)
                 task = await client.get_task(GetTaskRequest(id=task_id), context=context)
         self._snapshot(task)
 
@@ -231,9 +231,9 @@ class PeerCall:
         """Have the peer cancel the task."""
         if self.transcript.task_id is None:
             return
-        async with self._peer.client(streams=False) as (client, _):
+        async with self.peer.client(streams=False) as (client, _):
             with peer_errors():
-                context = self._peer.context(CANCEL_SECONDS)
+                context = self.peer.context(CANCEL_SECONDS)
                 request = CancelTaskRequest(id=self.transcript.task_id)
                 self._snapshot(await client.cancel_task(request, context=context))
 
@@ -256,8 +256,8 @@ class PeerCall:
     async def _send_and_stream(self, request: SendMessageRequest) -> bool:
         """Whether the peer took the message; if not, it cannot stream although its card says so."""
         continues = bool(request.message.task_id)
-        async with self._peer.client(streams=True) as (client, transport):
-            context = self._peer.context(self._limits.idle_seconds)
+        async with self.peer.client(streams=True) as (client, transport):
+            context = self.peer.context(self._limits.idle_seconds)
             try:
                 stream = client.send_message(request, context=context)
                 await self._read(stream, transport, continues=continues)
@@ -278,9 +278,9 @@ class PeerCall:
     async def _send_and_return(self, request: SendMessageRequest, *, wait: bool) -> None:
         request.configuration.return_immediately = not wait
         seconds = self._limits.total_seconds if wait else self._limits.request_seconds
-        async with self._peer.client(streams=False) as (client, transport):
+        async with self.peer.client(streams=False) as (client, transport):
             await self._read(
-                client.send_message(request, context=self._peer.context(seconds)),
+                client.send_message(request, context=self.peer.context(seconds)),
                 transport,
                 continues=False,
             )
@@ -289,7 +289,7 @@ class PeerCall:
 
     async def _follow(self) -> None:
         """Follow the task until it ends or waits, by streams where the peer has them."""
-        polling, interval = not self._peer.streams, POLL_SECONDS
+        polling, interval = not self.peer.streams, POLL_SECONDS
         pause, lost_at, news = RECONNECT_SECONDS, None, self._news
         while not self._settled:
             task_id = self.transcript.task_id
@@ -321,8 +321,8 @@ class PeerCall:
     async def _subscribe(self, task_id: str) -> bool:
         """Stream the rest of a task; False if the peer does not offer that for it."""
         headers = {} if self._last_event_id is None else {"Last-Event-ID": self._last_event_id}
-        async with self._peer.client(streams=True) as (client, transport):
-            context = self._peer.context(self._limits.idle_seconds, **headers)
+        async with self.peer.client(streams=True) as (client, transport):
+            context = self.peer.context(self._limits.idle_seconds, **headers)
             try:
                 stream = client.subscribe(SubscribeToTaskRequest(id=task_id), context=context)
                 await self._read(stream, transport, continues=False)

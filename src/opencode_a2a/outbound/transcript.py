@@ -126,6 +126,7 @@ class Transcript:
         self.usage: Json | None = None
         self.session_id: str | None = None
         self.task: Json | None = None  # the last snapshot
+        self.message: Json | None = None  # the answer of an agent that makes no task
         self._blocks: dict[str, _Block] = {}
         self._last_note = ""
         self._messages = 0
@@ -184,7 +185,7 @@ class Transcript:
     def _message(self, message: Json) -> Iterator[Shown]:
         """An agent may answer with a message instead of a task."""
         self._ids(message.get("taskId"), message.get("contextId"))
-        self.state = "COMPLETED"
+        self.message, self.state = message, "COMPLETED"
         self._messages += 1
         name = message.get("messageId") or f"message {self._messages}"
         parts = message.get("parts", [])
