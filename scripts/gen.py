@@ -12,7 +12,16 @@ from typing import Literal, get_args, get_origin
 
 from opencode_a2a import errors
 from opencode_a2a.app import publication
-from opencode_a2a.config import Environment, Outbound, Server, SettingsGroup, State, Upstream, load
+from opencode_a2a.config import (
+    Environment,
+    Outbound,
+    PeerSetting,
+    Server,
+    SettingsGroup,
+    State,
+    Upstream,
+    load,
+)
 from opencode_a2a.contract.declare import COMMON_ERRORS
 from opencode_a2a.contract.publish import markdown
 from opencode_a2a.domain.values import Failure
@@ -67,6 +76,21 @@ def settings_page() -> str:
         lines += ["", f"## {str(group.__doc__).rstrip('.')} (`[{table}]`)", ""]
         lines += ["| variable | default | meaning |", "|---|---|---|"]
         lines += [_setting(group, name) for name in group.model_fields]
+    lines += [
+        "",
+        "## Agents that can be called by name (`[peers.NAME]`)",
+        "",
+        "Only in the TOML file: a table for each. `opencode-a2a call`, `peers` and `card` read",
+        "`~/.config/opencode-a2a/peers.toml` where `--config` names no other file.",
+        "",
+        "| in the table | default | meaning |",
+        "|---|---|---|",
+    ]
+    for name, field in PeerSetting.model_fields.items():
+        default = "required" if field.is_required() else _default(field.default)
+        allowed = " ".join(f"`{word}`" for word in _words(field.annotation))
+        meaning = f"{field.description} One of {allowed}." if allowed else field.description
+        lines.append(f"| `{name}` | {default} | {meaning} |")
     return NOTE + "\n".join(lines) + "\n"
 
 
@@ -89,7 +113,7 @@ def _words(annotation: object) -> Iterator[str]:
 
 
 def _default(value: object) -> str:
-    return "–" if value is None or value == [] else f"`{json.dumps(value)}`"
+    return "–" if value is None or value in ([], {}) else f"`{json.dumps(value)}`"
 
 
 def errors_page() -> str:

@@ -35,6 +35,7 @@ PROCESSES = tuple(
         "api/",
         "bench/",
         "chaos/",
+        "cli/test_call.py",
         "cli/test_serve.py",
         "cli/test_start.py",
         "cli/test_terminal.py",

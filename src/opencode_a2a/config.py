@@ -34,8 +34,6 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from .domain.addresses import is_host, is_loopback, origin_of
 from .domain.scopes import DEFAULT_SCOPES, Scope
@@ -91,6 +89,8 @@ def _check_directory(value: Path) -> Path:
 
 
 def _check_database(value: str) -> str:
+    from sqlalchemy.exc import ArgumentError
+
     try:
         parse_url(value).get_dialect().import_dbapi()
     except ImportError as exc:
@@ -857,7 +857,7 @@ class Settings(BaseModel):
             login = self.outbound.basic_auth.get_secret_value()
             found += [login.partition(":")[2], base64.b64encode(login.encode()).decode()]
         if self.state.database_url is not None:
-            found.append(make_url(self.state.database_url).password or "")
+            found.append(parse_url(self.state.database_url).password or "")
         return found
 
 

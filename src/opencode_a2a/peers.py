@@ -81,12 +81,12 @@ def _target(url: str, outbound: Outbound) -> Target:
 
 def _url(word: str) -> str | None:
     """The address that a person means; `localhost:8000` is one, too."""
-    if "://" not in word:
-        if not {".", ":"} & set(word) and word != "localhost":
-            return None
-        host = urlsplit(f"//{word}").hostname or ""
-        word = f"{'http' if is_loopback(host) else 'https'}://{word}"
+    if "://" not in word and not {".", ":"} & set(word) and word != "localhost":
+        return None
     try:
+        if "://" not in word:
+            host = urlsplit(f"//{word}").hostname or ""
+            word = f"{'http' if is_loopback(host) else 'https'}://{word}"
         parts = urlsplit(word)
         _ = parts.port
     except ValueError:

@@ -10,12 +10,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 _notes: ContextVar[list[tuple[str, str]] | None] = ContextVar("notes", default=None)
 
@@ -134,6 +135,9 @@ def parse_json(value: Any) -> Any:
 
 def parse_url(value: str) -> URL:
     """A database URL in its parts. SQLAlchemy's own errors may quote a password."""
+    from sqlalchemy.engine import make_url  # large, and `call` does not need it
+    from sqlalchemy.exc import ArgumentError
+
     try:
         return make_url(value)
     except ArgumentError:

@@ -109,7 +109,7 @@ def test_a_settings_file_is_read_strictly(tmp_path: Path, capsys: Capture) -> No
         "[a2a] _env_file: there is no such setting",
         "[a2a] prot: there is no such setting; did you mean port?",
         "[nosuch]: no such table; there are [a2a], [client], [environment], [opencode], "
-        "[task_store]",
+        "[peers], [task_store]",
     ]
 
 

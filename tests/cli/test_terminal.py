@@ -52,13 +52,24 @@ class Screen:
         assert found, f"never shown: {pattern!r}\n{self.shown}"
         return found
 
+    def type(self, text: str) -> None:
+        os.write(self.descriptor, text.encode())
+
 
 @contextmanager
-def on_terminal(words: list[str], env: dict[str, str], cwd: Path) -> Iterator[Screen]:
+def on_terminal(
+    words: list[str], env: dict[str, str], cwd: Path, *, types: bool = False
+) -> Iterator[Screen]:
+    """Run a program on a terminal; a person who `types` has it as the input, too."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
-        words, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
+        words,
+        env=env,
+        cwd=cwd,
+        stdin=theirs if types else subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
     )
     os.close(theirs)
     screen = Screen(process, ours)

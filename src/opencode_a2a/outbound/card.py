@@ -65,6 +65,8 @@ async def _fetch(http: httpx.AsyncClient, url: str, known: FoundCard | None) -> 
         except Redirected as exc:
             at = exc.location
             continue
+        except httpx.InvalidURL:
+            raise NotAnAgent(f"{at} is no URL.") from None
         if response.status_code == 304 and known is not None:
             return known
         return FoundCard(url, *read_card(response.content, where=at), response.headers.get("etag"))

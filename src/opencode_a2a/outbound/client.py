@@ -381,6 +381,11 @@ class PeerCall:
             self._emit(Reconnecting(exc.message))
 
 
+# What the SDK lets through where an answer has not the form that it expects.
+_MALFORMED = (
+    *(ParseError, httpx.InvalidURL),
+    *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+)
 _REASONS = {kind: reason for reason, kind in A2A_REASON_TO_ERROR.items()}
 
 
@@ -401,7 +406,7 @@ def peer_errors() -> Iterator[None]:
         raise PeerProtocolError(f"The peer does not answer as A2A asks: {_line(exc)}") from exc
     except A2AError as exc:
         raise PeerRefused(exc.message, reason=_REASONS.get(type(exc), "")) from exc
-    except (ParseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+    except _MALFORMED as exc:
         raise PeerProtocolError(f"The peer does not answer as A2A asks: {_line(exc)}") from exc
 
 

@@ -268,7 +268,7 @@ async def _refusal(response: httpx.Response, *, has_login: bool) -> PeerError:
     """What an answer that is no success means."""
     status, headers, host = response.status_code, response.headers, response.request.url.host
     if status in REDIRECTS:
-        return Redirected(str(response.request.url.join(headers.get("location", ""))))
+        return _redirected(response)
     if status in (502, 504):
         return PeerUnreachable(f"A proxy in front of {host} gets no answer (HTTP {status}).")
     if status not in (401, 403, 429, 503):
@@ -286,6 +286,14 @@ async def _refusal(response: httpx.Response, *, has_login: bool) -> PeerError:
     if not reason and status == 404:
         reason = "NOT_FOUND"
     return PeerRefused(f"{host} answers HTTP {status}{said}", reason=reason)
+
+
+def _redirected(response: httpx.Response) -> PeerProtocolError:
+    location = response.headers.get("location", "")
+    try:
+        return Redirected(str(response.request.url.join(location)))
+    except httpx.InvalidURL:
+        return PeerProtocolError(f"{response.request.url.host} redirects to no URL.")
 
 
 async def _error_body(response: httpx.Response) -> bytes:

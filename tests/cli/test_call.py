@@ -1,0 +1,209 @@
+"""`opencode-a2a call`, `peers` and `card URL` as a person or a script uses them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.cli import main
+from opencode_a2a.cli.instances import Instance, Registration
+from opencode_a2a.cli.outcome import EXIT_CODES
+from opencode_a2a.cli.parser import EXIT_CODES_HELP
+from opencode_a2a.cli.token import kept_token
+from tests.cli.commands import Ran, called, command
+from tests.cli.test_terminal import on_terminal
+from tests.running import ROOT, TOKEN, Service, Upstream, isolated, service
+
+Capture = pytest.CaptureFixture[str]
+Call = Callable[..., Ran]
+
+
+@pytest.fixture
+def call(fake_service: Service, tmp_path: Path, capsys: Capture) -> Call:
+    """Runs `call` on the service, as one person."""
+
+    def run(*words: str, peer: str = fake_service.url, name: str = "call", **more: str) -> Ran:
+        settings = {
+            "A2A_CLIENT_BEARER_TOKEN": TOKEN,
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+            "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        }
+        given = {name: value for name, value in (settings | more).items() if value}
+        return called(main, [name, *([peer] if peer else []), *words], given, capsys)
+
+    return run
+
+
+def test_the_answer_is_the_output_and_nothing_else(call: Call) -> None:
+    assert call("hello", "--no-stream", "you") == Ran(0, "ECHO: hello you\n", "")
+    assert call("[[reason:2]] [[tool:bash]] hi").out.startswith("TOOL RESULT")
+
+
+def test_each_event_is_a_line_of_json(call: Call) -> None:
+    ran = call("--json", "[[reason:2]] hello")
+    events = [json.loads(line) for line in ran.out.splitlines()]
+    assert next(iter(events[0])) == "task"
+    state = events[-1]["statusUpdate"]["status"]["state"]
+    assert (ran.code, state) == (0, "TASK_STATE_COMPLETED")
+    names = {
+        each["artifactUpdate"]["artifact"]["name"] for each in events if "artifactUpdate" in each
+    }
+    assert names == {"reasoning", "answer"}  # so stream hints were active
+
+
+def test_the_task_can_be_printed_and_the_conversation_continued(call: Call) -> None:
+    first = json.loads(call("--output", "task", "one").out)
+    second = json.loads(call("--output", "task", "--last", "two").out)
+    assert first["status"]["state"] == second["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert first["contextId"] == second["contextId"]
+    assert first["id"] != second["id"]
+    third = json.loads(call("--output", "task", "--context", first["contextId"], "three").out)
+    assert third["contextId"] == first["contextId"]
+    assert call("--task", third["id"]).out == "ECHO: three\n"  # watched, and over
+
+
+def test_a_file_goes_with_the_message(call: Call, tmp_path: Path) -> None:
+    note = tmp_path / "note.txt"
+    note.write_text("remember this")
+    task = json.loads(call("--file", str(note), "--output", "task", "Read it").out)
+    assert [part.get("filename") for part in task["history"][0]["parts"]] == [None, "note.txt"]
+
+
+def test_a_permission_can_be_given_or_refused_beforehand_or_later(call: Call) -> None:
+    assert call("--yes", "[[permission]]").out == "TOOL RESULT: hi\n"
+    assert call("--no", "[[permission]]").code == 3
+    asked = call("[[permission]]")
+    assert (asked.code, asked.out) == (5, "")
+    assert asked.err.startswith("opencode-a2a: The agent asks for permission: bash")
+    (later,) = re.findall(r"To continue: opencode-a2a call \S+ (--task \S+) ANSWER", asked.err)
+    assert call(*later.split(), "yes").out == "TOOL RESULT: hi\n"
+    assert call("[[permission]]").code == 5
+    assert call("--last", "yes").out == "TOOL RESULT: hi\n"
+    assert call("--yes", "[[question]]").code == 5  # that is no question of yes or no
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "code", "says"),
+    [
+        (["[[error:500]]"], {}, 1, "The model could not answer"),
+        (["--model", "demo", "x"], {}, 2, "--model demo: must be PROVIDER/MODEL"),
+        (["--file", "/nosuch", "x"], {}, 2, "--file /nosuch: No such file or directory"),
+        (["--header", "x", "x"], {}, 2, "--header 'x': must be 'Name: value'"),
+        (["--yes", "--no", "x"], {}, 2, "--yes and --no contradict each other"),
+        (["--timeout", "-1", "x"], {}, 2, "--timeout: must be more than 0 seconds"),
+        (["--last", "x"], {}, 2, "--last: there was no conversation with"),
+        (["x"], {"peer": "nosuch"}, 2, "nosuch: is neither a URL nor a configured peer"),
+        (["x"], {"A2A_CLIENT_TIMEOUT_SECONDS": "0"}, 2, "A2A_CLIENT_TIMEOUT_SECONDS: is '0'"),
+        (["x"], {"A2A_CLIENT_BEARER_TOKEN": "wrong"}, 6, "refuses access (HTTP 401)"),
+        (["x"], {"A2A_CLIENT_BEARER_TOKEN": ""}, 6, "Set A2A_CLIENT_BEARER_TOKEN"),
+        (["x"], {"peer": "127.0.0.1:1"}, 7, "Nobody accepts connections"),
+        (["x"], {"peer": "no..host"}, 7, "There is no host no..host"),
+        (["x"], {"peer": "http://[::1"}, 2, "http://[::1: is no URL"),
+        (["x"], {"A2A_CLIENT_MAX_RESPONSE_BYTES": "1024"}, 8, "larger than 1024 bytes"),
+        (["--timeout", "0.5", "[[hang]]"], {}, 9, "The task is not done after 0.5 s"),
+        (["--task", "nosuch"], {}, 10, "There is no task with this id"),
+    ],
+)
+def test_every_end_has_its_exit_code_and_its_reason(
+    call: Call, words: list[str], settings: dict[str, str], code: int, says: str
+) -> None:
+    ran = call(*words, **settings)
+    assert (ran.code, ran.out) == (code, "")
+    assert says in ran.err
+    assert TOKEN not in ran.err
+
+
+def test_every_exit_code_is_documented() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    for code in {0, 2, 130, *EXIT_CODES.values()}:
+        assert re.search(rf"\b{code} \w", EXIT_CODES_HELP)
+        assert f"\n| {code} |" in guide
+
+
+def test_an_answer_may_come_through_pipes(fake_service: Service, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        command("opencode-a2a", "call", fake_service.url, "Review this:", "-"),
+        env=isolated(tmp_path, A2A_CLIENT_BEARER_TOKEN=TOKEN),
+        input="+ a line\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (ran.stdout, ran.stderr) == ("ECHO: Review this:\n\n+ a line\n", "")
+
+
+def test_an_instance_of_ones_own_needs_no_credential(
+    fake: Upstream, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    token = kept_token(fake.workspace)
+    with service(fake, tmp_path / "service", A2A_BEARER_TOKEN=token) as own:
+        about = Instance(own.url, str(fake.workspace), 1, "up", "0", "http://127.0.0.1:1", 0)
+        with Registration.open(about):
+            ran = call("hello", peer=own.url, A2A_CLIENT_BEARER_TOKEN="")
+    assert ran == Ran(0, "ECHO: hello\n", "")
+
+
+def test_peers_are_listed_and_looked_at(fake_service: Service, call: Call, tmp_path: Path) -> None:
+    assert call(peer="", name="peers").err.startswith("opencode-a2a: no peer is configured")
+    folder = tmp_path / "config" / "opencode-a2a"
+    folder.mkdir(parents=True)
+    (folder / "peers.toml").write_text(
+        f'[peers.here]\nurl = "{fake_service.url}"\nbearer_token = "env:HERE"\n'
+        f'[peers.gone]\nurl = "http://127.0.0.1:1"\n'
+    )
+    listed = call(peer="", name="peers", HERE=TOKEN)
+    assert listed.code == 1
+    _, gone, here = listed.out.splitlines()
+    assert gone.split()[:2] == ["gone", "http://127.0.0.1:1"]
+    assert "Nobody accepts connections" in gone
+    assert here.split() == ["here", fake_service.url, "1.0", "JSONRPC", "OpenCode"]
+    (about,) = [
+        each
+        for each in json.loads(call("--json", peer="", name="peers", HERE=TOKEN).out)
+        if each["ok"]
+    ]
+    assert about["name"] == "here"
+    assert call("hi", peer="here", HERE=TOKEN, A2A_CLIENT_BEARER_TOKEN="").out == "ECHO: hi\n"
+
+
+def test_a_card_of_another_agent_is_shown_and_checked(call: Call) -> None:
+    shown = call(name="card")
+    assert (shown.code, shown.err) == (0, "")
+    assert json.loads(shown.out)["name"] == "OpenCode"
+    more = json.loads(call("--extended", name="card").out)["capabilities"]["extensions"]
+    assert len(more) > len(json.loads(shown.out)["capabilities"]["extensions"]) - 1
+
+
+def test_a_person_at_a_terminal_sees_the_work_and_answers_and_cancels(
+    fake_service: Service, tmp_path: Path
+) -> None:
+    env = isolated(tmp_path, A2A_CLIENT_BEARER_TOKEN=TOKEN, TERM="xterm")
+    words = command("opencode-a2a", "call", fake_service.url)
+    with on_terminal([*words, "[[reason:2]] [[permission]]"], env, tmp_path, types=True) as screen:
+        screen.wait_for(r"OpenCode, A2A 1\.0 over JSONRPC")
+        screen.wait_for(r"\x1b\[2mthink0 ")  # dimmed
+        screen.wait_for(r"asks for permission: bash[\s\S]*> ")
+        screen.type("yes\n")
+        screen.wait_for(r"✓\x1b\[0m bash")
+        screen.wait_for(r"TOOL RESULT: hi")
+        screen.wait_for(r"tokens in, \d+ out")
+        assert screen.process.wait(30) == 0
+    with on_terminal([*words, "[[tokens:3]] [[hang]]"], env, tmp_path, types=True) as screen:
+        screen.wait_for(r"over JSONRPC\x1b\[0m\r\n\S")  # the first words
+        screen.process.send_signal(signal.SIGINT)
+        screen.wait_for("Canceling the task")
+        assert screen.process.wait(30) == 3
+    with on_terminal(words, env, tmp_path, types=True) as screen:
+        screen.wait_for(r"/help")
+        screen.type("one\n")
+        screen.wait_for(r"ECHO: one[\s\S]*> ")
+        screen.type("/quit\n")
+        assert screen.process.wait(30) == 0

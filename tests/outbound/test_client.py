@@ -1,0 +1,369 @@
+"""Calling agents: those of others, and those that behave badly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from opencode_a2a.cli.outcome import exit_code
+from opencode_a2a.outbound.client import (
+    Outgoing,
+    PeerCall,
+    Peers,
+    PeerUpdate,
+    Received,
+    Reconnecting,
+    Resumed,
+)
+from opencode_a2a.outbound.egress import Egress
+from opencode_a2a.outbound.failures import (
+    AnswerTooLarge,
+    ConnectionLost,
+    InputRequired,
+    NotAnAgent,
+    PeerBusy,
+    PeerError,
+    PeerNotAllowed,
+    PeerProtocolError,
+    PeerRefused,
+    PeerTimeout,
+    PeerUnauthorized,
+    PeerUnreachable,
+    Redirected,
+    TaskCanceled,
+    TaskFailed,
+    TaskRejected,
+)
+from opencode_a2a.outbound.target import Login, PeerLimits, Target
+from tests.outbound.agents import (
+    Rude,
+    card,
+    cut,
+    frame,
+    piece,
+    sdk_agent,
+    silence,
+    status,
+    streaming,
+    task,
+)
+
+SECRET = "a-secret-for-a-test"
+QUICK = PeerLimits(lost_seconds=0.05)
+FORMS = [(line, how) for line in ("1.0", "0.3") for how in ("JSONRPC", "HTTP+JSON")]
+
+
+@pytest.fixture
+async def rude() -> AsyncIterator[Rude]:
+    async with Rude.open() as agent:
+        yield agent
+
+
+def target(url: str) -> Target:
+    return Target(url, Login(frozenset({url}), (("Authorization", f"Bearer {SECRET}"),)))
+
+
+async def called(
+    to: Target, *texts: str, limits: PeerLimits = QUICK
+) -> tuple[PeerCall, list[PeerUpdate]]:
+    """Send these texts, all but the first on the task of the first."""
+    updates: list[PeerUpdate] = []
+    async with Peers(Egress(), limits).connect(to) as peer:
+        call = peer.call(updates.append)
+        for text in texts or ("hello there",):
+            found = call.transcript
+            await call.send(
+                Outgoing(({"text": text},), task_id=found.task_id, context_id=found.context_id)
+            )
+    return call, updates
+
+
+# -- agents on the SDK's server
+
+
+@pytest.mark.parametrize(("line", "transport"), FORMS)
+async def test_an_agent_of_the_sdk_streams_its_answer(line: str, transport: str) -> None:
+    async with sdk_agent(line, transport) as url:
+        call, updates = await called(target(url))
+    assert (call.peer.line, call.peer.transport) == (line, transport)
+    assert (call.transcript.state, call.transcript.answer) == ("COMPLETED", "hello there ")
+    shown = [each.shown for each in updates if isinstance(each, Received)]
+    assert sum(map(len, shown)) == 2  # a piece for each word
+
+
+@pytest.mark.parametrize(("line", "transport"), FORMS[1:3])
+async def test_an_agent_that_cannot_stream_is_asked_now_and_then(line: str, transport: str) -> None:
+    async with sdk_agent(line, transport, streams=False) as url:
+        call, _ = await called(target(url))
+    assert (call.transcript.state, call.transcript.answer) == ("COMPLETED", "hello there ")
+
+
+async def test_an_agent_may_answer_with_a_message() -> None:
+    async with sdk_agent("1.0", "JSONRPC") as url:
+        call, _ = await called(target(url), "just say it")
+    assert (call.transcript.answer, call.transcript.task_id) == ("said", None)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_what_an_agent_asks_is_answered_on_its_task(streams: bool) -> None:
+    async with sdk_agent("1.0", "JSONRPC", streams=streams) as url:
+        call, _ = await called(target(url), "ask")
+        with pytest.raises(InputRequired, match=r"^Which one\?$"):
+            call.transcript.check()
+        call, _ = await called(target(url), "ask", "this one")
+    assert (call.transcript.state, call.transcript.answer) == ("COMPLETED", "this one ")
+
+
+async def test_a_rejected_task_says_why() -> None:
+    async with sdk_agent("0.3", "HTTP+JSON") as url:
+        call, _ = await called(target(url), "reject")
+    with pytest.raises(TaskRejected, match="Not my field") as rejected:
+        call.transcript.check()
+    assert exit_code(rejected.value) == 4
+
+
+# -- connections that break
+
+
+async def test_a_stream_that_breaks_goes_on_where_it_was(rude: Rude) -> None:
+    rude.answers = {
+        "SendStreamingMessage": streaming(
+            frame(task("WORKING"), 1), frame(piece("One ", append=False), 2), then=cut
+        ),
+        "SubscribeToTask": streaming(
+            frame(task("WORKING", "One "), 2), frame(piece("two."), 3), frame(status("COMPLETED"))
+        ),
+    }
+    call, updates = await called(target(rude.url), limits=PeerLimits())
+    assert call.transcript.answer == "One two."
+    kinds = [type(update) for update in updates if not isinstance(update, Received)]
+    assert kinds == [Reconnecting, Resumed]
+    (again,) = [headers for what, headers in rude.asked if what == "SubscribeToTask"]
+    assert again["last-event-id"] == "2"
+    assert again["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_a_task_that_has_ended_meanwhile_is_fetched(rude: Rude) -> None:
+    async def unsupported(request: web.Request) -> web.Response:
+        error = {"code": -32004, "message": "It has ended."}
+        return web.json_response({"jsonrpc": "2.0", "id": 1, "error": error})
+
+    async def get(request: web.Request) -> web.Response:
+        result = task("COMPLETED", "One two.")["task"]
+        return web.json_response({"jsonrpc": "2.0", "id": 1, "result": result})
+
+    rude.answers = {
+        "SendStreamingMessage": streaming(frame(task("WORKING", "One ")), then=cut),
+        "SubscribeToTask": unsupported,
+        "GetTask": get,
+    }
+    call, _ = await called(target(rude.url), limits=PeerLimits())
+    assert (call.transcript.state, call.transcript.answer) == ("COMPLETED", "One two.")
+
+
+async def test_a_silent_stream_is_opened_again_without_a_word(rude: Rude) -> None:
+    rude.answers = {
+        "SendStreamingMessage": streaming(frame(task("WORKING")), then=silence),
+        "SubscribeToTask": streaming(frame(task("COMPLETED", "Done."))),
+    }
+    limits = PeerLimits(idle_seconds=2.0)  # long enough for the first event on a busy machine
+    call, updates = await called(target(rude.url), limits=limits)
+    assert call.transcript.answer == "Done."
+    assert all(isinstance(update, Received) for update in updates)
+
+
+async def test_a_canceled_task_says_so() -> None:
+    async with sdk_agent("1.0", "JSONRPC") as url:
+        working = asyncio.Event()
+        async with Peers(Egress(), QUICK).connect(target(url)) as peer:
+            call = peer.call(lambda update: working.set())
+            sending = asyncio.create_task(call.send(Outgoing(({"text": "wait"},))))
+            await working.wait()
+            await call.cancel()
+            await sending
+    with pytest.raises(TaskCanceled):
+        call.transcript.check()
+
+
+async def test_no_more_calls_than_allowed_go_on_at_a_time(rude: Rude) -> None:
+    peers, order = Peers(Egress(), PeerLimits(concurrent_calls=1)), []
+
+    async def second() -> None:
+        async with peers.connect(target(rude.url)):
+            order.append("second")
+
+    async with peers.connect(target(rude.url)):
+        waiting = asyncio.create_task(second())
+        async with Peers(Egress(), QUICK).connect(target(rude.url)):
+            order.append("first")
+    await waiting
+    assert order == ["first", "second"]
+
+
+async def test_a_text_may_hold_what_libraries_take_for_the_end_of_a_line(rude: Rude) -> None:
+    text = "one\u2028two\x85three\u2029four é — “five”"
+    whole = frame(task("COMPLETED", text))
+    pieces = [whole[i : i + 1] for i in range(len(whole))]  # and nothing arrives together
+    rude.answers = {"SendStreamingMessage": streaming(*pieces)}
+    call, _ = await called(target(rude.url))
+    assert call.transcript.answer == text
+
+
+# -- failures
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def answering(
+    code: int, text: str = "", *, content_type: str = "text/plain", **headers: str
+) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        return web.Response(status=code, text=text, content_type=content_type, headers=sent)
+
+    return answer
+
+
+HTML = answering(200, "<!doctype html>", content_type="text/html")
+UNAUTHORIZED = answering(401, '{"error": {"message": "Log in."}}')
+BUSY = answering(429, "", Retry_After="7")
+METADATA = answering(302, "", Location="http://169.254.169.254/latest/meta-data/")
+
+
+@pytest.mark.parametrize(
+    ("found", "error", "code", "says"),
+    [
+        (None, NotAnAgent, 8, "There is no Agent Card at"),
+        (HTML, NotAnAgent, 8, "answers with a web page"),
+        (answering(200, "hello"), NotAnAgent, 8, "is not JSON"),
+        ({"name": "x"}, NotAnAgent, 8, "names no address"),
+        ({"skills": 7, "supportedInterfaces": [{"url": "u"}]}, NotAnAgent, 8, "is wrong"),
+        (card("http://127.0.0.1:1", "2.0"), PeerProtocolError, 8, "speaks A2A 2.0 over JSONRPC"),
+        (card("ftp://127.0.0.1"), NotAnAgent, 8, "no http"),
+        (card("http://127.0.0.1:1"), PeerUnreachable, 7, "Nobody accepts connections"),
+        (card("http://10.1.2.3"), PeerNotAllowed, 7, "not on the public network"),
+        (UNAUTHORIZED, PeerUnauthorized, 6, r"refuses access \(HTTP 401\): Log in."),
+        (BUSY, PeerBusy, 10, "cannot take this request now"),
+        (METADATA, PeerNotAllowed, 7, "169.254.169.254 is not allowed"),
+        (answering(500, "oh"), PeerRefused, 10, "answers HTTP 500"),
+        (answering(502, ""), PeerUnreachable, 7, "A proxy in front of"),
+    ],
+)
+async def test_a_wrong_card_is_named(
+    rude: Rude, found: Any, error: type[PeerError], code: int, says: str
+) -> None:
+    rude.card = found
+    with pytest.raises(error, match=says) as raised:
+        await called(target(rude.url))
+    assert exit_code(raised.value) == code
+    assert SECRET not in f"{raised.value.message} {raised.value.hint}"
+    if error is PeerBusy:
+        assert (raised.value.retry_after, raised.value.hint) == (7, "Try again in 7 s.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [
+        (streaming(frame(task("WORKING")), frame(status("FAILED", "No."))), TaskFailed, "No."),
+        (streaming(b"data: {\n\n"), PeerProtocolError, "does not answer as A2A asks"),
+        (streaming(frame({})), ConnectionLost, "ended its stream"),
+        (streaming(then=cut), ConnectionLost, "not known whether the peer got the message"),
+        (streaming(b"data: " + b"x" * 70_000), AnswerTooLarge, "larger than 65536 bytes"),
+        (streaming(*[b": still here\n\n"] * 6000), AnswerTooLarge, "larger than 65536 bytes"),
+        (answering(200, "", content_encoding="gzip"), PeerProtocolError, "compresses"),
+        (answering(307, "", Location="http://127.0.0.2/"), Redirected, "redirects to"),
+        (answering(403, ""), PeerUnauthorized, "HTTP 403"),
+        (HTML, NotAnAgent, "web page"),
+    ],
+)
+async def test_a_wrong_answer_is_named(
+    rude: Rude, answer: Answer, error: type[PeerError], says: str
+) -> None:
+    rude.answers = {"SendStreamingMessage": answer}
+    limits = replace(QUICK, response_bytes=65_536)
+    with pytest.raises(error, match=says):
+        call, _ = await called(target(rude.url), limits=limits)
+        call.transcript.check()
+
+
+async def test_an_unknown_error_of_a_peer_is_told_as_it_is(rude: Rude) -> None:
+    error = '{"jsonrpc": "2.0", "id": 1, "error": {"code": -32050, "message": "No such session."}}'
+    rude.answers = {"SendStreamingMessage": answering(200, error, content_type="application/json")}
+    with pytest.raises(PeerRefused, match=r"^No such session\.$"):
+        await called(target(rude.url))
+
+
+async def test_a_card_that_never_comes_is_given_up(rude: Rude) -> None:
+    async def never(request: web.Request) -> web.StreamResponse:
+        await silence(request)
+        raise AssertionError
+
+    rude.card = never
+    with pytest.raises(PeerTimeout, match="did not arrive in"):
+        await called(target(rude.url), limits=PeerLimits(card_seconds=0.2))
+
+
+async def test_a_task_that_never_ends_is_given_up(rude: Rude) -> None:
+    rude.answers = {"SendStreamingMessage": streaming(frame(task("WORKING")), then=silence)}
+    with pytest.raises(PeerTimeout, match="not done after"):
+        await called(target(rude.url), limits=PeerLimits(total_seconds=0.3))
+
+
+async def test_a_peer_that_stays_away_is_given_up(rude: Rude) -> None:
+    rude.answers = {
+        "SendStreamingMessage": streaming(frame(task("WORKING")), then=cut),
+        "SubscribeToTask": answering(502),
+    }
+    with pytest.raises(PeerUnreachable, match="A proxy"):
+        await called(target(rude.url))
+
+
+# -- where a credential goes
+
+
+async def test_a_credential_goes_to_no_other_origin(rude: Rude) -> None:
+    done = streaming(frame(task("COMPLETED", "Done.")))
+    async with Rude.open() as other:
+        other.answers = {"SendStreamingMessage": done}
+        rude.card = card(other.url)
+        await called(target(rude.url))
+        rude.card = answering(302, "", Location=f"{other.url}/.well-known/agent-card.json")
+        other.card = card(other.url)
+        await called(target(rude.url))
+        known = Login(frozenset({rude.url, other.url}), target(rude.url).login.headers)
+        assert [what for what, headers in other.asked if "authorization" in headers] == []
+        assert len(other.asked) == 3
+        await called(replace(target(rude.url), login=known))
+    assert all("authorization" in headers for _, headers in rude.asked)
+    assert "authorization" in other.asked[-1][1]
+
+
+async def test_a_card_that_has_not_changed_is_not_sent_again(rude: Rude) -> None:
+    async def with_etag(request: web.Request) -> web.StreamResponse:
+        if request.headers.get("if-none-match") == '"1"':
+            return web.Response(status=304)
+        return web.json_response(card(rude.url), headers={"ETag": '"1"'})
+
+    rude.card = with_etag
+    peers = Peers(Egress(), QUICK)
+    for _ in range(2):
+        async with peers.connect(target(rude.url)) as peer:
+            assert peer.found.card.name == "Rude"
+    assert [headers.get("if-none-match") for _, headers in rude.asked] == [None, '"1"']
+
+
+async def test_an_older_agent_has_its_card_elsewhere(rude: Rude) -> None:
+    async def older(request: web.Request) -> web.StreamResponse:
+        if request.path != "/.well-known/agent.json":
+            raise web.HTTPNotFound
+        old = {"url": "http://0.0.0.0:1", "protocolVersion": "0.3.0", "name": "Old"}
+        return web.json_response({**old, "capabilities": {}, "skills": []})
+
+    rude.card = older
+    async with Peers(Egress(), QUICK).connect(target(rude.url)) as peer:
+        assert (peer.line, peer.streams, peer.url) == ("0.3", False, "http://127.0.0.1:1")
