@@ -80,7 +80,7 @@ install = $(PROGRESS) $(1) .venv $(PIP) $(2) $(if $(ONLY_PIP),|| $(PROGRESS) $(1
 
 .venv/.run: requirements/run.txt requirements/build.txt requirements/uv.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=…" if sys.version_info < (3, 11) else 0)'
-	@echo "Installing Python packages into .venv (about 50 MB) …"
+	@echo "Installing Python packages into .venv (about 90 MB) …"
 	@$(VENV)
 	@$(call install,"Python packages",--require-hashes --only-binary :all: -r requirements/run.txt -r requirements/build.txt)
 	@$(PIP) --quiet --no-deps --no-build-isolation -e . && touch $@

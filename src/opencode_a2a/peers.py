@@ -48,7 +48,7 @@ def find_target(settings: ClientSettings, word: str) -> Target:
     elif outbound.basic_auth is not None:
         headers["Authorization"] = _basic(outbound.basic_auth.get_secret_value())
     target = _target(url, outbound)
-    return replace(target, login=Login(_origins(url), tuple(headers.items())))
+    return replace(target, login=Login(origins_of(url), tuple(headers.items())))
 
 
 def target_of(name: str, peer: PeerSetting, outbound: Outbound) -> Target:
@@ -60,7 +60,7 @@ def target_of(name: str, peer: PeerSetting, outbound: Outbound) -> Target:
         headers["Authorization"] = _basic(_secret(name, peer.basic_auth))
     elif peer.api_key is not None:
         headers[peer.api_key_header] = _secret(name, peer.api_key)
-    origins = _origins(peer.url) | frozenset(peer.credential_origins)
+    origins = origins_of(peer.url) | frozenset(peer.credential_origins)
     target = _target(peer.url, outbound)
     return replace(
         target,
@@ -100,12 +100,18 @@ def _url(word: str) -> str | None:
     return parts._replace(fragment="").geturl().rstrip("/")
 
 
-def _origins(url: str) -> frozenset[str]:
-    """Where a credential may go: to the origin, and to the same host over TLS."""
+def origins_of(url: str) -> frozenset[str]:
+    """Where a credential for this address may go.
+
+    That is its origin, the same host over TLS, and for `localhost` the addresses it stands for.
+    """
     parts = urlsplit(url)
     found = {origin_of(url)}
     if parts.scheme == "http" and parts.port in (None, 80):
         found.add(origin_of(f"https://{parts.netloc.removesuffix(':80')}"))
+    if parts.hostname == "localhost":
+        port = f":{parts.port}" if parts.port else ""
+        found |= {f"{parts.scheme}://{host}{port}" for host in ("127.0.0.1", "[::1]")}
     return frozenset(found)
 
 

@@ -18,7 +18,7 @@ from opencode_a2a.cli.parser import EXIT_CODES_HELP
 from opencode_a2a.cli.token import kept_token
 from tests.cli.commands import Ran, called, command
 from tests.cli.test_terminal import on_terminal
-from tests.running import ROOT, TOKEN, Service, Upstream, isolated, service
+from tests.running import ROOT, TOKEN, Service, Upstream, isolated, running, service
 
 Capture = pytest.CaptureFixture[str]
 Call = Callable[..., Ran]
@@ -180,6 +180,24 @@ def test_a_card_of_another_agent_is_shown_and_checked(call: Call) -> None:
     assert json.loads(shown.out)["name"] == "OpenCode"
     more = json.loads(call("--extended", name="card").out)["capabilities"]["extensions"]
     assert len(more) > len(json.loads(shown.out)["capabilities"]["extensions"]) - 1
+
+
+def test_a_call_goes_on_when_the_service_is_killed_and_comes_back(
+    fake: Upstream, tmp_path: Path
+) -> None:
+    env = isolated(tmp_path, A2A_CLIENT_BEARER_TOKEN=TOKEN)
+    with service(fake, tmp_path / "service") as first:
+        words = command("opencode-a2a", "call", first.url, "--json", "[[tokens:3]] [[hang]]")
+        with running(words, env, tmp_path) as call:
+            call.wait_for(r'"artifactUpdate".*\n')
+            first.program.kill()
+            call.wait_for("Connecting again")
+            port = first.url.rpartition(":")[2]
+            with service(fake, tmp_path / "service", A2A_PORT=port):
+                call.wait_for("Connected again; nothing is missing")
+                call.process.send_signal(signal.SIGINT)
+                call.wait_for("TASK_STATE_CANCELED")
+                assert call.process.wait(30) == 3
 
 
 def test_a_person_at_a_terminal_sees_the_work_and_answers_and_cancels(

@@ -8,7 +8,7 @@ import pytest
 
 from opencode_a2a.config import ClientSettings, ConfigError, load_client
 from opencode_a2a.outbound.egress import Egress
-from opencode_a2a.peers import find_target, limits_of
+from opencode_a2a.peers import find_target, limits_of, origins_of
 
 SECRET = "a-secret-for-a-test"
 PEERS = """\
@@ -74,6 +74,13 @@ def test_other_credentials_and_choices_of_a_peer(settings: ClientSettings) -> No
     assert key.own_order
     assert dict(key.login.headers) == {"X-Team": "blue", "X-Key": SECRET}
     assert limits_of(settings.outbound).total_seconds == 7
+
+
+def test_localhost_stands_for_its_addresses_and_not_the_other_way_round() -> None:
+    assert origins_of("http://localhost:8000") == {
+        *("http://localhost:8000", "http://127.0.0.1:8000", "http://[::1]:8000")
+    }
+    assert origins_of("http://127.0.0.1:8000") == {"http://127.0.0.1:8000"}
 
 
 @pytest.mark.parametrize(

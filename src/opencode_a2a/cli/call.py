@@ -31,7 +31,7 @@ from ..outbound.failures import (
 )
 from ..outbound.target import Login, Target
 from ..outbound.transcript import Json, Transcript
-from ..peers import egress_of, find_target, limits_of, target_of
+from ..peers import egress_of, find_target, limits_of, origins_of, target_of
 from . import conversations
 from .failure import CommandError
 from .instances import running_instances
@@ -96,16 +96,13 @@ def _target(arguments: argparse.Namespace, settings: ClientSettings) -> Target:
     target = find_target(settings, arguments.peer)
     if not target.login.headers and (token := _kept_token(target.url)) is not None:
         header = ("Authorization", f"Bearer {token}")
-        target = replace(target, login=Login(frozenset({origin_of(target.url)}), (header,)))
+        target = replace(target, login=Login(origins_of(target.url), (header,)))
     if arguments.command != "call":
         return target
     headers = tuple(_header(field) for field in arguments.header)
-    login = replace(target.login, headers=(*target.login.headers, *headers))
     return replace(
         target,
-        login=login
-        if login.origins
-        else replace(login, origins=frozenset({origin_of(target.url)})),
+        login=replace(target.login, headers=(*target.login.headers, *headers)),
         streams=not arguments.no_stream,
         extensions=tuple(arguments.extension),
         welcome_extensions=(STREAM_HINTS,),
@@ -116,7 +113,7 @@ def _kept_token(url: str) -> str | None:
     """The token of an instance of this user that runs there."""
     try:
         for instance in running_instances():
-            if origin_of(instance.url) == origin_of(url):
+            if origin_of(instance.url) in origins_of(url):
                 return find_token(Path(instance.workspace))
     except (OSError, RuntimeError):
         pass
