@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from opencode_a2a.cli import main
 from opencode_a2a.cli.instances import Instance, Registration
 from opencode_a2a.cli.outcome import EXIT_CODES
 from opencode_a2a.cli.parser import EXIT_CODES_HELP
+from opencode_a2a.cli.printer import Printer
 from opencode_a2a.cli.token import kept_token
+from opencode_a2a.outbound.client import Received
+from opencode_a2a.outbound.failures import PeerError, TaskNotCompleted
+from opencode_a2a.outbound.transcript import Note, Text
 from tests.cli.commands import Ran, called, command
 from tests.cli.test_terminal import on_terminal
 from tests.running import ROOT, TOKEN, Service, Upstream, isolated, running, service
@@ -119,11 +124,32 @@ def test_every_end_has_its_exit_code_and_its_reason(
     assert TOKEN not in ran.err
 
 
-def test_every_exit_code_is_documented() -> None:
+def test_every_exit_code_is_documented_and_every_error_has_one() -> None:
     guide = (ROOT / "docs" / "guide.md").read_text()
     for code in {0, 2, 130, *EXIT_CODES.values()}:
         assert re.search(rf"\b{code} \w", EXIT_CODES_HELP)
         assert f"\n| {code} |" in guide
+
+    def kinds(kind: type[PeerError]) -> set[type[PeerError]]:
+        return {kind}.union(*map(kinds, kind.__subclasses__()))
+
+    for kind in kinds(PeerError) - {PeerError, TaskNotCompleted}:
+        assert issubclass(kind, tuple(EXIT_CODES))
+
+
+def test_a_text_that_begins_again_is_in_a_file_once_and_a_terminal_is_not_told_what_to_do() -> None:
+    events = [
+        Received({}, [Text("answer", "a", "Helo")]),
+        Received({}, [Text("answer", "a", "Hello\x1b[2J", replaces=True), Note("hm\x1b]0;x")]),
+    ]
+    for live in (False, True):
+        out, err = StringIO(), StringIO()
+        printer = Printer(out, err, live=live, details=True)
+        for event in events:
+            printer.update(event)
+        printer.end_answer()
+        shown = "Helo\nHello\\x1b[2J\n" if live else "Hello\x1b[2J\n"
+        assert (out.getvalue(), "\x1b" in err.getvalue()) == (shown, False)
 
 
 def test_an_answer_may_come_through_pipes(fake_service: Service, tmp_path: Path) -> None:
@@ -215,7 +241,7 @@ def test_a_person_at_a_terminal_sees_the_work_and_answers_and_cancels(
         screen.wait_for(r"tokens in, \d+ out")
         assert screen.process.wait(30) == 0
     with on_terminal([*words, "[[tokens:3]] [[hang]]"], env, tmp_path, types=True) as screen:
-        screen.wait_for(r"over JSONRPC\x1b\[0m\r\n\S")  # the first words
+        screen.wait_for(r"over JSONRPC\x1b\[0m\r\n[\s\S]")  # the first words
         screen.process.send_signal(signal.SIGINT)
         screen.wait_for("Canceling the task")
         assert screen.process.wait(30) == 3

@@ -35,7 +35,7 @@ from ..peers import egress_of, find_target, limits_of, origins_of, target_of
 from . import conversations
 from .failure import CommandError
 from .instances import running_instances
-from .keyboard import Keyboard
+from .keyboard import TERMINAL, Keyboard
 from .outcome import COMPLETED, INVALID_CARD, LEFT, USAGE, exit_code
 from .printer import Printer, printable
 from .token import find_token
@@ -150,7 +150,7 @@ def _call(arguments: argparse.Namespace, settings: ClientSettings, target: Targe
             peers = Peers(egress_of(settings.outbound), limits)
             return asyncio.run(conversation.run(peers, first))
     except OSError as exc:
-        if arguments.ask and exc.filename == "/dev/tty":
+        if arguments.ask and str(exc.filename) == str(TERMINAL):
             raise CommandError("--ask: there is no terminal to ask on", USAGE) from None
         raise
 
@@ -174,7 +174,7 @@ def _first(
             raise CommandError(f"--last: there was no conversation with {target.url} yet", USAGE)
         context_id = context_id or kept.context_id
         task_id = task_id or (kept.task_id if kept.waits else None)
-    text = _text(arguments, keyboard)
+    text = _text(arguments)
     parts = tuple(_parts(text, arguments.file))
     if not parts:
         if arguments.task:
@@ -185,7 +185,7 @@ def _first(
     return _First(Outgoing(parts, _metadata(arguments), task_id, context_id), task_id)
 
 
-def _text(arguments: argparse.Namespace, keyboard: Keyboard | None) -> str:
+def _text(arguments: argparse.Namespace) -> str:
     words = list(arguments.text)
     if "-" not in words:
         if words or arguments.file or arguments.task or sys.stdin is None or sys.stdin.isatty():
@@ -304,6 +304,7 @@ class _Conversation:
             pressed.cancel()
             working.cancel()
             await asyncio.gather(working, pressed, return_exceptions=True)
+            self._printer.end_answer()
             self._pressed.clear()
             self._call = None
             self._remember(call.transcript)
@@ -327,7 +328,7 @@ class _Conversation:
             await call.send(await self._complete(call, first.message))
         while found.paused and (reply := await self._reply(found)) is not None:
             await call.send(Outgoing((reply,), task_id=found.task_id, context_id=found.context_id))
-        self._printer.end_line()
+        self._printer.end_answer()
         if self._printer.output == "task":
             if found.task is not None and found.task_id is not None:
                 await call.get(found.task_id)

@@ -1,7 +1,8 @@
 """What a call shows: the answer on the standard output, everything else on the standard error.
 
-What a peer sends is shown without control characters on a terminal, as it could move the cursor
-or change what was written before. Into a file or a pipe the answer goes as it is.
+On a terminal the answer appears as it is written, without control characters: they could move the
+cursor or change what was written before. Into a file or a pipe it goes at its end and as it is,
+because an agent may begin a text again.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class Printer:
     err: TextIO
     output: str = "answer"  # or task, or events
     details: bool = False  # reasoning, tools, changes, usage
-    answer_colours: bool = False  # the answer goes to a terminal
+    live: bool = False  # the answer goes to a terminal
     colours: bool = False
     _open: tuple[TextIO, str] | None = None  # the line that is not ended, and what writes it
+    _answers: dict[str, str] = field(default_factory=dict)  # by block, where it is not live
     _began: dict[str, float] = field(default_factory=dict)  # calls of tools, by their id
 
     @classmethod
@@ -41,7 +43,7 @@ class Printer:
             sys.stderr,
             output=output,
             details=terminal,
-            answer_colours=sys.stdout.isatty(),
+            live=sys.stdout.isatty(),
             colours=terminal and not plain,
         )
 
@@ -88,6 +90,13 @@ class Printer:
             facts.append(f"${usage['cost']:.4g}")
         self.say(", ".join(facts))
 
+    def end_answer(self) -> None:
+        self.end_line()
+        for text in self._answers.values():
+            self.out.write(text if text.endswith("\n") else f"{text}\n")
+        self._answers.clear()
+        self.out.flush()
+
     def end_line(self) -> None:
         if self._open is not None:
             self._open[0].write("\n")
@@ -100,7 +109,8 @@ class Printer:
         if isinstance(shown, Text):
             self._text(shown)
         elif isinstance(shown, Data):
-            self._answer(json.dumps(shown.value, ensure_ascii=False, indent=2) + "\n", "data")
+            value = json.dumps(shown.value, ensure_ascii=False, indent=2)
+            self._answer(f"{value}\n", "data")
         elif isinstance(shown, File):
             self._line(_file_line(shown))
         elif not self.details:
@@ -124,10 +134,15 @@ class Printer:
             if self.details:
                 self._write(self.err, shown.block, self._style(printable(shown.text), DIM))
         else:
+            if shown.replaces:
+                self._answers.pop(shown.block, None)
             self._answer(shown.text, shown.block)
 
     def _answer(self, text: str, block: str) -> None:
-        self._write(self.out, block, printable(text) if self.answer_colours else text)
+        if self.live:
+            self._write(self.out, block, printable(text))
+        else:
+            self._answers[block] = self._answers.get(block, "") + text
 
     def _write(self, stream: TextIO, block: str, text: str) -> None:
         if self._open is not None and self._open != (stream, block):

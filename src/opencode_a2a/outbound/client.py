@@ -100,8 +100,10 @@ class Peers:
     @asynccontextmanager
     async def connect(self, target: Target) -> AsyncIterator[Peer]:
         """A peer that has shown its card; waits while too many calls go on."""
-        named = self._egress.named_hosts | {(urlsplit(target.url).hostname or "").lower()}
-        egress = replace(self._egress, named_hosts=named)
+        egress = self._egress
+        if target.named:
+            host = (urlsplit(target.url).hostname or "").lower()
+            egress = replace(egress, named_hosts=egress.named_hosts | {host})
         async with self._slots, Connections.open(egress) as connections:
             yield await Peer.meet(self, target, connections)
 
@@ -276,14 +278,12 @@ class PeerCall:
         return True
 
     async def _send_and_return(self, request: SendMessageRequest, *, wait: bool) -> None:
+        """Agents that cannot stream often work while they are asked, so this may take its time."""
         request.configuration.return_immediately = not wait
-        seconds = self._limits.total_seconds if wait else self._limits.request_seconds
+        context = self.peer.context(self._limits.total_seconds)
         async with self.peer.client(streams=False) as (client, transport):
-            await self._read(
-                client.send_message(request, context=self.peer.context(seconds)),
-                transport,
-                continues=False,
-            )
+            stream = client.send_message(request, context=context)
+            await self._read(stream, transport, continues=False)
 
     # -- following
 

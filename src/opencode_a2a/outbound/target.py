@@ -39,6 +39,7 @@ class Target:
     url: str
     login: Login = Login()
     name: str = ""
+    named: bool = True  # by a person or the operator, so that it may be a private host
     transports: tuple[str, ...] = ("JSONRPC", "HTTP+JSON")
     line: str | None = None  # None: the newest that both speak
     own_order: bool = False  # of the transports, rather than the peer's

@@ -232,8 +232,8 @@ class Transcript:
         text = "".join(part.get("text", "") for part in parts)
         self.status_text = text
         if state == "COMPLETED":
-            if not any(block.kind == "answer" for block in self._blocks.values()):
-                said = parts or _last_words(history)
+            if not self.answer:
+                said = parts or ([] if self._blocks else _last_words(history))
                 yield from self._artifact({"artifactId": "status", "parts": said}, append=False)
         elif text and text != self._last_note and not self.ended and not self.paused:
             yield Note(text)
