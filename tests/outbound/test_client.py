@@ -214,6 +214,30 @@ async def test_a_text_may_hold_what_libraries_take_for_the_end_of_a_line(rude: R
     assert call.transcript.answer == text
 
 
+async def test_an_answer_that_was_not_streamed_is_fetched(rude: Rude) -> None:
+    async def get(request: web.Request) -> web.Response:
+        result = task("COMPLETED", "Here.")["task"]
+        return web.json_response({"jsonrpc": "2.0", "id": 1, "result": result})
+
+    rude.answers = {
+        "SendStreamingMessage": streaming(frame(task("WORKING")), frame(status("COMPLETED"))),
+        "GetTask": get,
+    }
+    call, _ = await called(target(rude.url))
+    assert call.transcript.answer == "Here."
+
+
+async def test_the_time_of_a_status_may_lack_its_zone(rude: Rude) -> None:
+    done = task("COMPLETED", "Done.")
+    done["task"]["status"]["timestamp"] = "2026-11-17T14:42:58.123456"
+    rude.answers = {"SendStreamingMessage": streaming(frame(done))}
+    call, updates = await called(target(rude.url))
+    assert call.transcript.answer == "Done."
+    (update,) = updates
+    assert isinstance(update, Received)
+    assert update.event["task"]["status"]["timestamp"] == "2026-11-17T14:42:58.123456Z"
+
+
 # -- failures
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 from urllib.parse import urlsplit
@@ -215,6 +215,7 @@ class PeerCall:
             if not self.peer.streams or not await self._send_and_stream(request):
                 await self._send_and_return(request, wait=message.task_id is not None)
             await self._follow()
+            await self._fetch_answer()
 
     async def watch(self, task_id: str) -> None:
         """Follow a task that exists already."""
@@ -313,6 +314,13 @@ class PeerCall:
                     raise
                 await asyncio.sleep(max(pause, exc.retry_after or 0.0))
                 pause = min(pause * 2, MAX_RECONNECT_SECONDS)
+
+    async def _fetch_answer(self) -> None:
+        """Some servers stream only states; then the answer is in the task."""
+        found = self.transcript
+        if found.state == "COMPLETED" and not found.has_blocks and found.task_id is not None:
+            with suppress(PeerError):
+                await self.get(found.task_id)
 
     @property
     def _settled(self) -> bool:

@@ -140,6 +140,11 @@ class Transcript:
         return self.state in PAUSES
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether there is anything besides states: artifacts, or a message instead of them."""
+        return bool(self._blocks)
+
+    @property
     def answer(self) -> str:
         """The text of the peer's answer so far."""
         texts = [block.text for block in self._blocks.values() if block.kind == "answer"]
@@ -234,7 +239,9 @@ class Transcript:
         if state == "COMPLETED":
             if not self.answer:
                 said = parts or ([] if self._blocks else _last_words(history))
-                yield from self._artifact({"artifactId": "status", "parts": said}, append=False)
+                if said:
+                    words = {"artifactId": "status", "parts": said}
+                    yield from self._artifact(words, append=False)
         elif text and text != self._last_note and not self.ended and not self.paused:
             yield Note(text)
         self._last_note = text

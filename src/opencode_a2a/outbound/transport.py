@@ -51,7 +51,9 @@ RPC_REASONS = {
     -32601: "METHOD_NOT_FOUND",
 }
 SEPARATORS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x85\u2028\u2029"}
-CUT_SEPARATORS = (b"\xe2\x80", b"\xe2", b"\xc2")
+NAIVE_TIME = re.compile(
+    rb'("state"\s*:\s*"[^"]*"\s*,\s*"timestamp"\s*:\s*"\d{4}-\d\d-\d\dT[\d:]{8}(?:\.\d+)?)"'
+)
 REDIRECTS = (301, 302, 303, 307, 308)
 UNAUTHORIZED_HINT = (
     "Set A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH, or a credential in [peers.NAME]."
@@ -192,7 +194,7 @@ class PeerTransport(httpx.AsyncBaseTransport):
 
 
 class _Body(httpx.AsyncByteStream):
-    """Counts what arrives, and reads the ids of events on the way.
+    """Counts what arrives, mends what the SDK cannot read, and reads the ids of events.
 
     An id counts when its event is complete. Whoever reads the events asks for more bytes only when
     all complete events have been handed on, so after a break the id is that of the last one.
@@ -203,8 +205,7 @@ class _Body(httpx.AsyncByteStream):
         self._is_events = "text/event-stream" in response.headers.get("content-type", "")
         self._owner = owner
         self._url = url
-        self._rest = b""  # of a line that is not complete
-        self._cut = b""  # what may be the beginning of a separator
+        self._kept: list[bytes] = []  # of a line of an event stream, or of all else
         self._next_id: str | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -218,30 +219,20 @@ class _Body(httpx.AsyncByteStream):
                         f"The peer's answer is larger than {limit} bytes.",
                         hint="A2A_CLIENT_MAX_RESPONSE_BYTES sets how large an answer may be.",
                     )
-                if self._is_events:
-                    chunk = self._escape(chunk)
-                    self._read_ids(chunk)
-                yield chunk
+                whole, newline, rest = chunk.rpartition(b"\n")
+                if newline and self._is_events:
+                    lines = mended(b"".join([*self._kept, whole, newline]))
+                    self._kept = [rest]
+                    self._read_ids(lines)
+                    yield lines
+                else:
+                    self._kept.append(chunk)
         except httpx.TransportError as exc:
             raise _lost(exc, self._url) from exc
+        yield mended(b"".join(self._kept))
 
-    def _escape(self, chunk: bytes) -> bytes:
-        """Escape what JSON may hold as it is, but what httpx takes for the end of a line."""
-        chunk = self._cut + chunk
-        self._cut = b""
-        for tail in CUT_SEPARATORS:
-            if chunk.endswith(tail):
-                chunk, self._cut = chunk.removesuffix(tail), tail
-                break
-        for separator, escape in SEPARATORS.items():
-            chunk = chunk.replace(separator, escape)
-        return chunk
-
-    def _read_ids(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) > 1024:  # no id is that long; so pieces of a long line are not kept
-            self._rest = b"#"
-        for raw in lines:
+    def _read_ids(self, lines: bytes) -> None:
+        for raw in lines.split(b"\n")[:-1]:
             line = raw.removesuffix(b"\r")
             if line.startswith(b"id:"):
                 self._next_id = line[3:].strip().decode(errors="replace")
@@ -251,6 +242,17 @@ class _Body(httpx.AsyncByteStream):
     async def aclose(self) -> None:
         assert isinstance(self._stream, httpx.AsyncByteStream)
         await self._stream.aclose()
+
+
+def mended(content: bytes) -> bytes:
+    """JSON without what the SDK cannot read.
+
+    That is what may stand in JSON but what httpx takes for the end of a line, and the time of a
+    status without a time zone, as some servers write it.
+    """
+    for separator, escape in SEPARATORS.items():
+        content = content.replace(separator, escape)
+    return NAIVE_TIME.sub(rb'\1Z"', content)
 
 
 def _check_form(response: httpx.Response) -> None:
