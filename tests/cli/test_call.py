@@ -50,6 +50,20 @@ def test_the_answer_is_the_output_and_nothing_else(call: Call) -> None:
     assert call("[[reason:2]] [[tool:bash]] hi").out.startswith("TOOL RESULT")
 
 
+@pytest.mark.parametrize("line", ["1.0", "0.3"])
+@pytest.mark.parametrize("transport", ["JSONRPC", "HTTP+JSON"])
+def test_line_and_transport_make_no_difference(
+    fake_service: Service, call: Call, tmp_path: Path, line: str, transport: str
+) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(
+        f'[peers.it]\nurl = "{fake_service.url}"\nbearer_token = "env:IT"\n'
+        f'line = "{line}"\ntransport = "{transport}"\n'
+    )
+    ran = call("--config", str(config), "--yes", "[[permission]]", peer="it", IT=TOKEN)
+    assert (ran.code, ran.out) == (0, "TOOL RESULT: hi\n")
+
+
 def test_each_event_is_a_line_of_json(call: Call) -> None:
     ran = call("--json", "[[reason:2]] hello")
     events = [json.loads(line) for line in ran.out.splitlines()]

@@ -160,6 +160,16 @@ def test_a_task_that_has_not_completed_is_an_error(
         transcript.check()
 
 
+@pytest.mark.parametrize("odd", [7.0, "x", [1.0], {"a": 1.0}, True, None])
+def test_metadata_of_strangers_may_be_anything(odd: Any) -> None:
+    names = ("usage", "session", "interrupt", "interrupts", "progress", "stream")
+    for metadata in (odd, {"shared": odd}, {"shared": dict.fromkeys(names, odd)}):
+        event, made = status("WORKING"), artifact("a", {"text": "Hi"})
+        event["statusUpdate"]["metadata"] = metadata
+        made["artifactUpdate"]["artifact"]["metadata"] = metadata
+        assert shown(event, made) == [Text("answer", "a", "Hi")]
+
+
 @pytest.mark.parametrize("event", [{}, {"task": 7}, {"statusUpdate": {"status": {}}}, {"x": {}}])
 def test_what_is_not_understood_is_passed_over(event: Json) -> None:
     assert shown(event) == []

@@ -82,12 +82,13 @@ class Printer:
     def usage(self, usage: dict[str, Any] | None) -> None:
         if not usage or not self.details or self.output != "answer":
             return
-        facts = [
-            f"{int(usage.get('input_tokens', 0)):,} tokens in",
-            f"{int(usage.get('output_tokens', 0)):,} out",
-        ]
-        if usage.get("cost"):
-            facts.append(f"${usage['cost']:.4g}")
+        given, made, cost = (
+            value if isinstance(value := usage.get(name), int | float) else 0
+            for name in ("input_tokens", "output_tokens", "cost")
+        )
+        facts = [f"{given:,.0f} tokens in", f"{made:,.0f} out"]
+        if cost:
+            facts.append(f"${cost:.4g}")
         self.say(", ".join(facts))
 
     def end_answer(self) -> None:

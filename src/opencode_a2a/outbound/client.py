@@ -57,6 +57,7 @@ from .transport import Connections, PeerTransport
 POLL_SECONDS, POLL_FACTOR, MAX_POLL_SECONDS = 0.3, 1.5, 5.0
 RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.2, 5.0  # before the first try again, and at most
 CANCEL_SECONDS = 15.0
+CARDS_KEPT = 256
 EXTENSIONS_HEADER = "A2A-Extensions"
 
 
@@ -91,6 +92,8 @@ Emit: TypeAlias = Callable[[PeerUpdate], None]
 
 
 class Peers:
+    """Connects to peers: so many at a time, and with their cards kept for the next time."""
+
     def __init__(self, egress: Egress, limits: PeerLimits) -> None:
         self.limits = limits
         self._egress = egress
@@ -121,6 +124,8 @@ class Peers:
                     hint="A2A_CLIENT_CARD_FETCH_TIMEOUT_SECONDS sets how long it may take.",
                 ) from None
         self._cards[key] = found
+        if len(self._cards) > CARDS_KEPT:
+            del self._cards[next(iter(self._cards))]
         return found
 
 

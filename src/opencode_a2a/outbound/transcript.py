@@ -205,7 +205,7 @@ class Transcript:
             yield Todos(
                 tuple(
                     (str(todo.get("content", "")), todo.get("status") == "completed")
-                    for todo in progress.get("todos") or []
+                    for todo in _dicts(progress.get("todos"))
                 )
             )
         elif progress.get("type") == "retry":
@@ -219,13 +219,13 @@ class Transcript:
 
     def _marks(self, metadata: Json) -> None:
         shared = _at(metadata, "shared")
-        self.usage = shared.get("usage") or self.usage
+        self.usage = _at(shared, "usage") or self.usage
         self.session_id = _at(shared, "session").get("id") or self.session_id
-        found = shared.get("interrupts") or [shared.get("interrupt")]
+        found = _dicts(shared.get("interrupts")) or _dicts([shared.get("interrupt")])
         self.requests = tuple(
             Request(str(each.get("request_id")), str(each.get("type")))
             for each in found
-            if isinstance(each, dict) and each.get("phase") == "asked"
+            if each.get("phase") == "asked"
         )
 
     def _status(self, status: Json, history: list[Json]) -> Iterator[Shown]:
@@ -338,3 +338,8 @@ def _at(value: Any, *names: str) -> Json:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: Any) -> list[Json]:
+    """The objects in a list: metadata of strangers may be anything."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
