@@ -142,6 +142,8 @@ class Reader:
         return came.replace(str(self.project), "/home/you/my-project")
 
     def run(self, typed: str) -> str:
+        here = f"localhost:{self.port_file.read_text()}" if self.port_file.exists() else ""
+        typed = typed.replace(f"localhost:{DOCUMENTED_PORT}", here)
         return self.shell.run(typed).read_text()
 
     def save(self, text: str) -> None:
