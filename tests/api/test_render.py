@@ -57,6 +57,22 @@ def test_little_goes_out_around_a_chunk(*, hints: bool, limit: int) -> None:
     assert len(b"id: 1000\ndata: %b\n\n" % event) <= limit
 
 
+def test_an_event_is_one_line_for_every_reader_and_says_the_same() -> None:
+    text = "a\x85b\u2028c\u2029d\u2019e\n\r\x0b\x0c\x1c"
+    head = TaskHead("t", "c", "alice", 1)
+    chunk = BlockText("prt_1", "msg_1", "prt_1", BlockKind.TEXT, text, append=False)
+    renderer, entry = Renderer(V1), LogEntry(1, 1, chunk)
+    event = renderer.event(head, entry, TaskState.WORKING)
+    assert event is not None
+    first = renderer.first(Task.of(head, [entry]))
+    for encoded, artifact in (
+        (event, json.loads(event)["artifactUpdate"]["artifact"]),
+        (first, json.loads(first)["task"]["artifacts"][0]),
+    ):
+        assert len(encoded.decode().splitlines()) == 1
+        assert artifact["parts"] == [{"text": text}]
+
+
 @pytest.mark.parametrize("dialect", [V1, V03, V03_REST], ids=lambda dialect: dialect.name)
 def test_a_diff_stands_once_in_a_task_and_its_events(dialect: Dialect) -> None:
     diff = "".join(f"+line {n}\n" for n in range(2_000))

@@ -39,9 +39,9 @@ async def test_asking_and_streaming_end_alike_and_are_kept(anyone: Client) -> No
 
 async def test_a_client_that_knows_no_extension_gets_a_clean_answer(plain: Client) -> None:
     bash = '[[tool:bash {"command": "echo one", "description": "Says one"}]]'
-    task, stream = await every_way(plain, f"[[reason:3]] [[say:Let me see.]] {bash}")
+    task, stream = await every_way(plain, f"[[reason:3]] [[say:Let\u2028me\x85see.]] {bash}")
     assert state(task) == "completed"
-    assert shown(task) == [("answer", "Let me see."), ("answer", "TOOL RESULT: one\n")]
+    assert shown(task) == [("answer", "Let\u2028me\x85see."), ("answer", "TOOL RESULT: one\n")]
     assert stream.all_progress == []
     assert not any(artifact.HasField("metadata") for artifact in task.artifacts)
     assert shared(task)["usage"]["reasoning_tokens"] == 3

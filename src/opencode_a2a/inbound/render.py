@@ -225,7 +225,7 @@ class Renderer:
         if encoded is None:
             encoded = b""
             if self.shows(head, entry.update):
-                event = orjson.dumps(self._event(_Moment(head, entry, state, last=last)))
+                event = _one_line(self._event(_Moment(head, entry, state, last=last)))
                 encoded = memoryview(event).tobytes()  # what orjson returns keeps 4 kB reserved
             entry.encoded[form] = encoded
         return encoded or None
@@ -240,7 +240,7 @@ class Renderer:
         if gap is not None:
             shared = body.setdefault("metadata", {}).setdefault("shared", {})
             shared["stream"] = {"replay": "snapshot", "reason": gap, "sequence": task.last_seq}
-        return orjson.dumps(body if self.dialect.tagged else {"task": body})
+        return _one_line(body if self.dialect.tagged else {"task": body})
 
     def _event(self, moment: _Moment) -> Json:
         head, entry = moment.head, moment.entry
@@ -517,6 +517,19 @@ class Renderer:
         if message is not None:
             status["message"] = message
         return status
+
+
+def _one_line(event: Json) -> bytes:
+    """An event as JSON on what every client takes for one line.
+
+    JSON may hold U+0085, U+2028 and U+2029 as they are. Clients that read a stream with httpx take
+    them for the end of a line.
+    """
+    encoded = orjson.dumps(event)
+    if b"\xe2\x80" in encoded or b"\xc2\x85" in encoded:
+        for character in ("\x85", "\u2028", "\u2029"):
+            encoded = encoded.replace(character.encode(), b"\\u%04x" % ord(character))
+    return encoded
 
 
 def _metadata(shared: Json, opencode: Json) -> Json:
