@@ -35,6 +35,8 @@ def of(session: str, message: str) -> dict[str, Json]:
         "unshare": {},
         "revert": {"request": {"messageID": message}},
         "unrevert": {},
+        "rename": {"request": {"title": "another"}},
+        "delete": {},
     }
     return {f"opencode.sessions.{name}": {"session_id": session, **p} for name, p in more.items()}
 

@@ -50,3 +50,35 @@ def test_one_provider_can_be_asked_for(alice: Line) -> None:
     for method in ("opencode.providers.list", "opencode.models.list"):
         error = alice.refused(method, provider_id="nobody")
         assert list(error["fields"]) == ["provider_id"]
+
+
+def test_agents_are_listed_the_default_first_and_not_those_of_opencode_itself(
+    alice: Line, inside: Inside
+) -> None:
+    raw = {agent["name"]: agent for agent in inside.http.get("/agent").json()}
+    items = alice.call("opencode.agents.list")["items"]
+    assert items[0] == {
+        "name": "build",
+        "description": raw["build"]["description"],
+        "mode": "primary",
+        "model": None,
+        "variant": None,
+        "native": True,
+    }
+    modes = {item["name"]: item["mode"] for item in items}
+    assert modes["general"] == "subagent"
+    assert raw["title"]["hidden"]
+    assert "title" not in modes
+
+
+def test_commands_are_listed_without_their_templates(alice: Line) -> None:
+    items = {item["name"]: item for item in alice.call("opencode.commands.list")["items"]}
+    assert items["shout"] == {
+        "name": "shout",
+        "description": "Say it loud",
+        "source": "command",
+        "agent": None,
+        "model": None,
+        "subtask": False,
+    }
+    assert "LOUD" not in json.dumps(items)

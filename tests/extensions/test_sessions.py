@@ -153,6 +153,7 @@ def test_the_status_tells_who_is_at_work(alice: Line, inside: Inside) -> None:
         "summarize": {"request": MODEL},
         "revert": {"request": {"messageID": started["message_id"]}},
         "unrevert": {},
+        "delete": {},
     }
     for method, more in attempts.items():
         error = alice.refused(f"opencode.sessions.{method}", session_id=session, **more)
@@ -447,6 +448,36 @@ def test_what_was_done_can_be_undone_and_redone(alice: Line, inside: Inside) -> 
     item = alice.call("opencode.sessions.unrevert", session_id=session)["item"]
     assert item["reverted_to"] is None
     assert made.exists()
+
+
+def test_a_session_is_renamed(alice: Line, talk: Json) -> None:
+    session = alice.session("hello", fresh())
+    request = {"title": "  The  hello\ncase "}
+    item = alice.call("opencode.sessions.rename", session_id=session, request=request)["item"]
+    assert item["title"] == "The hello case"
+    [found] = alice.call("opencode.sessions.list", search="The hello case")["items"]
+    assert found["metadata"]["shared"]["session"] == {"id": session, "title": "The hello case"}
+    error = alice.refused("opencode.sessions.rename", session_id=session, request={"title": " \n "})
+    assert list(error["fields"]) == ["request.title"]
+
+
+def test_the_context_of_a_deleted_session_goes_on_in_a_new_one(alice: Line, inside: Inside) -> None:
+    context = fresh()
+    sub = {"description": "sub", "prompt": "hello", "subagent_type": "general"}
+    task = alice.converse(f"[[tool:task {json.dumps(sub)}]] go", context)
+    session = task["metadata"]["shared"]["session"]["id"]
+    [child] = alice.call("opencode.sessions.children", session_id=session)["items"]
+    assert alice.call("opencode.sessions.delete", session_id=session) == {"ok": True}
+    for gone in (session, child["id"]):
+        error = alice.refused("opencode.sessions.get", session_id=gone)
+        assert error["type"] == "SESSION_NOT_FOUND"
+        assert inside.http.get(f"/session/{gone}").status_code == 404
+    error = alice.refused("opencode.sessions.delete", session_id=session)
+    assert error["type"] == "SESSION_NOT_FOUND"
+    again = alice.converse("again", context)
+    assert again["metadata"]["shared"]["session"]["id"] != session
+    kept = alice.ask("GetTask", {"id": task["id"]}, **{"a2a-version": "1.0"})["result"]
+    assert kept["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
 # -- refusals

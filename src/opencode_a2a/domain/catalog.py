@@ -125,6 +125,30 @@ class SessionCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """An agent that a request can choose, or that others can set to work."""
+
+    name: str
+    description: str
+    mode: str  # primary, subagent or all
+    model: ModelRef | None = None  # that it is configured for
+    variant: str | None = None
+    native: bool = False  # OpenCode brings it along
+    hidden: bool = False  # OpenCode uses it for itself, for titles and summaries
+
+
+@dataclass(frozen=True, slots=True)
+class CommandInfo:
+    name: str
+    description: str
+    source: str  # command, mcp or skill
+    template: str | None  # in which arguments are filled in; None if OpenCode hides it
+    agent: str | None = None
+    model: str | None = None
+    subtask: bool = False  # a sub-agent works on it
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     provider_id: str
     model_id: str
@@ -271,15 +295,17 @@ class Catalog(Protocol):
     async def unshare(self, session: str) -> SessionInfo: ...
     async def revert(self, session: str, *, message: str, part: str | None) -> SessionInfo: ...
     async def unrevert(self, session: str) -> SessionInfo: ...
+    async def rename(self, session: str, title: str) -> SessionInfo: ...
+    async def delete(self, session: str) -> None:
+        """With the sessions of its sub-agents. What runs in a session is not stopped by this."""
+        ...
 
     async def providers(self, location: Location) -> Providers: ...
-    async def agents(self, location: Location) -> Mapping[str, ModelRef | None]:
-        """By name, each with the model it is configured for; the default agent comes first."""
+    async def agents(self, location: Location) -> Sequence[AgentInfo]:
+        """The default agent comes first."""
         ...
 
-    async def commands(self, location: Location) -> Mapping[str, str | None]:
-        """The template of each, in which arguments are filled in; None if OpenCode hides it."""
-        ...
+    async def commands(self, location: Location) -> Sequence[CommandInfo]: ...
 
     async def projects(self) -> Sequence[Project]: ...
     async def project(self, location: Location) -> Project: ...

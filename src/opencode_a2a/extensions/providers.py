@@ -1,4 +1,4 @@
-"""The model providers and their models, without keys or anything else to use them with."""
+"""What a request can choose: providers and models (without their keys), agents and commands."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pydantic import Field
 
 from ..contract.declare import Extension
 from ..contract.params import Result
-from ..domain.catalog import Model, Provider, Providers
+from ..domain.catalog import AgentInfo, CommandInfo, Model, Provider, Providers
 from ..domain.scopes import Scope
 from ..domain.values import Caller
 from ..errors import InvalidParams
 from .services import Services
-from .shapes import LocationParams, Name
+from .shapes import LocationParams, ModelName, Name
 
 PROVIDERS = Extension(
     "opencode-provider-discovery-v1",
     title="OpenCode Provider Discovery v1",
-    description="The model providers OpenCode knows, and their models.",
+    description="What a request can choose: OpenCode's providers, models, agents and commands.",
     scope="opencode",
     aliases=("urn:opencode-a2a:provider-discovery/v1",),
 )
@@ -76,3 +76,69 @@ async def _find(services: Services, caller: Caller, *, params: ProviderFilter) -
     if not providers:
         raise InvalidParams.at("provider_id", "there is no such provider")
     return Providers(providers, tuple(m for m in found.models if m.provider_id == wanted))
+
+
+class AgentItem(Result):
+    name: str = Field(description="For metadata.opencode.agent, unless its mode is `subagent`")
+    description: str
+    mode: str = Field(description="`primary`, `subagent` or `all`")
+    model: ModelName | None = Field(description="What it is configured to answer with")
+    variant: str | None
+    native: bool = Field(description="OpenCode brings it along")
+
+    @classmethod
+    def of(cls, agent: AgentInfo) -> AgentItem:
+        model = agent.model
+        return cls(
+            name=agent.name,
+            description=agent.description,
+            mode=agent.mode,
+            model=ModelName(providerID=model.provider, modelID=model.model) if model else None,
+            variant=agent.variant,
+            native=agent.native,
+        )
+
+
+class AgentList(Result):
+    items: list[AgentItem]
+
+
+@PROVIDERS.method("opencode.agents.list", scope=Scope.SESSIONS_READ, effect="read")
+async def list_agents(services: Services, caller: Caller, params: LocationParams) -> AgentList:
+    """The agents, the default one first, without those that OpenCode keeps for itself."""
+    location = await params.location(services, caller)
+    found = await services.catalog.agents(location)
+    return AgentList(items=[AgentItem.of(agent) for agent in found if not agent.hidden])
+
+
+class CommandItem(Result):
+    name: str = Field(description="For `command` of opencode.sessions.command")
+    description: str
+    source: str = Field(description="`command`, `mcp` or `skill`")
+    agent: str | None = Field(description="Which agent runs it, if one is configured")
+    model: str | None = Field(description="provider/model, if one is configured")
+    subtask: bool = Field(description="A sub-agent works on it")
+
+    @classmethod
+    def of(cls, command: CommandInfo) -> CommandItem:
+        """Without the template, which belongs to whoever has configured the command."""
+        return cls(
+            name=command.name,
+            description=command.description,
+            source=command.source,
+            agent=command.agent,
+            model=command.model,
+            subtask=command.subtask,
+        )
+
+
+class CommandList(Result):
+    items: list[CommandItem]
+
+
+@PROVIDERS.method("opencode.commands.list", scope=Scope.SESSIONS_READ, effect="read")
+async def list_commands(services: Services, caller: Caller, params: LocationParams) -> CommandList:
+    """The commands that opencode.sessions.command runs."""
+    location = await params.location(services, caller)
+    found = await services.catalog.commands(location)
+    return CommandList(items=[CommandItem.of(command) for command in found])

@@ -43,7 +43,7 @@ from ..errors import (
 )
 from ..service.options import SESSION_CONTEXT_PREFIX
 from .services import Services
-from .shapes import LocationParams, Moment
+from .shapes import Acknowledgement, LocationParams, Moment
 
 SESSIONS = Extension(
     "opencode-session-management-v1",
@@ -437,3 +437,36 @@ async def unrevert(
     """Take back the undoing."""
     restored = await services.catalog.unrevert(session.id)
     return await Summary.of(services, caller, session=restored)
+
+
+class RenameRequest(Params):
+    title: str = Field(min_length=1, max_length=255, pattern=r"\S")
+
+
+class Rename(Session):
+    request: RenameRequest
+
+
+@_mutation("opencode.sessions.rename")
+async def rename(
+    services: Services, caller: Caller, params: Rename, *, session: SessionInfo
+) -> Summary:
+    """Give a session another title, also while it is at work."""
+    title = " ".join(params.request.title.split())
+    renamed = await services.catalog.rename(session.id, title)
+    return await Summary.of(services, caller, session=renamed)
+
+
+@_mutation("opencode.sessions.delete")
+async def delete(
+    services: Services, caller: Caller, params: Session, *, session: SessionInfo
+) -> Acknowledgement:
+    """Delete an idle session with its messages and the sessions of its sub-agents, for good.
+
+    Its tasks stay as they are. A message in its context goes on in a new, empty session.
+    """
+    await services.validator.idle(
+        session, advice="Cancel its task, or wait until it has ended; then delete it."
+    )
+    await services.catalog.delete(session.id)
+    return Acknowledgement()

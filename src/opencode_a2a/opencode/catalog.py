@@ -144,21 +144,46 @@ class _Providers(wire.Wire):
 
 class _Agent(wire.Wire):
     name: str
+    description: str | None = None
     model: _ModelName | None = None
+    variant: str | None = None
     mode: str = "primary"
+    native: bool | None = None
     hidden: bool | None = None
+
+    def info(self) -> c.AgentInfo:
+        return c.AgentInfo(
+            name=self.name,
+            description=self.description or "",
+            mode=self.mode,
+            model=ModelRef(self.model.provider, self.model.model) if self.model else None,
+            variant=self.variant,
+            native=bool(self.native),
+            hidden=bool(self.hidden),
+        )
 
 
 class _Command(wire.Wire):
     name: str
+    description: str | None = None
     source: str = ""
     template: Any
+    agent: str | None = None
+    model: str | None = None
+    subtask: bool | None = None
 
-    @property
-    def shown(self) -> str | None:
-        """None for a prompt of an MCP server: OpenCode asks for its text anew in every call."""
+    def info(self) -> c.CommandInfo:
+        # OpenCode asks for the text of an MCP server's prompt anew in every call.
         hidden = self.source == "mcp" or not isinstance(self.template, str)
-        return None if hidden else self.template
+        return c.CommandInfo(
+            name=self.name,
+            description=self.description or "",
+            source=self.source or "command",
+            template=None if hidden else self.template,
+            agent=self.agent,
+            model=self.model,
+            subtask=bool(self.subtask),
+        )
 
 
 class _Type(wire.Wire):
@@ -332,6 +357,12 @@ class OpenCodeCatalog:
     async def unrevert(self, session: str) -> c.SessionInfo:
         return _info(await self._call_session(session, "POST", "unrevert"))
 
+    async def rename(self, session: str, title: str) -> c.SessionInfo:
+        return _info(await self._call_session(session, "PATCH", body={"title": title}))
+
+    async def delete(self, session: str) -> None:
+        await self._call_session(session, "DELETE")
+
     # -- models and agents
 
     async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
@@ -378,22 +409,19 @@ class OpenCodeCatalog:
             ),
         )
 
-    async def agents(self, location: c.Location) -> Mapping[str, ModelRef | None]:
+    async def agents(self, location: c.Location) -> Sequence[c.AgentInfo]:
         found = wire.read(
             list[_Agent], await self._http.call("GET", "agent", query=_location_query(location))
         )
         # OpenCode lists its default agent first, unless only sub-agents or hidden ones precede it.
         found.sort(key=lambda agent: bool(agent.hidden) or agent.mode == "subagent")
-        return {
-            agent.name: ModelRef(agent.model.provider, agent.model.model) if agent.model else None
-            for agent in found
-        }
+        return [agent.info() for agent in found]
 
-    async def commands(self, location: c.Location) -> Mapping[str, str | None]:
+    async def commands(self, location: c.Location) -> Sequence[c.CommandInfo]:
         found = wire.read(
             list[_Command], await self._http.call("GET", "command", query=_location_query(location))
         )
-        return {command.name: command.shown for command in found}
+        return [command.info() for command in found]
 
     # -- locations
 

@@ -20,12 +20,14 @@ from ..errors import InvalidParams, UpstreamBusy
 class Validator:
     catalog: Catalog
 
-    async def idle(self, session: SessionInfo) -> None:
+    async def idle(
+        self, session: SessionInfo, *, advice: str = "Try again when it is idle."
+    ) -> None:
         """Raise `UpstreamBusy` during a run: OpenCode would merge a second prompt into it."""
         status = (await self.catalog.statuses(Location(session.directory))).get(session.id)
         if status is not None and status.type != "idle":
             raise UpstreamBusy(
-                "The session is at work. Try again when it is idle.",
+                f"The session is at work. {advice}",
                 retry_after=5,
                 session_id=session.id,
             )
@@ -36,13 +38,14 @@ class Validator:
         """The model that the agent is configured for."""
         if name is None:
             return None
-        known = await self.catalog.agents(Location(at.directory))
+        known = {a.name: a.model for a in await self.catalog.agents(Location(at.directory))}
         _check_name(name, known=list(known), noun="agent", field=field)
         return known[name]
 
     async def command(self, session: SessionInfo, name: str, *, arguments: str, field: str) -> None:
         """OpenCode fills the arguments into a template, and runs and reads what it finds there."""
-        known = await self.catalog.commands(Location(session.directory))
+        found = await self.catalog.commands(Location(session.directory))
+        known = {command.name: command.template for command in found}
         _check_name(name, known=list(known), noun="command", field=f"{field}.command")
         reason = commands.refusal(known[name], arguments)
         if reason is not None:
@@ -72,7 +75,7 @@ class Validator:
         """
         location = Location(at.directory)
         agents = await self.catalog.agents(location)
-        model = agents.get(agent) if agent is not None else next(iter(agents.values()), None)
+        model = next((a.model for a in agents if agent in (None, a.name)), None)
         if model is None and session_id is not None:
             model = await self.catalog.model_of(session_id)
         return model or await self.catalog.default_model(location)
