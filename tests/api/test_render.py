@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,17 @@ from opencode_a2a.domain.events import BlockKind
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.turn import LOST
 from opencode_a2a.domain.updates import (
+    Asked,
+    BlockPhase,
     BlockText,
+    Decided,
     Ended,
+    InterruptAnswered,
     InterruptOpened,
     InterruptResolved,
+    InterruptUnclear,
     LogEntry,
+    MessageAdded,
     Progress,
     Queued,
     Started,
@@ -24,15 +31,24 @@ from opencode_a2a.domain.updates import (
 )
 from opencode_a2a.domain.values import (
     Failure,
+    Message,
     PermissionAsk,
+    PermissionDecision,
     Problem,
+    Question,
+    QuestionAsk,
+    QuestionDecision,
+    Role,
+    SubAgent,
     TaskState,
+    Text,
     Usage,
     WorktreeRef,
 )
 from opencode_a2a.inbound.dialect import V03, V03_REST, V1, Dialect
 from opencode_a2a.inbound.events import TaskEvents
 from opencode_a2a.inbound.render import Renderer
+from opencode_a2a.store import codec
 
 
 def test_noise_that_an_earlier_version_stored_is_not_shown() -> None:
@@ -169,3 +185,98 @@ def test_a_task_names_its_worktree_from_its_start_on_beside_how_it_ended() -> No
         marks = render.task(shown)["metadata"]["opencode"]
         assert marks.keys() == {"error", "resume", "worktree"}
         assert marks["worktree"] == mark
+
+
+ASK = PermissionAsk("per_1", "ses_2", "bash", ("ls",), "ls", subagent=SubAgent("ses_2", "explore"))
+WHICH = QuestionAsk("que_1", "ses_1", (Question("Pick", "Which one?"),))
+
+
+def said(text: str) -> MessageAdded:
+    return MessageAdded(Message(text, Role.USER, (Text(text),)), None)
+
+
+def history(task: Task, *, hints: bool = True, length: int | None = None) -> list[str]:
+    shown = Renderer(V1, hints=hints).task(task, history_length=length).get("history", [])
+    return [f"{m['role'][5:].lower()}: {m['parts'][0]['text'].splitlines()[0]}" for m in shown]
+
+
+def test_the_history_tells_what_was_asked_and_how_it_was_decided_in_order() -> None:
+    once = PermissionDecision("once")
+    answers = QuestionDecision((("A", "B"), ("own words",)))
+    updates: list[Update] = [
+        said("do it"),
+        InterruptOpened(ASK),
+        said("hm?"),
+        InterruptUnclear(ASK, "Not understood."),
+        said("yes"),
+        InterruptAnswered(ASK, once, "once", by="message"),
+        InterruptResolved(ASK, "once"),
+        InterruptOpened(WHICH),
+        InterruptAnswered(WHICH, answers, "answered", by="method"),
+        InterruptResolved(WHICH, "answered"),
+        Asked(ASK),
+        Decided(ASK, "once", by="rule", decision=once),
+        InterruptOpened(replace(ASK, request_id="per_2")),
+        InterruptResolved(replace(ASK, request_id="per_2"), "reject"),
+        InterruptOpened(replace(ASK, request_id="per_3")),
+        InterruptAnswered(
+            replace(ASK, request_id="per_3"), PermissionDecision("reject"), "expired", by="expiry"
+        ),
+        InterruptOpened(replace(ASK, request_id="per_4")),
+    ]
+    head = TaskHead("t", "c", "alice", 1)
+    entries = [LogEntry(n, n, update) for n, update in enumerate(updates, 1)]
+    task = Task.of(head, entries)
+    permission = "agent: The sub-agent explore asks for permission: bash"
+    told = [
+        "user: do it",
+        permission,
+        "user: hm?",
+        "user: yes",
+        "agent: The agent asks:",
+        "agent: Answered by the caller: A, B",
+        permission,
+        "agent: Allowed once, by a rule of this context.",
+        permission,
+        "agent: Refused outside this service.",
+        permission,
+        "agent: Refused: nobody answered in time.",
+    ]
+    assert history(task) == told, "what is open is in the status"
+    assert history(task, length=2) == told[-2:]
+    assert history(task, length=0) == []
+    assert history(task, hints=False) == ["user: do it", "user: hm?", "user: yes"]
+    task.apply(LogEntry(99, 99, Ended(TaskState.CANCELED)))
+    again = codec.unfold(head, codec.fold(task))
+    assert history(again) == history(task) == [*told, permission]
+    shown = Renderer(V1, hints=True).task(again)["history"]
+    assert len({message["messageId"] for message in shown}) == len(shown)
+    decided = shown[5]["metadata"]["shared"]["interrupt"]
+    assert (decided["request_id"], decided["by"], decided["resolution"]) == (
+        "que_1",
+        "method",
+        "answered",
+    )
+
+
+def test_what_a_text_is_is_news_without_a_text() -> None:
+    head = TaskHead("t", "c", "alice", 1)
+    log = [
+        LogEntry(1, 1, BlockText("prt_1", "msg_1", "prt_1", BlockKind.TEXT, "Hm.", append=False)),
+        LogEntry(2, 1, BlockPhase("prt_1", "msg_1", "commentary")),
+    ]
+    assert Renderer(V1).event(head, log[1], TaskState.WORKING) is None
+    render = Renderer(V1, hints=True)
+    event = render.event(head, log[1], TaskState.WORKING)
+    assert event is not None
+    update = json.loads(event)["artifactUpdate"]
+    assert (update["append"], update["artifact"]["parts"]) == (True, [{"text": ""}])
+    assert update["artifact"]["metadata"]["shared"]["stream"] == {
+        "block_type": "text",
+        "phase": "commentary",
+        "event_id": "t:2",
+        "sequence": 2,
+    }
+    for task in (whole := Task.of(head, log)), codec.unfold(head, codec.fold(whole)):
+        [artifact] = render.task(task)["artifacts"]
+        assert artifact["metadata"]["shared"]["stream"]["phase"] == "commentary"

@@ -14,6 +14,7 @@ from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import (
     BlockFile,
     BlockOutput,
+    BlockPhase,
     BlockText,
     BlockTool,
     ChangesMade,
@@ -54,7 +55,7 @@ def visible(task: Task) -> dict[str, Any]:
     return {
         "state": (task.state, task.status_at, task.ended),
         "blocks": [
-            (b.id, b.message_id, b.kind, b.part_id, b.text, b.call, b.last)
+            (b.id, b.message_id, b.kind, b.part_id, b.text, b.call, b.last, b.phase)
             for b in task.visible_blocks()
         ],
         "messages": task.messages,
@@ -91,6 +92,11 @@ _output = st.builds(
     st.sampled_from(["t1", "t2"]),
     st.text("xyz", max_size=3),
 )
+_phase = st.builds(
+    lambda block, phase: BlockPhase(block, f"m-{block}", phase),
+    st.sampled_from(sorted(TEXTS)),
+    st.sampled_from(["commentary", "answer"]),
+)
 _file = st.builds(
     lambda block: BlockFile(block, f"m-{block}", FileBytes("eA==", "image/png", block)),
     st.sampled_from(["f1", "f2"]),
@@ -118,7 +124,7 @@ endings = st.builds(
 running = st.lists(
     st.one_of(
         _text(), _text(), _text(), _tool, _tool, _output, _output, _progress, _message, _started,
-        _opened, _resolved, _changes, _file,
+        _opened, _resolved, _changes, _file, _phase,
     ),
     max_size=25,
 )  # fmt: skip

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.domain.events import InterruptClosed
-from opencode_a2a.domain.requests import ELSEWHERE, ENDED, EXPIRED, Requests, details
-from opencode_a2a.domain.task import Task
+from opencode_a2a.domain.requests import ELSEWHERE, EXPIRED, Requests, details
+from opencode_a2a.domain.task import ENDED, Task
 from opencode_a2a.domain.updates import (
     InterruptAnswered,
     InterruptOpened,

@@ -186,3 +186,18 @@ def test_a_client_that_takes_text_only_puts_the_same_text_together() -> None:
     log.tell(snapshot("one\ntwo\n"))
     assert Client(log.as_of(0)).read(log.entries).text == Client(log.task).text
     assert Client(log.task).text == "[bash] running\none\ntwo\n"
+
+
+def test_the_first_start_of_a_call_counts_however_often_it_begins() -> None:
+    """Before 1.18, OpenCode said with each report of a running call that it starts now."""
+    log = Log()
+    log.tell(snapshot(None, "pending"))
+    log.tell(snapshot(None, started_at=5))
+    [more] = log.tell(snapshot("a", started_at=8))
+    assert isinstance(more, BlockOutput), "and it is not told whole because of that"
+    log.restart()
+    log.tell(snapshot("ab", "completed", started_at=8, ended_at=9))
+    call = log.task.blocks["prt_1"].call
+    assert call is not None
+    assert (call.started_at, call.ended_at) == (5, 9)
+    assert call.told()["started_at"] == "1970-01-01T00:00:00.005Z"

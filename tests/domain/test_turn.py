@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -28,7 +29,6 @@ from opencode_a2a.domain.events import (
     Speaker,
     StepFinished,
     StepStarted,
-    SubAgent,
     TextDelta,
     TextSnapshot,
     TitleChanged,
@@ -40,6 +40,7 @@ from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.turn import ABORTED, CUT, FILTERED, LOST, STOPPED, Outcome, Turn
 from opencode_a2a.domain.updates import (
     BlockFile,
+    BlockPhase,
     BlockText,
     BlockTool,
     InterruptOpened,
@@ -49,11 +50,14 @@ from opencode_a2a.domain.updates import (
     Update,
 )
 from opencode_a2a.domain.values import (
+    AnsweredBy,
     Failure,
     FileBytes,
+    ModelRef,
     PermissionAsk,
     Problem,
     QuestionAsk,
+    SubAgent,
     TaskState,
     TodoItem,
     Usage,
@@ -298,8 +302,9 @@ def test_a_sub_agents_question_is_the_turns_question() -> None:
     question = QuestionAsk("que_1", "ses_grandchild", ())
     turn = turn_after(*WORKING, ChildStarted(CHILD, ROOT), ChildStarted("ses_grandchild", CHILD))
     updates = feed(turn, InterruptAsked("ses_grandchild", question))
-    assert updates == [InterruptOpened(question)]
-    assert [opened.interrupt for opened in turn.requests.open.values()] == [question]
+    shown = replace(question, subagent=SubAgent("ses_grandchild"))
+    assert updates == [InterruptOpened(shown)], "and says who asks"
+    assert [opened.interrupt for opened in turn.requests.open.values()] == [shown]
 
 
 def test_a_sub_agent_named_by_its_tool_call_belongs_to_the_family() -> None:
@@ -319,6 +324,60 @@ def test_what_an_earlier_answer_cost_is_not_counted() -> None:
     turn = turn_after(*WORKING)
     assert feed(turn, StepFinished(ROOT, "msg_06", "prt_f", Usage(1))) == []
     assert turn.usage == Usage()
+
+
+# -- what a text is
+
+
+def phases(updates: Sequence[Update]) -> list[tuple[str, str]]:
+    return [(u.block_id, u.phase) for u in updates if isinstance(u, BlockPhase)]
+
+
+def test_a_text_is_commentary_once_a_tool_call_follows_and_the_last_one_is_the_answer() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "Let me"))
+    feed(turn, closed("prt_a", "Let me see."))
+    follows = feed(turn, tool("prt_t", "pending"))
+    assert phases(follows[:1]) == [("prt_a", "commentary")], "before the call itself"
+    assert phases(feed(turn, tool("prt_t", "completed"), tool("prt_u", "running"))) == []
+    feed(turn, done(finish="tool-calls"), begun("msg_21", 21))
+    for part in ("prt_b", "prt_c"):
+        feed(turn, closed(part, "Done.", message_id="msg_21"))
+    ended = feed(turn, done("msg_21", 21), Idle(ROOT))
+    assert phases(ended) == [("prt_b", "commentary"), ("prt_c", "answer")]
+
+
+@pytest.mark.parametrize("how", [{"finish": "length"}, {"problem": PROBLEM}, {"aborted": True}])
+def test_a_run_that_is_not_completed_has_no_answer(how: dict[str, Any]) -> None:
+    turn = turn_after(*WORKING, closed("prt_a", "I think"))
+    assert phases(feed(turn, done(**how), Idle(ROOT))) == []
+
+
+def test_what_a_text_is_is_told_once_also_after_a_restart() -> None:
+    seen = told(*WORKING, closed("prt_a", "Let me see."), tool("prt_t", "running"))
+    again = taken_up([*seen, text("prt_b", "Do", last=True)])
+    stored = (*WORKING, closed("prt_a", "Let me see."), tool("prt_t", "completed"))
+    updates = feed(again, *stored, closed("prt_b", "Done"), done(), Idle(ROOT), CaughtUp(ROOT))
+    assert phases(updates) == [("prt_b", "answer")]
+
+
+def test_an_abandoned_text_is_neither() -> None:
+    turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "Cut"), retrying())
+    assert phases(feed(turn, tool("prt_t", "running"))) == []
+    updates = feed(turn, closed("prt_b", "Whole"), done(), Idle(ROOT))
+    assert phases(updates) == [("prt_a", "answer")], "the block that the retried text took over"
+
+
+def test_a_turn_knows_what_answered_it() -> None:
+    first, second = (AnsweredBy(ModelRef("p", name), agent="build") for name in ("m1", "m2"))
+    turn = turn_after(*WORKING)
+    assert turn.answered_by != first
+    feed(turn, replace(begun(), answered_by=first))
+    [started] = feed(turn, StepStarted(ROOT, ANSWER, "prt_s"))
+    assert isinstance(started, Progress)
+    assert (turn.answered_by, started.answered_by) == (first, first)
+    feed(turn, replace(done(finish="tool-calls"), answered_by=first))
+    feed(turn, replace(begun("msg_21", 21), answered_by=second))
+    assert turn.answered_by == second
 
 
 # -- what a block says
@@ -839,7 +898,8 @@ def test_a_part_still_open_in_a_gap_is_not_void_before_it_was_read() -> None:
     turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), Gap(ROOT))
     assert feed(turn, done()) == []
     assert feed(turn, closed("prt_a", "one two")) == [text("prt_a", "two", append=True, last=True)]
-    assert feed(turn, Idle(ROOT), CaughtUp(ROOT)) == []
+    answer = BlockPhase("prt_a", ANSWER, "answer")
+    assert feed(turn, Idle(ROOT), CaughtUp(ROOT)) == [answer]
     assert turn.outcome == Outcome(TaskState.COMPLETED)
 
 

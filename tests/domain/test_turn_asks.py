@@ -40,6 +40,7 @@ from opencode_a2a.domain.values import (
     Question,
     QuestionAsk,
     QuestionDecision,
+    SubAgent,
     TaskState,
 )
 from tests.domain.logs import STEADY, folded
@@ -143,19 +144,26 @@ def test_one_call_can_ask_twice() -> None:
 
 
 def test_the_call_of_a_sub_agent_explains_what_it_asks() -> None:
-    known = turn(ChildStarted(CHILD, ROOT))
+    known = turn(ChildStarted(CHILD, ROOT, "explore"))
     assert tell(known, asked(TOOL, CHILD)) == []
     progress, *updates = feed(known, call(session=CHILD))
     assert isinstance(progress, Progress)
     assert (progress.type, progress.tool) == ("tool-call", "bash")
-    explained = replace(TOOL, session=CHILD, title="Lists", arguments={"command": "ls"})
+    explained = replace(
+        TOOL,
+        session=CHILD,
+        title="Lists",
+        arguments={"command": "ls"},
+        subagent=SubAgent(CHILD, "explore"),
+    )
     assert updates == [InterruptOpened(explained)], "and its tools are no blocks"
 
 
 def test_a_look_opens_what_still_waits_for_its_call() -> None:
     for session in (ROOT, CHILD):
         known = turn(ChildStarted(CHILD, ROOT))
-        ask = replace(BASH, session=session)
+        who = SubAgent(CHILD) if session == CHILD else None
+        ask = replace(BASH, session=session, subagent=who)
         assert tell(known, asked(BASH, session)) == []
         assert tell(known, CaughtUp(ROOT, frozenset({"per_1"}))) == [ask]
         assert tell(known, call(session=session)) == [], "and not again when the call comes late"

@@ -42,6 +42,7 @@ from opencode_a2a.domain.events import (
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.turn import Turn
 from opencode_a2a.domain.updates import (
+    BlockPhase,
     BlockText,
     Ended,
     LogEntry,
@@ -533,7 +534,7 @@ class Turns(RuleBasedStateMachine):
             limit = 1 + len(turn.requests.open) + sum(len(t.said) for t in self.truths())
             limit += sum(len(t.tools) for t in self.truths())
         updates = turn.feed(event)
-        assert len(updates) <= limit
+        assert sum(not isinstance(update, BlockPhase) for update in updates) <= limit
         assert not (was_over and updates), "something was said after the end"
         self.unwritten += updates
         if turn.outcome is not None and not was_over:
@@ -596,6 +597,13 @@ class Turns(RuleBasedStateMachine):
         assert SECRET not in str(told)
         once = [u for u in told if isinstance(u, Progress) and (u.part_id or u.type == "retry")]
         assert len(once) == len(set(once)), "told once, whoever tells it"
+        phased: set[str] = set()
+        for update in told:
+            if isinstance(update, BlockText) and not update.append:
+                phased.discard(update.block_id)
+            elif isinstance(update, BlockPhase):
+                assert update.block_id not in phased, "what a text is does not change"
+                phased.add(update.block_id)
         self.check_that_nothing_is_new_to_the_next()
         state = task.state
         task.apply(LogEntry(len(told) + 1, 9, Ended(TaskState.CANCELED)))

@@ -23,12 +23,12 @@ from opencode_a2a.domain.events import (
     BlockKind,
     ChildStarted,
     Gap,
-    SubAgent,
     ToolSnapshot,
 )
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.turn import Turn
 from opencode_a2a.domain.updates import (
+    BlockPhase,
     BlockText,
     BlockTool,
     InterruptOpened,
@@ -37,7 +37,16 @@ from opencode_a2a.domain.updates import (
     Progress,
     Update,
 )
-from opencode_a2a.domain.values import Failure, PermissionAsk, SessionRef, TaskState, Usage
+from opencode_a2a.domain.values import (
+    AnsweredBy,
+    Failure,
+    ModelRef,
+    PermissionAsk,
+    SessionRef,
+    SubAgent,
+    TaskState,
+    Usage,
+)
 from opencode_a2a.opencode.agent import Defaults, OpenCodeSession
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
@@ -685,6 +694,25 @@ async def test_what_a_sub_agent_does_says_who_does_it(
     [child] = replay.family - {replay.turn.session}
     others = {update.subagent for update in progress if update.subagent is not None}
     assert others == {SubAgent(child, agent, call)}
+
+
+async def test_what_a_sub_agent_asks_says_who_asks() -> None:
+    replay = await told(next(s for s in STORIES if s.recording == "15b-task-child-permission"))
+    [child] = replay.family - {replay.turn.session}
+    opened = [u.interrupt for u in replay.updates if isinstance(u, InterruptOpened)]
+    assert [ask.subagent for ask in opened] == [SubAgent(child, "general", "call_57")]
+
+
+async def test_calls_tell_when_they_began_and_ended_and_answers_who_gave_them() -> None:
+    replay = await told(next(s for s in STORIES if s.recording == "03-permission-once"))
+    calls = [u.call for u in replay.updates if isinstance(u, BlockTool)]
+    times = [(call.status, call.started_at, call.ended_at) for call in calls]
+    assert times[0] == ("pending", None, None)
+    assert times[-1] == ("completed", 1794766365664, 1794766366018)
+    assert replay.turn.answered_by == AnsweredBy(ModelRef("stub", "stub-model"), agent="build")
+    texts = {u.block_id for u in replay.sayings}
+    phases = [u for u in replay.updates if isinstance(u, BlockPhase)]
+    assert [(u.block_id in texts, u.phase) for u in phases] == [(True, "answer")]
 
 
 async def test_a_retried_answer_replaces_what_the_cut_one_had_shown_in_its_block() -> None:

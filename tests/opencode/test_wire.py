@@ -9,14 +9,17 @@ from pydantic import ValidationError
 
 from opencode_a2a.domain import events as ev
 from opencode_a2a.domain.values import (
+    AnsweredBy,
     Choice,
     Failure,
     FileBytes,
     FileChange,
     FileUrl,
+    ModelRef,
     PermissionAsk,
     Question,
     QuestionAsk,
+    SubAgent,
     Text,
     TodoItem,
     Usage,
@@ -95,6 +98,10 @@ def test_a_message_says_what_it_answers_and_how_it_ended() -> None:
     assert begun == ev.MessageSeen(SESSION, MESSAGE, ev.Speaker.AGENT, 5, "msg_0")
     done = message("assistant", time={"created": 5, "completed": 9}, finish="stop")
     assert (done.completed, done.finish, done.problem, done.aborted) == (True, "stop", None, False)
+    model = {"providerID": "p", "modelID": "m", "agent": "plan", "variant": "high"}
+    by = message("assistant", **model).answered_by
+    assert by == AnsweredBy(ModelRef("p", "m"), agent="plan", variant="high")
+    assert message("assistant", summary=True, **model).answered_by is None
 
 
 def test_an_aborted_message_has_no_problem_and_a_failed_one_has() -> None:
@@ -182,10 +189,11 @@ def test_a_tool_call_is_told_whole() -> None:
         input={"command": "echo hi", "description": "say hi"},
         output="hi\n",
         metadata={"output": "hi\n", "exit": 0},
+        time={"start": 5, "end": 9},
     )
     given = {"command": "echo hi", "description": "say hi"}
     assert done.call == ev.ToolCall(
-        "call_1", "bash", "completed", "echo hi", "say hi", given, "hi\n", None
+        "call_1", "bash", "completed", "echo hi", "say hi", given, "hi\n", None, 5, 9
     )
     assert done.child is None
 
@@ -229,9 +237,9 @@ def test_a_run_stops_with_a_refusal_or_with_an_answer_in_a_tool(
 def test_only_the_task_tool_starts_sub_agents() -> None:
     given = {"subagent_type": "general", "prompt": "Look"}
     called = tool("task", metadata={"sessionId": "ses_2"}, input=given)
-    assert called.child == ev.SubAgent("ses_2", "general", called.call.call_id)
+    assert called.child == SubAgent("ses_2", "general", called.call.call_id)
     assert tool("task", metadata={"sessionId": "ses_2"}, input={"subagent_type": 7}).child == (
-        ev.SubAgent("ses_2", None, called.call.call_id)
+        SubAgent("ses_2", None, called.call.call_id)
     )
     assert tool("task", metadata={"sessionId": 2}).child is None
     assert tool("mcp_tool", metadata={"sessionId": "ses_of_somebody"}).child is None

@@ -460,7 +460,7 @@ async def test_the_decision_is_committed_before_the_agent_hears_of_it() -> None:
         session.ear.clear()
         replying = asyncio.create_task(at.say(task, YES))
         [answered] = await at.until_said(task, InterruptAnswered)
-        assert answered == InterruptAnswered(ask(), ONCE, "once")
+        assert answered == InterruptAnswered(ask(), ONCE, "once", by="message")
         assert (session.settled, replying.done()) == ([], False)
         session.ear.set()
         assert (await replying).state is WORKING

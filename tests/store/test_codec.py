@@ -9,15 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opencode_a2a.domain.events import BlockKind, SubAgent, ToolCall
+from opencode_a2a.domain.events import BlockKind, ToolCall
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import (
+    Asked,
     BlockFile,
     BlockOutput,
+    BlockPhase,
     BlockText,
     BlockTool,
     ChangesMade,
     Continued,
+    Decided,
+    DecidedBy,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -31,6 +35,7 @@ from opencode_a2a.domain.updates import (
     Update,
 )
 from opencode_a2a.domain.values import (
+    AnsweredBy,
     Choice,
     Data,
     Failure,
@@ -38,6 +43,7 @@ from opencode_a2a.domain.values import (
     FileChange,
     FileUrl,
     Message,
+    ModelRef,
     PermissionAsk,
     PermissionDecision,
     Problem,
@@ -45,6 +51,7 @@ from opencode_a2a.domain.values import (
     QuestionAsk,
     QuestionDecision,
     Role,
+    SubAgent,
     TaskState,
     Text,
     TodoItem,
@@ -88,8 +95,21 @@ usages = st.builds(
     Usage, *[counts] * 5, st.floats(0, 1e9, allow_nan=False) | st.integers(0, 5).map(float)
 )
 words = st.lists(texts).map(tuple)
+subagents = st.none() | st.builds(SubAgent, texts, maybe, maybe)
+answerers = st.none() | st.builds(AnsweredBy, st.builds(ModelRef, texts, texts), maybe, maybe)
 permissions = st.builds(
-    PermissionAsk, texts, texts, texts, words, maybe, maybe, maybe, maybe, words, maybe
+    PermissionAsk,
+    texts,
+    texts,
+    texts,
+    words,
+    maybe,
+    maybe,
+    maybe,
+    maybe,
+    words,
+    maybe,
+    subagent=subagents,
 )
 choices = st.lists(st.builds(Choice, texts, texts), max_size=2).map(tuple)
 questions = st.builds(
@@ -100,6 +120,7 @@ questions = st.builds(
         st.builds(Question, texts, texts, choices, st.booleans(), st.booleans()), max_size=2
     ).map(tuple),
     maybe,
+    subagents,
 )
 interrupts = permissions | questions
 decisions = st.builds(
@@ -115,6 +136,8 @@ calls = st.builds(
     st.none() | objects,
     maybe,
     maybe,
+    st.none() | counts,
+    st.none() | counts,
 )
 block_texts = st.builds(
     BlockText,
@@ -138,10 +161,11 @@ progress = st.builds(
     maybe,
     st.none() | todos,
     maybe,
-    st.none() | st.builds(SubAgent, texts, maybe, maybe),
+    subagents,
     maybe,
     maybe,
     maybe,
+    answerers,
 )
 changes = st.builds(
     ChangesMade,
@@ -155,6 +179,7 @@ ends = st.builds(
     st.none() | usages,
     maybe,
     texts,
+    answerers,
 )
 UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     MessageAdded: st.builds(MessageAdded, messages, maybe),
@@ -165,7 +190,21 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     BlockTool: st.builds(BlockTool, texts.map("tool {}".format), texts, calls),
     BlockOutput: st.builds(BlockOutput, texts.map("tool {}".format), texts, texts, texts, counts),
     BlockFile: st.builds(BlockFile, texts.map("file {}".format), texts, parts),
+    BlockPhase: st.builds(
+        BlockPhase,
+        texts.map("text {}".format),
+        texts,
+        st.sampled_from(["commentary", "answer"]),
+    ),
     Progress: progress,
+    Asked: st.builds(Asked, interrupts),
+    Decided: st.builds(
+        Decided,
+        interrupts,
+        texts,
+        st.sampled_from(get_args(DecidedBy)),
+        st.none() | decisions,
+    ),
     InterruptOpened: st.builds(InterruptOpened, interrupts, st.none() | counts),
     InterruptUnclear: st.builds(InterruptUnclear, interrupts, texts, st.none() | counts),
     InterruptAnswered: st.builds(InterruptAnswered, interrupts, decisions, texts, counts, words),
@@ -272,3 +311,32 @@ def test_a_call_that_was_stored_whole_each_time_is_still_read() -> None:
     assert task.blocks["prt_1"].call == ToolCall(
         "call_1", "bash", "completed", input={"command": "make"}, output="abc"
     )
+
+
+def test_rows_of_versions_that_did_not_say_who_are_still_read() -> None:
+    """Who asked, who decided, what answered, and when a call began were added later."""
+    ask = (
+        '{"request_id":"per_1","session":"ses_1","permission":"bash","patterns":["ls"],'
+        '"command":"ls","filepath":null,"diff":null,"title":null,"always":[],"call_id":"call_1",'
+        '"arguments":null}'
+    )
+    rows = [
+        ("InterruptOpened", f'{{"interrupt":{ask},"expires_at":9}}'),
+        (
+            "InterruptAnswered",
+            f'{{"interrupt":{ask},"decision":{{"reply":"once","message":null}},'
+            '"resolution":"once","still_open":0,"grants":[]}',
+        ),
+        (
+            "Ended",
+            '{"state":"completed","message":null,"problem":null,"usage":null,"session":"ses_1",'
+            '"title":"t"}',
+        ),
+    ]
+    entries = [codec.decode(seq, 7, kind, row.encode()) for seq, (kind, row) in enumerate(rows, 1)]
+    head = TaskHead("t", "c", "alice", 5)
+    task = codec.unfold(head, codec.fold(Task.of(head, entries)))
+    assert (task.state, task.ended and task.ended.answered_by) == (TaskState.COMPLETED, None)
+    [asked] = [entry.update for entry in task.history]
+    assert isinstance(asked, Asked)
+    assert asked.interrupt.subagent is None

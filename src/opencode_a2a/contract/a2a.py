@@ -45,6 +45,10 @@ class EventMark(Shape):
     sequence: int = Field(description="Per task, strictly increasing")
     block_type: str = Field(default="", description="text, reasoning, tool_call or file")
     message_id: str = ""
+    phase: str = Field(
+        default="",
+        description="Of a text, once it is known: commentary (a tool call followed) or answer",
+    )
 
 
 class SessionMark(Shape):
@@ -79,6 +83,11 @@ class SubAgentMark(Shape):
     call_id: str = Field(default="", description="The tool call that it works for")
 
 
+class ModelMark(Shape):
+    providerID: str
+    modelID: str
+
+
 class ProgressMark(Shape):
     type: str = Field(
         description="step-start, step-finish, tool-call, retry, todo, compaction or run"
@@ -95,6 +104,12 @@ class ProgressMark(Shape):
     next: str = Field(default="", description="With retry: when")
     message: str = Field(default="", description="With retry and run: why")
     todos: list[dict[str, Any]] = Field(default=[], description="With todo")
+    usage: UsageMark | None = Field(default=None, description="With step-finish: of this step")
+    model: ModelMark | None = Field(
+        default=None, description="With step-start of the agent itself: what answers"
+    )
+    agent: str = Field(default="", description="With step-start of the agent itself")
+    variant: str = Field(default="", description="With step-start of the agent itself")
 
 
 class InterruptMark(Shape):
@@ -102,7 +117,15 @@ class InterruptMark(Shape):
     type: str = Field(description="permission or question")
     phase: str = Field(description="asked or resolved")
     resolution: str = ""
+    by: str = Field(
+        default="",
+        description="In the history, who decided: method (the caller, by id), rule, expiry, or "
+        "elsewhere (outside this service)",
+    )
     expires_at: str = ""
+    subagent: SubAgentMark | None = Field(
+        default=None, description="Who asks, if not the agent itself"
+    )
     details: dict[str, Any]
 
 
@@ -141,6 +164,9 @@ class WorktreeMark(Shape):
 
 
 class OpenCodeMarks(Shape):
+    model: ModelMark | None = Field(default=None, description="What has answered, at the end")
+    agent: str = Field(default="", description="Which agent has answered, at the end")
+    variant: str = Field(default="", description="Of the model, where one was chosen")
     error: ErrorMark | None = None
     queue: QueueMark | None = None
     resume: ResumeMark | None = Field(

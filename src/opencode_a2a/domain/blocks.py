@@ -13,15 +13,18 @@ repeated, or read again from what is stored. These rules turn them into updates:
 
 OpenCode reports a running tool call whole again with each line that it prints. Clients get it whole
 when it begins, changes or ends, and between these only what it has printed since.
+
+A text that a tool call follows was commentary. The last text of a completed run is the answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .events import BlockKind, FileSnapshot, TextSnapshot, ToolCall, ToolSnapshot
 from .task import Task
-from .updates import BlockFile, BlockOutput, BlockText, BlockTool, Update
+from .updates import BlockFile, BlockOutput, BlockPhase, BlockText, BlockTool, Update
 
 CUT_SHORT = "The run ended before this call did."
 LONGEST_OUTPUT = 65_536  # characters of a running call; beyond, its block begins again with …
@@ -42,6 +45,7 @@ class _Block:
     missed_deltas: bool = False
     call: ToolCall | None = None  # as OpenCode reported it last
     output_length: int = 0  # of the output that clients have
+    phased: bool = True  # clients know what a text is
 
     @property
     def open(self) -> bool:
@@ -98,6 +102,8 @@ class Blocks:
         self._abandoned: list[_Block] = []  # until a retried part takes them over
         self._abandoned_parts: set[str] = set()
         self._used_ids: set[str] = set()
+        # Texts of this run, by part, of which clients do not know yet what they are.
+        self._unphased: dict[str, _Block] = {}
 
     def resume(self, task: Task) -> None:
         """Take up what the log shows. What was open there may have gone on meanwhile."""
@@ -119,6 +125,7 @@ class Blocks:
                 if seen.part_id in self._blocks:  # abandoned too soon, and begun again
                     self._abandoned.append(self._blocks[seen.part_id])
                 self._blocks[seen.part_id] = block
+                block.phased = seen.kind is not BlockKind.TEXT or seen.phase is not None
         self._used_ids = set(task.blocks)
 
     def on_gap(self) -> None:
@@ -141,7 +148,10 @@ class Blocks:
             if late and not event.ended:
                 return []  # its message has ended without it, or the provider's retry has
             block = self._blocks[event.part_id] = self._block_for(event)
+            block.phased = block.kind is not BlockKind.TEXT
             block.missed_deltas = after_gap and not event.ended
+        if not block.phased:
+            self._unphased[event.part_id] = block
         seen = block.text()
         if not event.ended and (block.ended or len(event.text) <= len(seen)):
             return []  # just opened, or older than what the deltas have brought
@@ -152,6 +162,8 @@ class Blocks:
         if replaces:
             block.chunks, block.started, block.outdated = [], False, True
             seen = ""
+            if block.kind is BlockKind.TEXT:
+                block.phased, self._unphased[event.part_id] = False, block
         missing = event.text[len(seen) :]
         if not missing and not block.visible:
             return []  # clients have never seen it, and there is nothing to see
@@ -182,17 +194,22 @@ class Blocks:
         if block is None:
             block = _Block(event.part_id, BlockKind.TOOL_CALL, event.message_id)
             self._blocks[event.part_id] = block
-        known = block.call
-        if known == event.call or (known is not None and known.over and not event.call.over):
+            block.call = event.call
+            return [*self._commentary(self._texts()), block.whole_call(event.call)]
+        known, call = block.call, event.call
+        if known is not None and known.started_at is not None:
+            # Some versions of OpenCode begin again with each report of a running call.
+            call = replace(call, started_at=known.started_at)
+        if known == call or (known is not None and known.over and not call.over):
             return []
-        more = None if known is None else _more_output(known, event.call)
+        more = _more_output(known, call) if known is not None else None
         if more == "":
             return []  # nothing new, or older than what is known
-        block.call = event.call
+        block.call = call
         if more is None or block.output_length + len(more) > LONGEST_OUTPUT:
-            return [block.whole_call(event.call)]
+            return [block.whole_call(call)]
         start, block.output_length = block.output_length, block.output_length + len(more)
-        return [BlockOutput(block.id, event.call.call_id, event.call.tool, more, start)]
+        return [BlockOutput(block.id, call.call_id, call.tool, more, start)]
 
     def on_file(self, event: FileSnapshot) -> list[Update]:
         if event.part_id in self._blocks:
@@ -222,6 +239,38 @@ class Blocks:
         leftovers = [block for block in self._abandoned if block.message_id == message_id]
         self._abandoned = [block for block in self._abandoned if block.message_id != message_id]
         return [block.emptied() for block in leftovers if block.visible]
+
+    def on_calls_completed(self, message_id: str) -> list[Update]:
+        """A message has ended in tool calls, so another follows, and it is not the answer.
+
+        Its calls have said so already, unless they were heard of before its texts.
+        """
+        return self._commentary(b for b in self._texts() if b.message_id == message_id)
+
+    def answer(self) -> list[Update]:
+        """The run is completed: its last text is the answer, if no tool call has followed it."""
+        texts = self._texts()
+        if not texts:
+            return []
+        answer = texts.pop()
+        answer.phased = True
+        return [*self._commentary(texts), BlockPhase(answer.id, answer.message_id, "answer")]
+
+    def _texts(self) -> list[_Block]:
+        """The texts that clients see and of which they do not know what they are."""
+        self._unphased = {
+            part_id: block
+            for part_id, block in self._unphased.items()
+            if not block.phased and self._blocks.get(part_id) is block
+        }
+        return [block for block in self._unphased.values() if block.text()]
+
+    def _commentary(self, texts: Iterable[_Block]) -> list[Update]:
+        updates: list[Update] = []
+        for block in texts:
+            block.phased = True
+            updates.append(BlockPhase(block.id, block.message_id, "commentary"))
+        return updates
 
     def end(self) -> list[Update]:
         """The run is over: close what is open, as far as it got."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
-from .values import Interrupt, Part, Problem, TodoItem, Usage
+from .values import AnsweredBy, Interrupt, Part, Problem, SubAgent, TodoItem, Usage, timestamp
 
 
 class Speaker(StrEnum):
@@ -37,19 +37,23 @@ class ToolCall:
     input: dict[str, Any] | None = None
     output: str | None = None
     error: str | None = None
+    started_at: int | None = None
+    ended_at: int | None = None
 
     @property
     def over(self) -> bool:
         return self.status in ("completed", "error")
 
-
-@dataclass(frozen=True, slots=True)
-class SubAgent:
-    """Who works for the agent, in a session of its own."""
-
-    session: str
-    agent: str | None = None
-    call_id: str | None = None  # the tool call of its parent that waits for it
+    def told(self) -> dict[str, Any]:
+        """The call as clients get it, without what it does not have."""
+        told: dict[str, Any] = {"call_id": self.call_id, "tool": self.tool, "status": self.status}
+        for name in ("title", "subtitle", "input", "output", "error"):
+            if (value := getattr(self, name)) is not None:
+                told[name] = value
+        for name in ("started_at", "ended_at"):
+            if (moment := getattr(self, name)) is not None:
+                told[name] = timestamp(moment)
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class MessageSeen:
     finish: str | None = None
     problem: Problem | None = None
     aborted: bool = False
+    answered_by: AnsweredBy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ from .permissions import AllowRule, covers
 from .requests import ELSEWHERE, EXPIRED
 from .task import Task
 from .turn import Outcome, Turn
-from .updates import InterruptAnswered, InterruptOpened, Started, Update
+from .updates import Asked, Decided, InterruptAnswered, InterruptOpened, Started, Update
 from .values import (
     Decision,
     Failure,
@@ -63,6 +63,7 @@ from .values import (
     Prompt,
     QuestionDecision,
     TaskState,
+    in_brief,
 )
 
 ABORT_AGAIN_SECONDS = 0.2
@@ -265,7 +266,11 @@ class Exchange:
                 ask = update.interrupt if isinstance(update, InterruptOpened) else None
                 if isinstance(ask, PermissionAsk) and covers(self._rules, ask):
                     self.turn.requests.allow(ask.request_id)
-                    self._deliver(Deliver(ask, PermissionDecision("once"), by_rule=True))
+                    once = PermissionDecision("once")
+                    self._deliver(Deliver(ask, once, by_rule=True))
+                    brief = in_brief(ask)
+                    decided = Decided(brief, resolution="once", by="rule", decision=once)
+                    updates += [Asked(brief), decided]
                 else:
                     updates.append(update)
         return updates
@@ -295,7 +300,11 @@ class Exchange:
             if isinstance(opened.interrupt, PermissionAsk):
                 refusal = PermissionDecision("reject", NOT_DECIDED)
             answer = InterruptAnswered(
-                opened.interrupt, refusal, EXPIRED, still_open=len(requests.open) - 1
+                opened.interrupt,
+                refusal,
+                EXPIRED,
+                still_open=len(requests.open) - 1,
+                by="expiry",
             )
             requests.answer(answer)
             self._deliver(Deliver(opened.interrupt, refusal, unstored=True))

@@ -7,8 +7,15 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from .updates import Queued
-from .values import Interrupt, PermissionAsk, Question, QuestionAsk
+from .updates import Decided, Queued
+from .values import (
+    Interrupt,
+    PermissionAsk,
+    PermissionDecision,
+    Question,
+    QuestionAsk,
+    QuestionDecision,
+)
 
 LONGEST_STATUS = 2_000  # bytes of a text in a status: every look at the task brings it again
 # Bytes of what is allowed, such as a command. A longer one is cut, so bare words do not allow it.
@@ -62,6 +69,37 @@ def asking(interrupt: Interrupt, room: int = LONGEST_STATUS) -> str:
     """
     how = _how(interrupt)
     return f"{_fitted(interrupt, room - _size(how) - 2)}\n\n{how}"
+
+
+def asked(interrupt: Interrupt) -> str:
+    """What was asked, once it is settled."""
+    return _fitted(interrupt, LONGEST_STATUS)
+
+
+def decided(settled: Decided) -> str:
+    """What became of a request, and who decided it."""
+    if settled.by == "expiry":
+        return "Refused: nobody answered in time."
+    who = {"rule": "by a rule of this context", "elsewhere": "outside this service"}.get(
+        settled.by, "by the caller"
+    )
+    decision = settled.decision
+    match settled.resolution:
+        case "once":
+            return f"Allowed once, {who}."
+        case "always":
+            return f"Allowed from now on, {who}."
+        case "reject" if isinstance(decision, PermissionDecision) and decision.message:
+            return _shortened(f"Refused {who}: {decision.message}", LONGEST_STATUS)
+        case "reject":
+            return f"Refused {who}."
+        case "rejected":
+            return f"Dismissed {who}."
+        case "answered" if isinstance(decision, QuestionDecision) and decision.answers:
+            answers = "\n".join(", ".join(answer) for answer in decision.answers)
+            return _shortened(f"Answered {who}: {answers}", LONGEST_STATUS)
+        case _:
+            return f"Settled {who}."
 
 
 def waiting(interrupts: Sequence[Interrupt], unclear: str | None = None) -> str:
@@ -175,6 +213,13 @@ def _extent(interrupt: Interrupt) -> str:
     return f"{added} lines added and {removed} removed"
 
 
+def _who(interrupt: Interrupt) -> str:
+    if interrupt.subagent is None:
+        return "The agent"
+    name = interrupt.subagent.agent
+    return f"The sub-agent {name}" if name else "A sub-agent"
+
+
 def _how(interrupt: Interrupt) -> str:
     if isinstance(interrupt, PermissionAsk):
         return _how_to_permit(interrupt)
@@ -215,7 +260,7 @@ def _always(ask: PermissionAsk) -> str:
 
 def _action(ask: PermissionAsk) -> str:
     """What the agent would do."""
-    what = f"The agent asks for permission: {_in_one_line(ask.permission)}"
+    what = f"{_who(ask)} asks for permission: {_in_one_line(ask.permission)}"
     if ask.filepath:
         what += f" {_in_one_line(ask.filepath)}"
     elif ask.patterns and (not ask.command or ask.permission == "external_directory"):
@@ -235,7 +280,7 @@ def _rest(ask: PermissionAsk) -> str:
 
 
 def _questions(ask: QuestionAsk) -> str:
-    return "The agent asks:\n\n" + "\n\n".join(map(_question, ask.questions))
+    return f"{_who(ask)} asks:\n\n" + "\n\n".join(map(_question, ask.questions))
 
 
 def _question(question: Question) -> str:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from .task import Task
+from .task import ENDED, Task
 from .updates import InterruptAnswered, InterruptOpened, InterruptResolved, Update
 from .values import Decision, Interrupt, PermissionDecision, QuestionAsk
 
 ELSEWHERE: Final = "elsewhere"  # it was settled, and no event said how
-ENDED = "ended"  # the task ended first
 EXPIRED = "expired"
 
 _YES = frozenset({"once", "always"})

@@ -71,7 +71,16 @@ from .updates import (
     Started,
     Update,
 )
-from .values import PermissionAsk, Problem, Prompt, Selection, TaskState, Usage, WorktreeRef
+from .values import (
+    AnsweredBy,
+    PermissionAsk,
+    Problem,
+    Prompt,
+    Selection,
+    TaskState,
+    Usage,
+    WorktreeRef,
+)
 
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
 
@@ -110,6 +119,7 @@ class Run:
         self._exchange: Exchange | None = None
         self._outcome: Outcome | None = None  # of the newest prompt
         self._usage: Usage | None = None
+        self._answered_by: AnsweredBy | None = None
         self._changed: list[str] = []  # messages in answer to which files were changed
         self._unread_changes = False
         self._must_flush = False
@@ -309,6 +319,7 @@ class Run:
             self._closing += turn.close(outcome)
             self._usage = (self._usage or Usage()) + turn.usage
             self._title = turn.title or self._title
+            self._answered_by = turn.answered_by or self._answered_by
             if turn.files_changed:
                 self._changed.append(exchange.prompt.message_id)
         if self.canceled and self._prompts:
@@ -346,6 +357,7 @@ class Run:
             usage=self._usage,
             session=self._session_id if self._has_started else None,
             title=self._title if self._has_started else "",
+            answered_by=self._answered_by,
         )
         self._finish = Finish((*self._closing, ended))
         self._closing = []

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Literal, assert_never
 
 from .events import BlockKind, ToolCall
 from .updates import (
+    Asked,
     BlockFile,
     BlockOutput,
+    BlockPhase,
     BlockText,
     BlockTool,
     ChangesMade,
     Continued,
+    Decided,
+    DecidedBy,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -34,7 +38,19 @@ from .updates import (
     Queued,
     Started,
 )
-from .values import FileChange, Interrupt, Message, OutputModes, Part, SessionRef, TaskState, Usage
+from .values import (
+    FileChange,
+    Interrupt,
+    Message,
+    OutputModes,
+    Part,
+    SessionRef,
+    TaskState,
+    Usage,
+    in_brief,
+)
+
+ENDED = "ended"  # how a request was settled that the end of its task has overtaken
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +78,8 @@ class Block:
     output: list[str] = field(default_factory=list)  # … and what it has printed since
     file: Part | None = None
     last: bool = False
+    phase: Literal["commentary", "answer"] | None = None  # of a text, once that is known
+    phase_seq: int = 0
     epoch: int = field(default=0, compare=False, repr=False)
 
     @property
@@ -85,7 +103,8 @@ class Task:
     state: TaskState = TaskState.SUBMITTED
     status_at: int = 0
     last_seq: int = 0
-    history: list[LogEntry] = field(default_factory=list)  # what the agent was asked
+    # What the agent was asked, and what it asked for itself, which counts once it is settled.
+    history: list[LogEntry] = field(default_factory=list)
     queued: Queued | None = None  # what the task waits for before it begins
     blocks: dict[str, Block] = field(default_factory=dict)
     interrupts: dict[str, InterruptOpened] = field(default_factory=dict)
@@ -140,6 +159,7 @@ class Task:
                 block = self._block(update, update.kind)
                 if not update.append:
                     block.pieces.clear()
+                    block.phase = None
                 block.pieces.append(update.text)
                 block.part_id, block.last, block.seq = update.part_id, update.last, entry.seq
             case BlockTool():
@@ -154,7 +174,11 @@ class Task:
             case BlockFile():
                 block = self._block(update, BlockKind.FILE)
                 block.file, block.last, block.seq = update.part, True, entry.seq
-            case MessageAdded() | Continued():
+            case BlockPhase(block_id=block_id, phase=phase):
+                if block_id in self.blocks:
+                    block = self._unshared(block_id)
+                    block.phase, block.phase_seq = phase, entry.seq
+            case MessageAdded() | Continued() | Asked() | Decided():
                 self.history.append(entry)
             case Queued():
                 self.queued = update
@@ -163,12 +187,17 @@ class Task:
                 self.queued = None
             case InterruptOpened(interrupt=interrupt):
                 self.interrupts[interrupt.request_id] = update
+                self.history.append(LogEntry(entry.seq, entry.at, Asked(in_brief(interrupt))))
             case InterruptUnclear(note=note):
                 self.unclear = note
-            case InterruptAnswered():
+            case InterruptAnswered(interrupt=interrupt):
                 self.answer(update)
+                if update.by is not None and update.by != "message":
+                    self.history.append(_decided(entry, update, by=update.by))
             case InterruptResolved(interrupt=interrupt):
-                self.interrupts.pop(interrupt.request_id, None)
+                opened = self.interrupts.pop(interrupt.request_id, None)
+                if opened is not None and update.resolution != ENDED:
+                    self.history.append(_decided(entry, update, by="elsewhere"))
                 self.answered.pop(interrupt.request_id, None)
                 self.unclear = None
             case Progress(usage=usage, part_id=part_id):
@@ -249,6 +278,9 @@ class Task:
                     last=block.last,
                 )
             entries.append(LogEntry(block.seq, self.status_at, update))
+            if block.phase is not None:
+                phase = BlockPhase(block.id, block.message_id, block.phase)
+                entries.append(LogEntry(block.phase_seq, self.status_at, phase))
         if self.changes:
             entries.append(LogEntry(self.changes_seq, self.status_at, ChangesMade(self.changes)))
         if self.usage is not None and (self.ended is None or self.ended.usage is None):
@@ -257,3 +289,15 @@ class Task:
         if self.ended is not None:
             entries.append(LogEntry(self.last_seq, self.status_at, self.ended))
         return entries
+
+
+def _decided(
+    entry: LogEntry, update: InterruptAnswered | InterruptResolved, *, by: DecidedBy
+) -> LogEntry:
+    decided = Decided(
+        interrupt=in_brief(update.interrupt),
+        resolution=update.resolution,
+        by=by,
+        decision=update.decision if isinstance(update, InterruptAnswered) else None,
+    )
+    return LogEntry(entry.seq, entry.at, decided)

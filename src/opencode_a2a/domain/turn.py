@@ -51,7 +51,6 @@ from .events import (
     Speaker,
     StepFinished,
     StepStarted,
-    SubAgent,
     TextDelta,
     TextSnapshot,
     TitleChanged,
@@ -62,7 +61,17 @@ from .events import (
 from .requests import ELSEWHERE, Requests
 from .task import Task
 from .updates import Progress, Update
-from .values import Failure, Interrupt, PermissionAsk, Problem, QuestionAsk, TaskState, Usage
+from .values import (
+    AnsweredBy,
+    Failure,
+    Interrupt,
+    PermissionAsk,
+    Problem,
+    QuestionAsk,
+    SubAgent,
+    TaskState,
+    Usage,
+)
 
 LOST = Problem(
     Failure.UPSTREAM_INTERRUPTED,
@@ -115,6 +124,7 @@ class Turn:
         self.family: set[str] = {session}
         self.files_changed = False
         self.title = ""
+        self.answered_by: AnsweredBy | None = None
         self._prompted_at: int | None = None
         self._user_messages: set[str] = set()
         self._answers: dict[str, MessageSeen] = {}
@@ -259,6 +269,7 @@ class Turn:
         # By age: after a gap, a message can be heard of before an older one is read.
         if self._newest is None or _age(event) >= _age(self._newest):
             self._newest = event
+            self.answered_by = event.answered_by or self.answered_by
             self._finished = event.completed and event.finish != "tool-calls"
         updates: list[Update] = []
         if not known:
@@ -266,6 +277,8 @@ class Turn:
             self._idle, self._error = False, None
             for early in self._unclaimed_parts.pop(event.message_id, {}).values():
                 updates += self.feed(early)
+        if event.completed and event.finish == "tool-calls":
+            updates += self._blocks.on_calls_completed(event.message_id)
         if event.completed and not self._needs_reconcile:
             updates += self._blocks.on_message_completed(event.message_id)
         return updates + self._end_if_over()
@@ -362,6 +375,7 @@ class Turn:
     def _on_step_started(self, event: StepStarted) -> list[Update]:
         if not self._has_step(event):
             return []
+        answer = self._answers.get(event.message_id)
         return self._report_once(
             Progress(
                 "step-start",
@@ -369,6 +383,7 @@ class Turn:
                 part_id=event.part_id,
                 message_id=event.message_id,
                 subagent=self._subagents.get(event.session),
+                answered_by=answer.answered_by if answer is not None else None,
             )
         )
 
@@ -408,9 +423,9 @@ class Turn:
 
     def _on_request(self, event: InterruptAsked) -> list[Update]:
         """A tool asks just before it tells what it was called with: wait for that."""
-        ask = event.interrupt
         if event.session not in self.family:
             return []
+        ask = replace(event.interrupt, subagent=self._subagents.get(event.session))
         call = self._calls.get(ask.call_id or "")
         begun = call is not None and call.status != "pending"
         if begun or ask.call_id is None or isinstance(ask, QuestionAsk):
@@ -480,7 +495,8 @@ class Turn:
     def _end(self, outcome: Outcome) -> list[Update]:
         """Nothing stays open: no request, and nothing that a lost run has left unfinished."""
         self.outcome = outcome
-        return [*self.requests.end(), *self._blocks.end()]
+        answer = self._blocks.answer() if outcome.state is TaskState.COMPLETED else []
+        return [*self.requests.end(), *self._blocks.end(), *answer]
 
     def _judge(self, newest: MessageSeen) -> Outcome:
         if newest.aborted:
@@ -504,7 +520,15 @@ class Turn:
 
 def _identity(progress: Progress) -> Progress:
     """What makes one of two reports a repetition of the other, however much each knew."""
-    return replace(progress, message_id=None, subagent=None, tool=None, call_id=None, title=None)
+    return replace(
+        progress,
+        message_id=None,
+        subagent=None,
+        tool=None,
+        call_id=None,
+        title=None,
+        answered_by=None,
+    )
 
 
 def _for_requests(call: ToolCall) -> ToolCall:

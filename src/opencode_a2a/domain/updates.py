@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
-from .events import BlockKind, SubAgent, ToolCall
+from .events import BlockKind, ToolCall
 from .values import (
+    AnsweredBy,
     Decision,
     FileChange,
     Interrupt,
@@ -20,6 +21,7 @@ from .values import (
     Part,
     Problem,
     Selection,
+    SubAgent,
     TaskState,
     TodoItem,
     Usage,
@@ -109,6 +111,15 @@ class BlockFile:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockPhase:
+    """What a text block has turned out to be: said on the way, or the answer to the prompt."""
+
+    block_id: str
+    message_id: str
+    phase: Literal["commentary", "answer"]
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """A sign of life that is not output.
 
@@ -128,6 +139,30 @@ class Progress:
     tool: str | None = None
     call_id: str | None = None
     title: str | None = None
+    answered_by: AnsweredBy | None = None  # with step-start, of the agent itself
+
+
+DecidedBy: TypeAlias = Literal["message", "method", "rule", "expiry", "elsewhere"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the agent has asked for, for the task's history; without what may be long."""
+
+    interrupt: Interrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided, for the task's history, where no message of the caller says it.
+
+    A decision of a rule is logged as this: nobody was asked. Of others the task makes it.
+    """
+
+    interrupt: Interrupt
+    resolution: str
+    by: DecidedBy
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +192,7 @@ class InterruptAnswered:
     resolution: str
     still_open: int = 0
     grants: tuple[str, ...] = ()
+    by: DecidedBy | None = None  # None in the logs of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +219,7 @@ class Ended:
     usage: Usage | None = None
     session: str | None = None
     title: str = ""
+    answered_by: AnsweredBy | None = None
 
 
 Update: TypeAlias = (
@@ -194,7 +231,10 @@ Update: TypeAlias = (
     | BlockTool
     | BlockOutput
     | BlockFile
+    | BlockPhase
     | Progress
+    | Asked
+    | Decided
     | InterruptOpened
     | InterruptUnclear
     | InterruptAnswered
@@ -220,9 +260,9 @@ def state_after(update: Update) -> TaskState | None:
             return TaskState.INPUT_REQUIRED if still_open else TaskState.WORKING
         case Ended(state=state):
             return state
-        case MessageAdded() | Progress() | ChangesMade():
+        case MessageAdded() | Progress() | ChangesMade() | Asked() | Decided():
             return None
-        case BlockText() | BlockTool() | BlockOutput() | BlockFile():
+        case BlockText() | BlockTool() | BlockOutput() | BlockFile() | BlockPhase():
             return None
         case _:
             assert_never(update)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
@@ -165,6 +165,15 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
+class AnsweredBy:
+    """The model, agent and variant that have answered a prompt."""
+
+    model: ModelRef
+    agent: str | None = None
+    variant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """Text and attachments for the agent, in the caller's order."""
 
@@ -256,6 +265,15 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class SubAgent:
+    """Who works for the agent, in a session of its own."""
+
+    session: str
+    agent: str | None = None
+    call_id: str | None = None  # the tool call of its parent that waits for it
+
+
+@dataclass(frozen=True, slots=True)
 class PermissionAsk:
     """The agent may not do something unless somebody allows it."""
 
@@ -270,6 +288,7 @@ class PermissionAsk:
     always: tuple[str, ...] = ()  # the patterns that "always" would allow from then on
     call_id: str | None = None  # the tool call that waits
     arguments: Mapping[str, Any] | None = None  # of the call, where nothing else tells
+    subagent: SubAgent | None = None  # who asks, if not the agent itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +314,17 @@ class QuestionAsk:
     session: str
     questions: tuple[Question, ...]
     call_id: str | None = None
+    subagent: SubAgent | None = None  # who asks, if not the agent itself
 
 
 Interrupt: TypeAlias = PermissionAsk | QuestionAsk
+
+
+def in_brief(interrupt: Interrupt) -> Interrupt:
+    """What tells a request from others, without what may be long."""
+    if isinstance(interrupt, QuestionAsk):
+        return interrupt
+    return replace(interrupt, diff=None, arguments=None)
 
 
 @dataclass(frozen=True, slots=True)

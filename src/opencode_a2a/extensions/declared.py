@@ -93,6 +93,12 @@ STREAM_HINTS = Extension(
                 "part": "text",
                 "artifact_name": "answer",
                 "final": "the last one of a completed task, which is its last artifact",
+                "phases": {
+                    "commentary": "a tool call, or another text of a completed run, has followed",
+                    "answer": "the last text of a completed run, with no tool call after it",
+                    "told": "metadata.shared.stream.phase of the artifact; on a stream an update "
+                    "that appends an empty text, as soon as it is known",
+                },
             },
             "reasoning": {"part": "text", "artifact_name": "reasoning"},
             "tool_call": {
@@ -125,14 +131,17 @@ STREAM_HINTS = Extension(
             "unreported_steps",
         ],
         "progress_fields": {
-            "step-start": ["message_id", "subagent"],
-            "step-finish": ["message_id", "subagent"],
+            "step-start": ["message_id", "subagent", "model", "agent", "variant"],
+            "step-finish": ["message_id", "subagent", "usage"],
             "tool-call": ["message_id", "subagent", "tool", "call_id", "title"],
             "retry": ["attempt", "next", "message", "subagent"],
             "todo": ["todos"],
             "run": ["message"],
         },
         "subagent_fields": list(SubAgentMark.model_fields),
+        "history": "what the agent asked for and, where no message of the caller says it, what was "
+        "decided and by whom (method, rule, expiry, elsewhere): messages of the agent with "
+        "metadata.shared.interrupt, once it is settled",
     },
 )
 

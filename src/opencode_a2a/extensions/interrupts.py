@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..contract.a2a import SubAgentMark
 from ..contract.declare import Extension
 from ..contract.params import Params, Result
 from ..domain.ports import Pending
@@ -18,6 +19,7 @@ from ..domain.values import (
     PermissionDecision,
     QuestionAsk,
     QuestionDecision,
+    SubAgent,
     timestamp,
 )
 from ..errors import (
@@ -145,6 +147,7 @@ class Item(Result):
     context_id: str
     details: dict[str, Any] = Field(description="As in metadata.shared.interrupt")
     expires_at: str | None = Field(description="When it is refused if nobody decides")
+    subagent: SubAgentMark | None = Field(description="Who asks, if not the agent itself")
 
     @classmethod
     def of(cls, pending: Pending) -> Item:
@@ -157,7 +160,14 @@ class Item(Result):
             context_id=pending.context_id,
             details=details(ask),
             expires_at=timestamp(expires) if expires else None,
+            subagent=_subagent(ask.subagent) if ask.subagent is not None else None,
         )
+
+
+def _subagent(subagent: SubAgent) -> SubAgentMark:
+    return SubAgentMark(
+        session_id=subagent.session, agent=subagent.agent or "", call_id=subagent.call_id or ""
+    )
 
 
 class Items(Result):

@@ -19,19 +19,30 @@ import orjson
 
 from ..contract.declare import Json
 from ..domain.catalog import SessionMessage
-from ..domain.events import BlockKind, SubAgent, ToolCall
-from ..domain.phrases import CONTINUE_PROMPT, CONTINUED_NOTE, asking, queueing, waiting
+from ..domain.events import BlockKind, ToolCall
+from ..domain.phrases import (
+    CONTINUE_PROMPT,
+    CONTINUED_NOTE,
+    asked,
+    asking,
+    decided,
+    queueing,
+    waiting,
+)
 from ..domain.ports import TaskRow
 from ..domain.replies import HITL
 from ..domain.requests import details
 from ..domain.task import Block, Task, TaskHead
 from ..domain.updates import (
+    Asked,
     BlockFile,
     BlockOutput,
+    BlockPhase,
     BlockText,
     BlockTool,
     ChangesMade,
     Continued,
+    Decided,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -46,6 +57,7 @@ from ..domain.updates import (
 )
 from ..domain.values import (
     COST_DIGITS,
+    AnsweredBy,
     Data,
     FileBytes,
     FileChange,
@@ -56,6 +68,7 @@ from ..domain.values import (
     PermissionAsk,
     QuestionAsk,
     Role,
+    SubAgent,
     TaskState,
     Text,
     Usage,
@@ -76,6 +89,7 @@ class _Source(NamedTuple):
     message_id: str
     seq: int
     begins: bool = True  # the artifact is the whole block, or its beginning
+    phase: str | None = None
 
 
 class _Moment(NamedTuple):
@@ -112,9 +126,8 @@ class Renderer:
         body = self._task(head, status)
         if artifacts:
             body["artifacts"] = self._artifacts(task)
-        kept = task.messages[-history_length:] if history_length else task.messages
-        if kept and history_length != 0:
-            body["history"] = [self.message(message, head) for message in kept]
+        if history_length != 0 and (history := self._history(task)):
+            body["history"] = history[-history_length:] if history_length else history
         shared: Json = {}
         if task.session is not None:
             shared["session"] = _session(task.session.id, task.session.title)
@@ -134,6 +147,35 @@ class Renderer:
         if task.session is not None:
             opencode |= _worktree(task.session.worktree)
         return body | _metadata(shared, opencode)
+
+    def _history(self, task: Task) -> list[Json]:
+        """The caller's messages; with hints also what the agent asked for, once it is settled.
+
+        Other clients do not get that: several show every message of the agent as its answer.
+        """
+        head = task.head
+        if not self.hints:
+            return [self.message(message, head) for message in task.messages]
+        history: list[Json] = []
+        for entry in task.history:
+            match entry.update:
+                case MessageAdded(message=message):
+                    history.append(self.message(message, head))
+                case Asked(interrupt=ask) if ask.request_id not in task.interrupts:
+                    mark = _interrupt(ask, "asked")
+                    history.append(self._settled(head, asked(ask), mark, seq=entry.seq))
+                case Decided(interrupt=ask, resolution=resolution, by=by):
+                    mark = _interrupt(ask, "resolved", resolution=resolution) | {"by": by}
+                    text = decided(entry.update)
+                    history.append(self._settled(head, text, mark, seq=entry.seq))
+                case _:
+                    pass
+        return history
+
+    def _settled(self, head: TaskHead, text: str, mark: Json, *, seq: int) -> Json:
+        marked = {"shared": {"interrupt": mark}}
+        message = Message(f"{head.id}:{seq}", Role.AGENT, (Text(text),), metadata=marked)
+        return self.message(message, head)
 
     def _artifacts(self, task: Task) -> list[Json]:
         """What is shown of a task's output, in the order in which it began.
@@ -196,11 +238,11 @@ class Renderer:
     def shows(self, head: TaskHead, update: Update) -> bool:
         """Whether the client gets an event for an update of the log."""
         match update:
-            case MessageAdded() | InterruptAnswered():
+            case MessageAdded() | InterruptAnswered() | Asked() | Decided():
                 return False
             case BlockText(kind=kind):
                 return self.hints or kind is BlockKind.TEXT
-            case BlockTool() | BlockOutput() | Progress() | Continued():
+            case BlockTool() | BlockOutput() | BlockPhase() | Progress() | Continued():
                 return self.hints
             case BlockFile(part=part):
                 return _accepts_file(head, part)
@@ -262,6 +304,18 @@ class Renderer:
             case BlockFile():
                 artifact = self._file_artifact(_source(moment, update), update.part)
                 return self._artifact_event(head, artifact)
+            case BlockPhase(block_id=block_id, message_id=message_id, phase=phase):
+                # Nothing is appended: only its metadata is news.
+                source = _Source(
+                    head,
+                    block_id,
+                    message_id=message_id,
+                    seq=entry.seq,
+                    begins=False,
+                    phase=phase,
+                )
+                artifact = self._text_artifact(source, BlockKind.TEXT, "")
+                return self._artifact_event(head, artifact, append=True)
             case ChangesMade(files=files):
                 return self._artifact_event(head, self._changes(head, files, entry.seq))
             case Queued():
@@ -297,7 +351,7 @@ class Renderer:
                     shared["usage"] = _usage(update.usage)
                 opencode = self._end_marks(head, update)
                 return self._status_event(moment, shared, end, opencode=opencode)
-            case MessageAdded() | InterruptAnswered():
+            case MessageAdded() | InterruptAnswered() | Asked() | Decided():
                 raise AssertionError("no client gets an event for it")
             case _:
                 assert_never(update)
@@ -398,7 +452,9 @@ class Renderer:
         return {"file": file}
 
     def _artifact(self, head: TaskHead, block: Block) -> Json:
-        source = _Source(head, block.id, message_id=block.message_id, seq=block.seq)
+        source = _Source(
+            head, block.id, message_id=block.message_id, seq=block.seq, phase=block.phase
+        )
         if block.call is not None:
             return self._tool_artifact(source, block.call)
         if block.file is not None:
@@ -418,7 +474,7 @@ class Renderer:
         return {
             "artifactId": source.block_id,
             "name": f"tool:{call.tool}",
-            "parts": [self.part(Data(_tool(call)) if json else Text(_tool_text(call)))],
+            "parts": [self.part(Data(call.told()) if json else Text(_tool_text(call)))],
             **self._hints(source, BlockKind.TOOL_CALL),
         }
 
@@ -428,7 +484,7 @@ class Renderer:
         source = _Source(head, update.block_id, message_id="", seq=seq, begins=False)
         if head.modes.allows("application/json"):
             piece = ToolCall(update.call_id, update.tool, "running", output=update.output)
-            part: Part = Data(_tool(piece) | {"output_start": update.start})
+            part: Part = Data(piece.told() | {"output_start": update.start})
         else:
             part = Text(update.output if update.start else f"\n{update.output}")
         return {
@@ -453,6 +509,8 @@ class Renderer:
         stream: Json = {"block_type": kind.value}
         if source.begins:
             stream |= {"source": "opencode", "role": "agent", "message_id": source.message_id}
+        if source.phase is not None:
+            stream["phase"] = source.phase
         stream |= _identity(source.head, source.seq)
         return {"metadata": {"shared": {"stream": stream}}}
 
@@ -486,14 +544,17 @@ class Renderer:
         return self.message(Message(f"{head.id}:{about}", Role.AGENT, (Text(text),)), head)
 
     def _end_marks(self, head: TaskHead, ended: Ended | None) -> Json:
-        """Why a task failed, and what to send to have the agent continue, where it can."""
-        if ended is None or ended.problem is None:
+        """What answered, why a task failed, and what to send to have the agent continue."""
+        if ended is None:
             return {}
+        marks = _answered_by(ended.answered_by)
+        if ended.problem is None:
+            return marks
         error: Json = {"type": ended.problem.type.value}
         if ended.problem.upstream_status is not None:
             error["upstream_status"] = ended.problem.upstream_status
         if not ended.problem.resumable:
-            return {"error": error}
+            return marks | {"error": error}
         resume = Message(
             f"{head.id}:resume", Role.USER, (Text(CONTINUE_PROMPT),), reference_task_ids=(head.id,)
         )
@@ -501,7 +562,7 @@ class Renderer:
         del message["taskId"]  # this task has ended
         # Another task of the context may wait for an answer, and this is none.
         options = {"metadata": {"opencode": {"newTask": True}}}
-        return {"error": error, "resume": {"message": message, **options}}
+        return marks | {"error": error, "resume": {"message": message, **options}}
 
     def _request(
         self, head: TaskHead, text: str, interrupts: Sequence[Interrupt], *, seq: int
@@ -578,6 +639,18 @@ def _accepts_file(head: TaskHead, file: Part) -> bool:
     return head.modes.allows(file.media_type or "application/octet-stream")
 
 
+def _answered_by(by: AnsweredBy | None) -> Json:
+    """The model and the agent, as a request names them."""
+    if by is None:
+        return {}
+    marks: Json = {"model": {"providerID": by.model.provider, "modelID": by.model.model}}
+    if by.agent:
+        marks["agent"] = by.agent
+    if by.variant:
+        marks["variant"] = by.variant
+    return marks
+
+
 def _session(session_id: str, title: str) -> Json:
     return {"id": session_id, "title": title} if title else {"id": session_id}
 
@@ -617,7 +690,9 @@ def _progress(progress: Progress) -> Json:
             body[name] = value
     if progress.subagent is not None:
         body["subagent"] = _subagent(progress.subagent)
-    return body
+    if progress.usage is not None:
+        body["usage"] = _usage(progress.usage)
+    return body | _answered_by(progress.answered_by)
 
 
 def _subagent(subagent: SubAgent) -> Json:
@@ -637,6 +712,8 @@ def _interrupt(
         body["resolution"] = resolution
     if expires_at is not None:
         body["expires_at"] = timestamp(expires_at)
+    if interrupt.subagent is not None:
+        body["subagent"] = _subagent(interrupt.subagent)
     kind = "permission" if isinstance(interrupt, PermissionAsk) else "question"
     return body | {"type": kind, "details": details(interrupt, settled=phase == "resolved")}
 
@@ -665,15 +742,6 @@ def _hitl(hint: str, asks: Sequence[Interrupt]) -> Json:
         if isinstance(ask, PermissionAsk)
     ]
     return {"type": "tool_approval_request", "hint": hint, "tools": tools}
-
-
-def _tool(call: ToolCall) -> Json:
-    body: Json = {"call_id": call.call_id, "tool": call.tool, "status": call.status}
-    for name in ("title", "subtitle", "input", "output", "error"):
-        value = getattr(call, name)
-        if value is not None:
-            body[name] = value
-    return body
 
 
 def _tool_text(call: ToolCall) -> str:

@@ -80,10 +80,7 @@ class _ModelName(wire.Wire):
 
 
 class _MessageInfo(wire.MessageInfo):
-    agent: str | None = None
     model: _ModelName | None = None  # of a user's message; the agent's has both at its top
-    provider_id: str | None = Field(default=None, alias="providerID")
-    model_id: str | None = Field(default=None, alias="modelID")
 
 
 class _PartInfo(wire.PartInfo):
@@ -615,7 +612,7 @@ def _message_parts(part: _PartInfo) -> list[Part]:
         if isinstance(event, ev.TextSnapshot) and event.text:
             shown.append(Text(event.text, metadata=_block(event.kind.value)))
         elif isinstance(event, ev.ToolSnapshot):
-            shown.append(Data(_without_none(asdict(event.call)), metadata=_block("tool_call")))
+            shown.append(Data(event.call.told(), metadata=_block("tool_call")))
         elif isinstance(event, ev.FileSnapshot):
             shown.append(event.part)
     return shown

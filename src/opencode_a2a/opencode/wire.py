@@ -19,16 +19,19 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from ..domain import events as ev
 from ..domain.values import (
     COST_DIGITS,
+    AnsweredBy,
     Attachment,
     Choice,
     Failure,
     FileChange,
     Interrupt,
+    ModelRef,
     Part,
     PermissionAsk,
     Problem,
     Question,
     QuestionAsk,
+    SubAgent,
     Text,
     TodoItem,
     Usage,
@@ -86,6 +89,10 @@ class MessageInfo(Wire):
     finish: str | None = None
     error: ErrorInfo | None = None
     summary: Any = None
+    agent: str | None = None
+    provider_id: str | None = Field(default=None, alias="providerID")  # these three: an answer's
+    model_id: str | None = Field(default=None, alias="modelID")
+    variant: str | None = None
 
 
 class FileInfo(Wire):
@@ -101,6 +108,7 @@ class ToolState(Wire):
     output: str | None = None
     error: str | None = None
     metadata: dict[str, Any] | None = None
+    time: Time | None = None
     attachments: list[FileInfo] = []
 
 
@@ -239,8 +247,16 @@ def message_events(info: MessageInfo) -> list[ev.AgentEvent]:
             finish=info.finish,
             problem=problem(info.error) if info.error is not None and not aborted else None,
             aborted=aborted,
+            answered_by=_answered_by(info) if speaker is ev.Speaker.AGENT else None,
         )
     ]
+
+
+def _answered_by(info: MessageInfo) -> AnsweredBy | None:
+    if not info.provider_id or not info.model_id:
+        return None
+    model = ModelRef(info.provider_id, info.model_id)
+    return AnsweredBy(model, agent=info.agent, variant=info.variant)
 
 
 def part_events(part: PartInfo) -> list[ev.AgentEvent]:
@@ -304,7 +320,7 @@ def _file(info: FileInfo) -> Part:
     return file_at(info.url, media_type=info.mime or None, filename=info.filename)
 
 
-def _child(part: PartInfo) -> ev.SubAgent | None:
+def _child(part: PartInfo) -> SubAgent | None:
     """The sub-agent a tool call waits for. Only the `task` tool is trusted to name a session."""
     if part.state is None or part.tool != "task":
         return None
@@ -312,7 +328,7 @@ def _child(part: PartInfo) -> ev.SubAgent | None:
     agent = (part.state.input or {}).get("subagent_type")
     if not isinstance(session, str):
         return None
-    return ev.SubAgent(session, agent if isinstance(agent, str) else None, call_id=part.call_id)
+    return SubAgent(session, agent if isinstance(agent, str) else None, call_id=part.call_id)
 
 
 def _stops(call: ev.ToolCall) -> bool:
@@ -352,6 +368,8 @@ def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
         input=state.input or None,
         output=output,
         error=state.error,
+        started_at=state.time.start if state.time else None,
+        ended_at=state.time.end if state.time else None,
     )
 
 

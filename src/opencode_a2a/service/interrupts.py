@@ -19,6 +19,7 @@ from ..domain.replies import NotUnderstood, check_answers, understand
 from ..domain.requests import EXPIRED
 from ..domain.task import Task
 from ..domain.updates import (
+    DecidedBy,
     InterruptAnswered,
     InterruptOpened,
     InterruptUnclear,
@@ -156,31 +157,40 @@ class Interrupts:
         """Store the decisions, then deliver them. Whether they changed anything."""
         left = {request_id: opened.interrupt for request_id, opened in waiting.items()}
         answers: list[InterruptAnswered] = []
+        by: DecidedBy = "method" if added is None else "message"
         for request_id, decision in decisions.items():
             if (ask := left.pop(request_id, None)) is None:
                 continue  # an "always" of this loop has allowed it
-            answers.append(self._answer(ask, decision, still_open=len(left)))
+            answers.append(self._answer(ask, decision, by=by, still_open=len(left)))
             if isinstance(ask, PermissionAsk) and answers[-1].grants:
                 rules = [AllowRule(ask.permission, pattern) for pattern in answers[-1].grants]
                 for other in [o for o in left.values() if _is_covered(rules, o)]:
                     del left[other.request_id]
-                    answers.append(self._answer(other, decision, still_open=len(left)))
+                    allowed = self._answer(other, decision, by="rule", still_open=len(left))
+                    answers.append(allowed)
         updates: list[Update] = [*answers] if added is None else [added, *answers]
         await self._log.write(task_id, updates, keys=keys)
         wanted = await self._scheduler.deliver(task_id, answers)
         return wanted or any(answer.grants for answer in answers)  # new rules hold in any case
 
-    def _answer(self, ask: Interrupt, decision: Decision, *, still_open: int) -> InterruptAnswered:
+    def _answer(
+        self, ask: Interrupt, decision: Decision, *, by: DecidedBy, still_open: int
+    ) -> InterruptAnswered:
         if not isinstance(decision, PermissionDecision):
             word = "answered" if decision.answers is not None else "rejected"
-            return InterruptAnswered(ask, decision, resolution=word, still_open=still_open)
+            return InterruptAnswered(ask, decision, resolution=word, still_open=still_open, by=by)
         grants: tuple[str, ...] = ()
         delivered = decision
         if decision.reply == "always" and self._always == "context":
             delivered = PermissionDecision("once")
             grants = ask.always if isinstance(ask, PermissionAsk) else ()
         return InterruptAnswered(
-            ask, delivered, resolution=decision.reply, still_open=still_open, grants=grants
+            ask,
+            delivered,
+            resolution=decision.reply,
+            still_open=still_open,
+            grants=grants,
+            by=by,
         )
 
 

@@ -13,8 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, insert, select
 
 from ..domain.permissions import AllowRule
 from ..domain.ports import Pending
-from ..domain.requests import ENDED
-from ..domain.task import Task, TaskHead
+from ..domain.task import ENDED, Task, TaskHead
 from ..domain.updates import (
     Ended,
     InterruptAnswered,
