@@ -259,23 +259,21 @@ def test_the_history_tells_what_was_asked_and_how_it_was_decided_in_order() -> N
     )
 
 
-def test_what_a_text_is_is_news_without_a_text() -> None:
+def test_a_task_and_its_events_say_what_a_text_is() -> None:
     head = TaskHead("t", "c", "alice", 1)
     log = [
         LogEntry(1, 1, BlockText("prt_1", "msg_1", "prt_1", BlockKind.TEXT, "Hm.", append=False)),
-        LogEntry(2, 1, BlockPhase("prt_1", "msg_1", "commentary")),
+        LogEntry(2, 1, BlockPhase("prt_1", "commentary")),
     ]
     assert Renderer(V1).event(head, log[1], TaskState.WORKING) is None
     render = Renderer(V1, hints=True)
     event = render.event(head, log[1], TaskState.WORKING)
     assert event is not None
-    update = json.loads(event)["artifactUpdate"]
-    assert (update["append"], update["artifact"]["parts"]) == (True, [{"text": ""}])
-    assert update["artifact"]["metadata"]["shared"]["stream"] == {
-        "block_type": "text",
-        "phase": "commentary",
-        "event_id": "t:2",
-        "sequence": 2,
+    update = json.loads(event)["statusUpdate"]
+    assert update["metadata"]["shared"]["progress"] == {
+        "type": "phase",
+        "status": "commentary",
+        "artifact_id": "prt_1",
     }
     for task in (whole := Task.of(head, log)), codec.unfold(head, codec.fold(whole)):
         [artifact] = render.task(task)["artifacts"]

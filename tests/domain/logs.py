@@ -93,7 +93,7 @@ _output = st.builds(
     st.text("xyz", max_size=3),
 )
 _phase = st.builds(
-    lambda block, phase: BlockPhase(block, f"m-{block}", phase),
+    lambda block, phase: BlockPhase(block, phase),
     st.sampled_from(sorted(TEXTS)),
     st.sampled_from(["commentary", "answer"]),
 )

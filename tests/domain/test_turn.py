@@ -898,7 +898,7 @@ def test_a_part_still_open_in_a_gap_is_not_void_before_it_was_read() -> None:
     turn = turn_after(*WORKING, opened("prt_a"), said("prt_a", "one "), Gap(ROOT))
     assert feed(turn, done()) == []
     assert feed(turn, closed("prt_a", "one two")) == [text("prt_a", "two", append=True, last=True)]
-    answer = BlockPhase("prt_a", ANSWER, "answer")
+    answer = BlockPhase("prt_a", "answer")
     assert feed(turn, Idle(ROOT), CaughtUp(ROOT)) == [answer]
     assert turn.outcome == Outcome(TaskState.COMPLETED)
 

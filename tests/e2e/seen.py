@@ -40,7 +40,7 @@ def tool(name: str, status: str = "completed", **told: Any) -> tuple[str, dict[s
 
 
 def shown(task: Task) -> list[tuple[str, Any]]:
-    """Name and content of every artifact, in order. Call ids are checked and left out."""
+    """Name and content of every artifact, in order. Ids and times of calls are left out."""
     return [(artifact.name, _content(artifact)) for artifact in task.artifacts]
 
 
@@ -63,6 +63,8 @@ def _content(artifact: Artifact) -> Any:
         data = to_json(part.data)
         if "call_id" in data:
             assert data.pop("call_id")
+            began, ended = data.pop("started_at", ""), data.pop("ended_at", "")
+            assert began <= ended or data["status"] == "running"
         contents.append(data)
     [content, *more] = contents
     return [content, *more] if more else content
@@ -132,8 +134,9 @@ class Stream:
 
     @property
     def all_progress(self) -> list[dict[str, Any]]:
+        """Without what is said of texts: that is no progress of the work."""
         told = (_shared(event).get("progress") for event in self.events)
-        return [progress for progress in told if progress]
+        return [progress for progress in told if progress and progress["type"] != "phase"]
 
     def _apply(self, event: StreamResponse) -> None:
         kind = event.WhichOneof("payload")

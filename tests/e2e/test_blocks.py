@@ -78,7 +78,7 @@ def test_each_request_says_what_it_wants_to_see(
     with form.following(hinted, "stream", form.sending(WORK)) as events:
         others = list(events)
     assert begun(others) == EVERYTHING
-    assert {mark["type"] for mark in progress(others)} == {"step-start", "step-finish"}
+    assert {mark["type"] for mark in progress(others)} == {"step-start", "step-finish", "phase"}
     for client, shown in ((plain, TEXTS), (hinted, EVERYTHING)):
         assert names(form.get(client, task_id)) == shown
         if form.offers("list"):

@@ -193,7 +193,6 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     BlockPhase: st.builds(
         BlockPhase,
         texts.map("text {}".format),
-        texts,
         st.sampled_from(["commentary", "answer"]),
     ),
     Progress: progress,

@@ -90,10 +90,13 @@ class ModelMark(Shape):
 
 class ProgressMark(Shape):
     type: str = Field(
-        description="step-start, step-finish, tool-call, retry, todo, compaction or run"
+        description="step-start, step-finish, tool-call, phase, retry, todo, compaction or run"
     )
     status: str
     message_id: str = Field(default="", description="Of the agent, where a step or call belongs")
+    artifact_id: str = Field(
+        default="", description="With phase: the text of which the status says what it is"
+    )
     subagent: SubAgentMark | None = Field(
         default=None, description="Who does it, if not the agent itself"
     )

@@ -254,7 +254,7 @@ class Blocks:
             return []
         answer = texts.pop()
         answer.phased = True
-        return [*self._commentary(texts), BlockPhase(answer.id, answer.message_id, "answer")]
+        return [*self._commentary(texts), BlockPhase(answer.id, "answer")]
 
     def _texts(self) -> list[_Block]:
         """The texts that clients see and of which they do not know what they are."""
@@ -269,7 +269,7 @@ class Blocks:
         updates: list[Update] = []
         for block in texts:
             block.phased = True
-            updates.append(BlockPhase(block.id, block.message_id, "commentary"))
+            updates.append(BlockPhase(block.id, "commentary"))
         return updates
 
     def end(self) -> list[Update]:

@@ -279,7 +279,7 @@ class Task:
                 )
             entries.append(LogEntry(block.seq, self.status_at, update))
             if block.phase is not None:
-                phase = BlockPhase(block.id, block.message_id, block.phase)
+                phase = BlockPhase(block.id, block.phase)
                 entries.append(LogEntry(block.phase_seq, self.status_at, phase))
         if self.changes:
             entries.append(LogEntry(self.changes_seq, self.status_at, ChangesMade(self.changes)))

@@ -115,7 +115,6 @@ class BlockPhase:
     """What a text block has turned out to be: said on the way, or the answer to the prompt."""
 
     block_id: str
-    message_id: str
     phase: Literal["commentary", "answer"]
 
 

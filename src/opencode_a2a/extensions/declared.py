@@ -76,6 +76,7 @@ STREAM_HINTS = Extension(
             "step-start",
             "step-finish",
             "tool-call",
+            "phase",
             "retry",
             "todo",
             "compaction",
@@ -96,8 +97,8 @@ STREAM_HINTS = Extension(
                 "phases": {
                     "commentary": "a tool call, or another text of a completed run, has followed",
                     "answer": "the last text of a completed run, with no tool call after it",
-                    "told": "metadata.shared.stream.phase of the artifact; on a stream an update "
-                    "that appends an empty text, as soon as it is known",
+                    "told": "metadata.shared.stream.phase of the artifact in a task; on a stream "
+                    "progress of the type phase, as soon as it is known",
                 },
             },
             "reasoning": {"part": "text", "artifact_name": "reasoning"},
@@ -134,6 +135,7 @@ STREAM_HINTS = Extension(
             "step-start": ["message_id", "subagent", "model", "agent", "variant"],
             "step-finish": ["message_id", "subagent", "usage"],
             "tool-call": ["message_id", "subagent", "tool", "call_id", "title"],
+            "phase": ["artifact_id"],
             "retry": ["attempt", "next", "message", "subagent"],
             "todo": ["todos"],
             "run": ["message"],

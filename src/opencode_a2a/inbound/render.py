@@ -304,18 +304,10 @@ class Renderer:
             case BlockFile():
                 artifact = self._file_artifact(_source(moment, update), update.part)
                 return self._artifact_event(head, artifact)
-            case BlockPhase(block_id=block_id, message_id=message_id, phase=phase):
-                # Nothing is appended: only its metadata is news.
-                source = _Source(
-                    head,
-                    block_id,
-                    message_id=message_id,
-                    seq=entry.seq,
-                    begins=False,
-                    phase=phase,
-                )
-                artifact = self._text_artifact(source, BlockKind.TEXT, "")
-                return self._artifact_event(head, artifact, append=True)
+            case BlockPhase(block_id=block_id, phase=phase):
+                # Not as an update of the artifact, whose last chunk has been sent.
+                told = {"type": "phase", "status": phase, "artifact_id": block_id}
+                return self._status_event(moment, {"progress": told})
             case ChangesMade(files=files):
                 return self._artifact_event(head, self._changes(head, files, entry.seq))
             case Queued():
