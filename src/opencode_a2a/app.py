@@ -202,6 +202,7 @@ def _connect(settings: Settings, endpoint: Endpoint) -> AbstractAsyncContextMana
         system=upstream.system,
         variant=upstream.variant,
         rules=_rules(settings.server),
+        model_titles=settings.server.session_titles == "model",
     )
     return OpenCode.connect(
         endpoint,

@@ -349,6 +349,13 @@ class Server(SettingsGroup):
         "agent's text and files (`answer`), or also its reasoning, tool calls, changes and "
         "progress (`all`), as if all of them had activated it.",
     )
+    session_titles: Annotated[Literal["model", "message"], Spellings()] = Field(
+        default="model",
+        description="Who makes the title of a new OpenCode session: OpenCode, which asks a model "
+        "for it once in each conversation (`small_model` of its configuration, if that is set; "
+        "no usage of a task), or this service, from the first line of the first message "
+        "(`message`), which costs nothing.",
+    )
     max_request_body_bytes: int = Field(
         default=1_048_576, ge=1024, description="Larger requests get 413."
     )

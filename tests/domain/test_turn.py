@@ -47,6 +47,7 @@ from opencode_a2a.domain.updates import (
     InterruptResolved,
     LogEntry,
     Progress,
+    SessionTitled,
     Update,
 )
 from opencode_a2a.domain.values import (
@@ -324,6 +325,12 @@ def test_what_an_earlier_answer_cost_is_not_counted() -> None:
     turn = turn_after(*WORKING)
     assert feed(turn, StepFinished(ROOT, "msg_06", "prt_f", Usage(1))) == []
     assert turn.usage == Usage()
+
+
+def test_a_new_title_is_told_once_and_one_that_is_known_not_at_all() -> None:
+    turn = Turn(ROOT, ASK, title="first")
+    events = [TitleChanged(ROOT, t) for t in ("first", "second", "second")]
+    assert feed(turn, *events, TitleChanged(CHILD, "not this")) == [SessionTitled(ROOT, "second")]
 
 
 # -- what a text is

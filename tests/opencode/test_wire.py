@@ -428,3 +428,8 @@ def test_a_failure_passes_on_what_was_said_and_nothing_else() -> None:
 )
 def test_a_strangers_message_is_scrubbed(said: str, kept: str) -> None:
     assert scrub(said) == kept
+
+
+@pytest.mark.parametrize("title", ["", "New session - 2026-11-15T18:12:45.491Z"])
+def test_a_title_that_nobody_has_made_is_none(title: str) -> None:
+    assert told("session.updated", info={"id": SESSION, "title": title}) == []

@@ -31,6 +31,7 @@ from opencode_a2a.domain.updates import (
     MessageAdded,
     Progress,
     Queued,
+    SessionTitled,
     Started,
     Update,
 )
@@ -186,6 +187,7 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
     Queued: st.builds(Queued, maybe),
     Started: st.builds(Started, texts, texts),
     Continued: st.builds(Continued, texts),
+    SessionTitled: st.builds(SessionTitled, texts, texts),
     BlockText: block_texts,
     BlockTool: st.builds(BlockTool, texts.map("tool {}".format), texts, calls),
     BlockOutput: st.builds(BlockOutput, texts.map("tool {}".format), texts, texts, texts, counts),

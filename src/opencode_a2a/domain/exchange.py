@@ -138,6 +138,7 @@ class Exchange:
         session_id: str,
         rules: list[AllowRule],
         *,
+        title: str = "",
         resumed: Task | None = None,
     ) -> None:
         """`rules` may grow meanwhile. `resumed` is a task of an earlier process.
@@ -149,6 +150,7 @@ class Exchange:
         self.turn: Turn | None = None
         self._limits = limits
         self._session_id = session_id
+        self._title = title
         self._rules = rules
         self._resumed = resumed
         self._maybe_sent = resumed is not None
@@ -235,7 +237,7 @@ class Exchange:
             case PromptSent():
                 return self._begin_work()
             case SessionOpened(session_id, title, worktree=worktree):
-                self._session_id, self._stage = session_id, _Stage.SUBSCRIBE
+                self._session_id, self._title, self._stage = session_id, title, _Stage.SUBSCRIBE
                 return [Started(session_id, title, worktree=worktree)]
             case StoredRead(events):
                 self._heard_at, self._unsettled_since = self._now, None
@@ -312,7 +314,9 @@ class Exchange:
         return refused
 
     def _begin_turn(self) -> None:
-        self.turn = Turn(self._session_id, self.prompt.message_id, self._answer_deadline)
+        self.turn = Turn(
+            self._session_id, self.prompt.message_id, self._answer_deadline, title=self._title
+        )
         # Not earlier: until there is a turn, a decision is only stored.
         if self._resumed is not None:
             self.turn.resume(self._resumed)

@@ -433,6 +433,7 @@ class Run:
             prompt=prompt,
             session_id=self._session_id,
             rules=self._rules,
+            title=self._title,
             resumed=self._resumed,
         )
         self._exchange.pass_time(self._now)

@@ -36,6 +36,7 @@ from .updates import (
     MessageAdded,
     Progress,
     Queued,
+    SessionTitled,
     Started,
 )
 from .values import (
@@ -185,6 +186,9 @@ class Task:
             case Started(session=session, title=title, worktree=worktree):
                 self.session = SessionRef(session, title, worktree=worktree)
                 self.queued = None
+            case SessionTitled(title=title):
+                if self.session is not None:
+                    self.session = replace(self.session, title=title)
             case InterruptOpened(interrupt=interrupt):
                 self.interrupts[interrupt.request_id] = update
                 self.history.append(LogEntry(entry.seq, entry.at, Asked(in_brief(interrupt))))

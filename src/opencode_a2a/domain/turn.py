@@ -60,7 +60,7 @@ from .events import (
 )
 from .requests import ELSEWHERE, Requests
 from .task import Task
-from .updates import Progress, Update
+from .updates import Progress, SessionTitled, Update
 from .values import (
     AnsweredBy,
     Failure,
@@ -114,16 +114,24 @@ def _age(message: MessageSeen) -> tuple[int, str]:
 
 class Turn:
     def __init__(
-        self, session: str, message_id: str, deadline: Callable[[], int | None] = lambda: None
+        self,
+        session: str,
+        message_id: str,
+        deadline: Callable[[], int | None] = lambda: None,
+        *,
+        title: str = "",
     ) -> None:
-        """`deadline` says until when a person must decide what is asked now."""
+        """`deadline` says until when a person must decide what is asked now.
+
+        `title` is what clients know as the title of the session.
+        """
         self.session = session
         self.message_id = message_id
         self.outcome: Outcome | None = None
         self.requests = Requests(deadline)
         self.family: set[str] = {session}
         self.files_changed = False
-        self.title = ""
+        self.title = title
         self.answered_by: AnsweredBy | None = None
         self._prompted_at: int | None = None
         self._user_messages: set[str] = set()
@@ -226,8 +234,9 @@ class Turn:
                     self._add_subagent(SubAgent(child, event.agent))
             case Retrying():
                 return self._on_retry(event)
-            case TitleChanged() if ours:
-                self.title = event.title
+            case TitleChanged(title=title) if ours:
+                known, self.title = self.title, title
+                return [SessionTitled(self.session, title)] if title != known else []
             case TodosChanged() if ours:
                 return [Progress("todo", "updated", todos=event.todos)]
             case Compacting() if ours and self._prompted_at is not None:

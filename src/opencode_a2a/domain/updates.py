@@ -69,6 +69,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionTitled:
+    """The session has another title: a model has made one, or somebody has changed it."""
+
+    session: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
 class BlockText:
     """Text for one block; `append` is false when it begins or replaces the block."""
 
@@ -226,6 +234,7 @@ Update: TypeAlias = (
     | Queued
     | Started
     | Continued
+    | SessionTitled
     | BlockText
     | BlockTool
     | BlockOutput
@@ -259,7 +268,7 @@ def state_after(update: Update) -> TaskState | None:
             return TaskState.INPUT_REQUIRED if still_open else TaskState.WORKING
         case Ended(state=state):
             return state
-        case MessageAdded() | Progress() | ChangesMade() | Asked() | Decided():
+        case MessageAdded() | Progress() | ChangesMade() | SessionTitled() | Asked() | Decided():
             return None
         case BlockText() | BlockTool() | BlockOutput() | BlockFile() | BlockPhase():
             return None

@@ -52,6 +52,7 @@ from ..domain.updates import (
     MessageAdded,
     Progress,
     Queued,
+    SessionTitled,
     Started,
     Update,
 )
@@ -244,6 +245,8 @@ class Renderer:
                 return self.hints or kind is BlockKind.TEXT
             case BlockTool() | BlockOutput() | BlockPhase() | Progress() | Continued():
                 return self.hints
+            case SessionTitled():
+                return self.hints
             case BlockFile(part=part):
                 return _accepts_file(head, part)
             case ChangesMade():
@@ -316,6 +319,8 @@ class Renderer:
             case Started(session=session, title=title, worktree=worktree):
                 shared = {"session": _session(session, title)}
                 return self._status_event(moment, shared, opencode=_worktree(worktree))
+            case SessionTitled(session=session, title=title):
+                return self._status_event(moment, {"session": _session(session, title)})
             case Continued():
                 progress = Progress("run", "continued", message=CONTINUED_NOTE)
                 return self._status_event(moment, {"progress": _progress(progress)})

@@ -48,6 +48,7 @@ class Defaults:
     system: str | None = None
     variant: str | None = None
     rules: tuple[PermissionRule, ...] = ()  # for new sessions
+    model_titles: bool = False  # OpenCode asks a model for the titles of new sessions
 
 
 class StoredMessage(wire.Wire):
@@ -103,10 +104,11 @@ class OpenCode:
         self, title: str, context_id: str, location: Location | None = None
     ) -> SessionRef:
         directory = location.directory if location is not None else self._defaults.directory
-        # Without a title OpenCode would call the model for one. The metadata shows services for
-        # other roots that the session is not theirs.
+        # The metadata shows services for other roots that the session is not theirs.
         origin = {"contextId": context_id, "root": self._defaults.directory}
-        body: dict[str, Any] = {"title": title, "metadata": {"a2a": origin}}
+        body: dict[str, Any] = {"metadata": {"a2a": origin}}
+        if not self._defaults.model_titles:  # without one OpenCode asks a model for it
+            body["title"] = title
         if location is not None and location.workspace is not None:
             body["workspaceID"] = location.workspace
         if self._defaults.rules:
@@ -114,7 +116,8 @@ class OpenCode:
         await self._feed.ready()
         answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
         created = wire.read(wire.SessionInfo, answer)
-        return SessionRef(created.id, created.title, directory=created.directory or directory)
+        # Until the model has made a title, clients see this one.
+        return SessionRef(created.id, title, directory=created.directory or directory)
 
     async def delete(self, ref: SessionRef) -> None:
         await self._http.call("DELETE", "session", ref.id)

@@ -45,6 +45,8 @@ REFUSALS = ("The user rejected permission", "The user dismissed this question")
 FILE_LIMIT = 12 << 20  # characters of a data URL: as much as may be sent in one part
 OUTPUT_WINDOW = 30_000  # characters that OpenCode tells of a running tool: its latest, …
 OUTPUT_CUT = "...\n\n"  # … after this
+# What OpenCode calls a session until a model has made a title for it.
+UNTITLED = re.compile(r"(New|Child) session - \d{4}-\d\d-\d\dT|$")
 
 
 class Wire(BaseModel):
@@ -538,7 +540,7 @@ def _session_created(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
 
 def _session_updated(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     info = SessionInfo.model_validate(p["info"])
-    return [ev.TitleChanged(info.id, info.title)]
+    return [] if UNTITLED.match(info.title) else [ev.TitleChanged(info.id, info.title)]
 
 
 def _permission_asked(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:

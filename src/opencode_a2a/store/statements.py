@@ -41,6 +41,7 @@ from ..domain.updates import (
     InterruptUnclear,
     LogEntry,
     Queued,
+    SessionTitled,
     Started,
 )
 from ..domain.values import (
@@ -246,6 +247,9 @@ def _update_row(db: Connection, batch: Batch) -> bool:
                 values["message"] = queueing(entry.update)
             case Started(session=session, title=title):
                 values |= {"session_id": session, "title": title}
+            case SessionTitled(session=session, title=title):
+                values["title"] = title
+                _retitle(db, session, title)  # the next task of the context begins with it
             case InterruptOpened() | InterruptUnclear() | InterruptAnswered() | InterruptResolved():
                 values["message"] = _waiting_message(batch)
             case Ended(message=message, session=session, title=title):
@@ -260,6 +264,11 @@ def _update_row(db: Connection, batch: Batch) -> bool:
         if text := values.get(column):
             values[column] = text.replace("\0", "")  # PostgreSQL cannot store it
     return _state_update(tuple(values)).change(db, {**values, "moved": batch.task.head.id}) == 1
+
+
+def _retitle(db: Connection, session_id: str, title: str) -> None:
+    this = update(sessions).where(sessions.c.session_id == session_id)
+    db.execute(this.values(title=title.replace("\0", "")))
 
 
 def _waiting_message(batch: Batch) -> str | None:
