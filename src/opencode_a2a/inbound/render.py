@@ -308,7 +308,7 @@ class Renderer:
                 artifact = self._file_artifact(_source(moment, update), update.part)
                 return self._artifact_event(head, artifact)
             case BlockPhase(block_id=block_id, phase=phase):
-                # Not as an update of the artifact, whose last chunk has been sent.
+                # Not as an update of the artifact, whose last chunk may have been sent.
                 told = {"type": "phase", "status": phase, "artifact_id": block_id}
                 return self._status_event(moment, {"progress": told})
             case ChangesMade(files=files):
