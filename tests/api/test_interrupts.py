@@ -226,6 +226,7 @@ def test_lists_show_what_waits_oldest_first(guarded: Service, form: Form) -> Non
             "context_id": three["contextId"],
             "details": three["metadata"]["shared"]["interrupt"]["details"],
             "expires_at": three["metadata"]["shared"]["interrupt"]["expires_at"],
+            "subagent": None,
         }
         form.result(form.call(alice, "cancel", {"id": one["id"]}))
         form.send(alice, "yes", taskId=two["id"])
