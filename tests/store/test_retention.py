@@ -127,7 +127,8 @@ async def test_the_file_shrinks(path: Path, file_url: str, clock: Clock) -> None
     closed = await asyncio.to_thread(size)
     assert full > 40_000_000
     assert folded < 0.75 * full
-    assert empty < 18_000_000  # at most what SQLite keeps of its journal
+    # What is left is the journal, whose size depends on when SQLite last began it anew.
+    assert empty < 0.65 * full
     assert closed < 2_000_000
 
 
