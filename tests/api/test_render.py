@@ -13,10 +13,9 @@ from opencode_a2a.domain.events import BlockKind
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.turn import LOST
 from opencode_a2a.domain.updates import (
-    Asked,
     BlockPhase,
     BlockText,
-    Decided,
+    DecisionRecord,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -26,6 +25,7 @@ from opencode_a2a.domain.updates import (
     MessageAdded,
     Progress,
     Queued,
+    RequestRecord,
     Started,
     Update,
 )
@@ -214,8 +214,8 @@ def test_the_history_tells_what_was_asked_and_how_it_was_decided_in_order() -> N
         InterruptOpened(WHICH),
         InterruptAnswered(WHICH, answers, "answered", by="method"),
         InterruptResolved(WHICH, "answered"),
-        Asked(ASK),
-        Decided(ASK, "once", by="rule", decision=once),
+        RequestRecord(ASK),
+        DecisionRecord(ASK, "once", by="rule", decision=once),
         InterruptOpened(replace(ASK, request_id="per_2")),
         InterruptResolved(replace(ASK, request_id="per_2"), "reject"),
         InterruptOpened(replace(ASK, request_id="per_3")),

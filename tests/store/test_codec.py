@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from opencode_a2a.domain.events import BlockKind, ToolCall
 from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.updates import (
-    Asked,
     BlockFile,
     BlockOutput,
     BlockPhase,
@@ -20,8 +19,8 @@ from opencode_a2a.domain.updates import (
     BlockTool,
     ChangesMade,
     Continued,
-    Decided,
     DecidedBy,
+    DecisionRecord,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -31,6 +30,7 @@ from opencode_a2a.domain.updates import (
     MessageAdded,
     Progress,
     Queued,
+    RequestRecord,
     SessionTitled,
     Started,
     Update,
@@ -198,9 +198,9 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
         st.sampled_from(["commentary", "answer"]),
     ),
     Progress: progress,
-    Asked: st.builds(Asked, interrupts),
-    Decided: st.builds(
-        Decided,
+    RequestRecord: st.builds(RequestRecord, interrupts),
+    DecisionRecord: st.builds(
+        DecisionRecord,
         interrupts,
         texts,
         st.sampled_from(get_args(DecidedBy)),
@@ -339,5 +339,5 @@ def test_rows_of_versions_that_did_not_say_who_are_still_read() -> None:
     task = codec.unfold(head, codec.fold(Task.of(head, entries)))
     assert (task.state, task.ended and task.ended.answered_by) == (TaskState.COMPLETED, None)
     [asked] = [entry.update for entry in task.history]
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, RequestRecord)
     assert asked.interrupt.subagent is None

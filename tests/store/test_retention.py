@@ -127,7 +127,7 @@ async def test_the_file_shrinks(path: Path, file_url: str, clock: Clock) -> None
     closed = await asyncio.to_thread(size)
     assert full > 40_000_000
     assert folded < 0.75 * full
-    # What is left is the journal, whose size depends on when SQLite last began it anew.
+    # The file shrinks with the next checkpoint of its journal, and when that is depends on sizes.
     assert empty < 0.65 * full
     assert closed < 2_000_000
 

@@ -53,7 +53,14 @@ from .permissions import AllowRule, covers
 from .requests import ELSEWHERE, EXPIRED
 from .task import Task
 from .turn import Outcome, Turn
-from .updates import Asked, Decided, InterruptAnswered, InterruptOpened, Started, Update
+from .updates import (
+    DecisionRecord,
+    InterruptAnswered,
+    InterruptOpened,
+    RequestRecord,
+    Started,
+    Update,
+)
 from .values import (
     Decision,
     Failure,
@@ -271,8 +278,8 @@ class Exchange:
                     once = PermissionDecision("once")
                     self._deliver(Deliver(ask, once, by_rule=True))
                     brief = in_brief(ask)
-                    decided = Decided(brief, resolution="once", by="rule", decision=once)
-                    updates += [Asked(brief), decided]
+                    decided = DecisionRecord(brief, resolution="once", by="rule", decision=once)
+                    updates += [RequestRecord(brief), decided]
                 else:
                     updates.append(update)
         return updates

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from .updates import Decided, Queued
+from .updates import DecisionRecord, Queued
 from .values import (
     Interrupt,
     PermissionAsk,
@@ -71,12 +71,12 @@ def asking(interrupt: Interrupt, room: int = LONGEST_STATUS) -> str:
     return f"{_fitted(interrupt, room - _size(how) - 2)}\n\n{how}"
 
 
-def asked(interrupt: Interrupt) -> str:
+def request_note(interrupt: Interrupt) -> str:
     """What was asked, once it is settled."""
     return _fitted(interrupt, LONGEST_STATUS)
 
 
-def decided(settled: Decided) -> str:
+def decision_note(settled: DecisionRecord) -> str:
     """What became of a request, and who decided it."""
     if settled.by == "expiry":
         return "Refused: nobody answered in time."

@@ -17,7 +17,6 @@ from typing import Literal, assert_never
 
 from .events import BlockKind, ToolCall
 from .updates import (
-    Asked,
     BlockFile,
     BlockOutput,
     BlockPhase,
@@ -25,8 +24,8 @@ from .updates import (
     BlockTool,
     ChangesMade,
     Continued,
-    Decided,
     DecidedBy,
+    DecisionRecord,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -36,6 +35,7 @@ from .updates import (
     MessageAdded,
     Progress,
     Queued,
+    RequestRecord,
     SessionTitled,
     Started,
 )
@@ -179,7 +179,7 @@ class Task:
                 if block_id in self.blocks:
                     block = self._unshared(block_id)
                     block.phase, block.phase_seq = phase, entry.seq
-            case MessageAdded() | Continued() | Asked() | Decided():
+            case MessageAdded() | Continued() | RequestRecord() | DecisionRecord():
                 self.history.append(entry)
             case Queued():
                 self.queued = update
@@ -191,7 +191,9 @@ class Task:
                     self.session = replace(self.session, title=title)
             case InterruptOpened(interrupt=interrupt):
                 self.interrupts[interrupt.request_id] = update
-                self.history.append(LogEntry(entry.seq, entry.at, Asked(in_brief(interrupt))))
+                self.history.append(
+                    LogEntry(entry.seq, entry.at, RequestRecord(in_brief(interrupt)))
+                )
             case InterruptUnclear(note=note):
                 self.unclear = note
             case InterruptAnswered(interrupt=interrupt):
@@ -298,7 +300,7 @@ class Task:
 def _decided(
     entry: LogEntry, update: InterruptAnswered | InterruptResolved, *, by: DecidedBy
 ) -> LogEntry:
-    decided = Decided(
+    decided = DecisionRecord(
         interrupt=in_brief(update.interrupt),
         resolution=update.resolution,
         by=by,

@@ -153,14 +153,14 @@ DecidedBy: TypeAlias = Literal["message", "method", "rule", "expiry", "elsewhere
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestRecord:
     """What the agent has asked for, for the task's history; without what may be long."""
 
     interrupt: Interrupt
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecisionRecord:
     """What was decided, for the task's history, where no message of the caller says it.
 
     A decision of a rule is logged as this: nobody was asked. Of others the task makes it.
@@ -241,8 +241,8 @@ Update: TypeAlias = (
     | BlockFile
     | BlockPhase
     | Progress
-    | Asked
-    | Decided
+    | RequestRecord
+    | DecisionRecord
     | InterruptOpened
     | InterruptUnclear
     | InterruptAnswered
@@ -268,7 +268,14 @@ def state_after(update: Update) -> TaskState | None:
             return TaskState.INPUT_REQUIRED if still_open else TaskState.WORKING
         case Ended(state=state):
             return state
-        case MessageAdded() | Progress() | ChangesMade() | SessionTitled() | Asked() | Decided():
+        case (
+            MessageAdded()
+            | Progress()
+            | ChangesMade()
+            | SessionTitled()
+            | RequestRecord()
+            | DecisionRecord()
+        ):
             return None
         case BlockText() | BlockTool() | BlockOutput() | BlockFile() | BlockPhase():
             return None

@@ -23,10 +23,10 @@ from ..domain.events import BlockKind, ToolCall
 from ..domain.phrases import (
     CONTINUE_PROMPT,
     CONTINUED_NOTE,
-    asked,
     asking,
-    decided,
+    decision_note,
     queueing,
+    request_note,
     waiting,
 )
 from ..domain.ports import TaskRow
@@ -34,7 +34,6 @@ from ..domain.replies import HITL
 from ..domain.requests import details
 from ..domain.task import Block, Task, TaskHead
 from ..domain.updates import (
-    Asked,
     BlockFile,
     BlockOutput,
     BlockPhase,
@@ -42,7 +41,7 @@ from ..domain.updates import (
     BlockTool,
     ChangesMade,
     Continued,
-    Decided,
+    DecisionRecord,
     Ended,
     InterruptAnswered,
     InterruptOpened,
@@ -52,6 +51,7 @@ from ..domain.updates import (
     MessageAdded,
     Progress,
     Queued,
+    RequestRecord,
     SessionTitled,
     Started,
     Update,
@@ -162,12 +162,12 @@ class Renderer:
             match entry.update:
                 case MessageAdded(message=message):
                     history.append(self.message(message, head))
-                case Asked(interrupt=ask) if ask.request_id not in task.interrupts:
+                case RequestRecord(interrupt=ask) if ask.request_id not in task.interrupts:
                     mark = _interrupt(ask, "asked")
-                    history.append(self._settled(head, asked(ask), mark, seq=entry.seq))
-                case Decided(interrupt=ask, resolution=resolution, by=by):
+                    history.append(self._settled(head, request_note(ask), mark, seq=entry.seq))
+                case DecisionRecord(interrupt=ask, resolution=resolution, by=by):
                     mark = _interrupt(ask, "resolved", resolution=resolution) | {"by": by}
-                    text = decided(entry.update)
+                    text = decision_note(entry.update)
                     history.append(self._settled(head, text, mark, seq=entry.seq))
                 case _:
                     pass
@@ -239,7 +239,7 @@ class Renderer:
     def shows(self, head: TaskHead, update: Update) -> bool:
         """Whether the client gets an event for an update of the log."""
         match update:
-            case MessageAdded() | InterruptAnswered() | Asked() | Decided():
+            case MessageAdded() | InterruptAnswered() | RequestRecord() | DecisionRecord():
                 return False
             case BlockText(kind=kind):
                 return self.hints or kind is BlockKind.TEXT
@@ -348,7 +348,7 @@ class Renderer:
                     shared["usage"] = _usage(update.usage)
                 opencode = self._end_marks(head, update)
                 return self._status_event(moment, shared, end, opencode=opencode)
-            case MessageAdded() | InterruptAnswered() | Asked() | Decided():
+            case MessageAdded() | InterruptAnswered() | RequestRecord() | DecisionRecord():
                 raise AssertionError("no client gets an event for it")
             case _:
                 assert_never(update)

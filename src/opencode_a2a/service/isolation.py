@@ -457,7 +457,7 @@ class ContextWorktrees:
         exists = await self._is_registered(worktree)
         if await self._unsaved(worktree, exists=exists):
             return
-        # Asked last: OpenCode would load every idle directory, again and again.
+        # RequestRecord last: OpenCode would load every idle directory, again and again.
         await self._check_not_in_use(worktree, exists=exists)
         commit = await Checkout(worktree.checkout).tip(worktree.ref.branch)
         await self._remove(worktree, commit, exists=exists)
