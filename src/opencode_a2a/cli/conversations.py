@@ -13,7 +13,7 @@ from typing import Any
 
 from ..paths import make_private_directory, state_home
 
-KEPT = 200  # peers
+MAX_PEERS = 200  # the newest; one conversation each
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def remember(url: str, *, context_id: str | None, task_id: str | None, waits: bo
     """Keep it as the last one. A full disk is no reason to fail."""
     known = _read()
     known[url] = asdict(Conversation(context_id, task_id, waits=waits, at=time.time()))
-    newest = sorted(known.items(), key=lambda item: item[1].get("at", 0.0))[-KEPT:]
+    newest = sorted(known.items(), key=lambda item: item[1].get("at", 0.0))[-MAX_PEERS:]
     with suppress(OSError, RuntimeError):
         file = _file()
         make_private_directory(file.parent)

@@ -22,6 +22,7 @@ from .updates import (
     BlockPhase,
     BlockText,
     BlockTool,
+    BlockUpdate,
     ChangesMade,
     Continued,
     DecidedBy,
@@ -31,6 +32,7 @@ from .updates import (
     InterruptOpened,
     InterruptResolved,
     InterruptUnclear,
+    InterruptUpdate,
     LogEntry,
     MessageAdded,
     Progress,
@@ -156,29 +158,8 @@ class Task:
         if entry.state is not None:
             self.state, self.status_at = entry.state, entry.at
         match update:
-            case BlockText():
-                block = self._block(update, update.kind)
-                if not update.append:
-                    block.pieces.clear()
-                    block.phase = None
-                block.pieces.append(update.text)
-                block.part_id, block.last, block.seq = update.part_id, update.last, entry.seq
-            case BlockTool():
-                block = self._block(update, BlockKind.TOOL_CALL)
-                block.tool, block.last, block.seq = update.call, update.call.over, entry.seq
-                block.output.clear()
-            case BlockOutput(block_id=block_id, output=output):
-                if block_id in self.blocks:
-                    block = self._unshared(block_id)
-                    block.output.append(output)
-                    block.seq = entry.seq
-            case BlockFile():
-                block = self._block(update, BlockKind.FILE)
-                block.file, block.last, block.seq = update.part, True, entry.seq
-            case BlockPhase(block_id=block_id, phase=phase):
-                if block_id in self.blocks:
-                    block = self._unshared(block_id)
-                    block.phase, block.phase_seq = phase, entry.seq
+            case BlockText() | BlockTool() | BlockOutput() | BlockFile() | BlockPhase():
+                self._apply_to_block(update, entry.seq)
             case MessageAdded() | Continued() | RequestRecord() | DecisionRecord():
                 self.history.append(entry)
             case Queued():
@@ -189,23 +170,8 @@ class Task:
             case SessionTitled(title=title):
                 if self.session is not None:
                     self.session = replace(self.session, title=title)
-            case InterruptOpened(interrupt=interrupt):
-                self.interrupts[interrupt.request_id] = update
-                self.history.append(
-                    LogEntry(entry.seq, entry.at, RequestRecord(in_brief(interrupt)))
-                )
-            case InterruptUnclear(note=note):
-                self.unclear = note
-            case InterruptAnswered(interrupt=interrupt):
-                self.answer(update)
-                if update.by is not None and update.by != "message":
-                    self.history.append(_decided(entry, update, by=update.by))
-            case InterruptResolved(interrupt=interrupt):
-                opened = self.interrupts.pop(interrupt.request_id, None)
-                if opened is not None and update.resolution != ENDED:
-                    self.history.append(_decided(entry, update, by="elsewhere"))
-                self.answered.pop(interrupt.request_id, None)
-                self.unclear = None
+            case InterruptOpened() | InterruptUnclear() | InterruptAnswered() | InterruptResolved():
+                self._apply_to_request(update, entry)
             case Progress(usage=usage, part_id=part_id):
                 if usage is None:
                     self.reported.add(update)
@@ -215,16 +181,68 @@ class Task:
             case ChangesMade(files=files):
                 self.changes, self.changes_seq = files, entry.seq
             case Ended():
-                self.ended, self.queued = update, None
-                self.usage = update.usage or self.usage
-                self.interrupts.clear()
-                self.answered.clear()
-                self.unclear = None
-                if update.session:
-                    worktree = self.session.worktree if self.session is not None else None
-                    self.session = SessionRef(update.session, update.title, worktree=worktree)
+                self._end(update)
             case _:
                 assert_never(update)
+
+    def _apply_to_block(self, update: BlockUpdate, seq: int) -> None:
+        match update:
+            case BlockText():
+                block = self._block(update, update.kind)
+                if not update.append:
+                    block.pieces.clear()
+                    block.phase = None
+                block.pieces.append(update.text)
+                block.part_id, block.last, block.seq = update.part_id, update.last, seq
+            case BlockTool():
+                block = self._block(update, BlockKind.TOOL_CALL)
+                block.tool, block.last, block.seq = update.call, update.call.over, seq
+                block.output.clear()
+            case BlockFile():
+                block = self._block(update, BlockKind.FILE)
+                block.file, block.last, block.seq = update.part, True, seq
+            case BlockOutput(block_id=block_id, output=output):
+                if block_id in self.blocks:
+                    block = self._unshared(block_id)
+                    block.output.append(output)
+                    block.seq = seq
+            case BlockPhase(block_id=block_id, phase=phase):
+                if block_id in self.blocks:
+                    block = self._unshared(block_id)
+                    block.phase, block.phase_seq = phase, seq
+            case _:
+                assert_never(update)
+
+    def _apply_to_request(self, update: InterruptUpdate, entry: LogEntry) -> None:
+        match update:
+            case InterruptOpened(interrupt=interrupt):
+                self.interrupts[interrupt.request_id] = update
+                record = RequestRecord(in_brief(interrupt))
+                self.history.append(LogEntry(entry.seq, entry.at, record))
+            case InterruptUnclear(note=note):
+                self.unclear = note
+            case InterruptAnswered():
+                self.answer(update)
+                if update.by is not None and update.by != "message":
+                    self.history.append(_decided(entry, update, by=update.by))
+            case InterruptResolved(interrupt=interrupt):
+                opened = self.interrupts.pop(interrupt.request_id, None)
+                if opened is not None and update.resolution != ENDED:
+                    self.history.append(_decided(entry, update, by="elsewhere"))
+                self.answered.pop(interrupt.request_id, None)
+                self.unclear = None
+            case _:
+                assert_never(update)
+
+    def _end(self, update: Ended) -> None:
+        self.ended, self.queued = update, None
+        self.usage = update.usage or self.usage
+        self.interrupts.clear()
+        self.answered.clear()
+        self.unclear = None
+        if update.session:
+            worktree = self.session.worktree if self.session is not None else None
+            self.session = SessionRef(update.session, update.title, worktree=worktree)
 
     def answer(self, update: InterruptAnswered) -> None:
         """A request is decided, and the agent has not confirmed it yet."""

@@ -229,6 +229,10 @@ class Ended:
     answered_by: AnsweredBy | None = None
 
 
+BlockUpdate: TypeAlias = BlockText | BlockTool | BlockOutput | BlockFile | BlockPhase
+InterruptUpdate: TypeAlias = (
+    InterruptOpened | InterruptUnclear | InterruptAnswered | InterruptResolved
+)
 Update: TypeAlias = (
     MessageAdded
     | Queued

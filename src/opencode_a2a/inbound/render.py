@@ -39,6 +39,7 @@ from ..domain.updates import (
     BlockPhase,
     BlockText,
     BlockTool,
+    BlockUpdate,
     ChangesMade,
     Continued,
     DecisionRecord,
@@ -291,26 +292,8 @@ class Renderer:
         head, entry = moment.head, moment.entry
         update = entry.update
         match update:
-            case BlockText():
-                source = _source(moment, update, begins=not update.append)
-                artifact = self._text_artifact(source, update.kind, update.text)
-                return self._artifact_event(
-                    head, artifact, append=update.append, last_chunk=update.last
-                )
-            case BlockTool():
-                artifact = self._tool_artifact(_source(moment, update), update.call)
-                return self._artifact_event(head, artifact, last_chunk=update.call.over)
-            case BlockOutput():
-                return self._artifact_event(
-                    head, self._output_artifact(moment, update), append=True, last_chunk=False
-                )
-            case BlockFile():
-                artifact = self._file_artifact(_source(moment, update), update.part)
-                return self._artifact_event(head, artifact)
-            case BlockPhase(block_id=block_id, phase=phase):
-                # Not as an update of the artifact, whose last chunk may have been sent.
-                told = {"type": "phase", "status": phase, "artifact_id": block_id}
-                return self._status_event(moment, {"progress": told})
+            case BlockText() | BlockTool() | BlockOutput() | BlockFile() | BlockPhase():
+                return self._block_event(moment, update)
             case ChangesMade(files=files):
                 return self._artifact_event(head, self._changes(head, files, entry.seq))
             case Queued():
@@ -350,6 +333,31 @@ class Renderer:
                 return self._status_event(moment, shared, end, opencode=opencode)
             case MessageAdded() | InterruptAnswered() | RequestRecord() | DecisionRecord():
                 raise AssertionError("no client gets an event for it")
+            case _:
+                assert_never(update)
+
+    def _block_event(self, moment: _Moment, update: BlockUpdate) -> Json:
+        head = moment.head
+        match update:
+            case BlockText():
+                source = _source(moment, update, begins=not update.append)
+                artifact = self._text_artifact(source, update.kind, update.text)
+                return self._artifact_event(
+                    head, artifact, append=update.append, last_chunk=update.last
+                )
+            case BlockTool():
+                artifact = self._tool_artifact(_source(moment, update), update.call)
+                return self._artifact_event(head, artifact, last_chunk=update.call.over)
+            case BlockOutput():
+                artifact = self._output_artifact(moment, update)
+                return self._artifact_event(head, artifact, append=True, last_chunk=False)
+            case BlockFile():
+                artifact = self._file_artifact(_source(moment, update), update.part)
+                return self._artifact_event(head, artifact)
+            case BlockPhase(block_id=block_id, phase=phase):
+                # Not as an update of the artifact, whose last chunk may have been sent.
+                progress = {"type": "phase", "status": phase, "artifact_id": block_id}
+                return self._status_event(moment, {"progress": progress})
             case _:
                 assert_never(update)
 
