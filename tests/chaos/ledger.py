@@ -114,6 +114,9 @@ class View:
         event = event.get("statusUpdate") or event.get("artifactUpdate") or event
         if "status" in event:
             self.state = state_of(event)
+            progress = event.get("metadata", {}).get("shared", {}).get("progress", {})
+            if progress.get("type") == "phase":
+                self._set_phase(progress["artifact_id"], progress["status"])
             return
         artifact = event["artifact"]
         if event.get("lastChunk"):
@@ -126,6 +129,11 @@ class View:
         elif event.get("append"):
             artifact = {**artifact, "appended_to": "nothing"}  # will not match
         self._artifacts[artifact["artifactId"]] = artifact
+
+    def _set_phase(self, artifact_id: str, phase: str) -> None:
+        held = self._artifacts[artifact_id]
+        marks = {**held["metadata"]["shared"]["stream"], "phase": phase}
+        self._artifacts[artifact_id] = {**held, "metadata": {"shared": {"stream": marks}}}
 
     @property
     def artifacts(self) -> list[Json]:

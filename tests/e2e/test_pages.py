@@ -36,7 +36,11 @@ NOT_RUN = {
     "A2A_BEARER_TOKEN=dev-token opencode-a2a serve": "needs that OpenCode",
 }
 # A free port; and what one section asks for, because another start would take seconds.
-ALWAYS_SET = {"A2A_PORT": "0", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"}
+ALWAYS_SET = {
+    "A2A_PORT": "0",
+    "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
+    "A2A_SESSION_TITLES": "message",  # the model's title comes at any moment
+}
 READY = r"OpenCode answers A2A at \S+:(\d+)\n(.*\n)*Stop with Ctrl-C\."
 WELCOME = "OpenCode answers A2A at"
 # The test has its own OpenCode; installing one is tried in tests/cli/test_executable.py.

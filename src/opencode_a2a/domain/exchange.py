@@ -74,6 +74,7 @@ from .values import (
 )
 
 ABORT_AGAIN_SECONDS = 0.2
+STOP_RETRY_SECONDS = 3.0  # while every attempt to stop the agent fails
 NOT_DECIDED = "Nobody was there to decide in time. Go on without it, or say what you need."
 SESSION_DELETED = Problem(
     Failure.UPSTREAM_INTERRUPTED,
@@ -134,6 +135,7 @@ class _Stop:
     heard_all: bool = False  # that had arrived before: what is done need not be stopped
     aborted: bool = False
     is_fault: bool = False  # of ours: updates may have been lost
+    failing_since: float | None = None  # no attempt has succeeded since then
     only_once: bool = False  # there is no session any more in which the end could be seen
 
 
@@ -351,12 +353,18 @@ class Exchange:
                 if isinstance(effect, SendPrompt):
                     self._stage, self._maybe_sent = _Stage.FIND, True
                 lost = self._patience.lost(self._now)
-                if (
-                    self._stop is not None
-                ):  # the agent may be at work: try again while there is time
-                    self._stop.abort_at = self._patience.retry_at
+                if self._stop is not None:
+                    self._retry_stop(self._stop)
                 elif lost or not failed.unreachable:
                     self.fail(failed.problem)
+
+    def _retry_stop(self, stop: _Stop) -> None:
+        """The agent may be at work, so what has failed is tried again, for a while."""
+        if stop.failing_since is None:
+            stop.failing_since = self._now
+        stop.abort_at = self._patience.retry_at
+        if self._now - stop.failing_since >= STOP_RETRY_SECONDS:
+            self._end(stop.outcome)
 
     def _on_session_missing(self, effect: Effect) -> None:
         if isinstance(effect, SendPrompt) and not self._maybe_sent and not self._renewed:
