@@ -278,7 +278,7 @@ class Renderer:
 
     def last_status(self, head: TaskHead, entry: LogEntry, state: TaskState) -> bytes:
         """The state by itself, where a stream ends after an entry that does not say it."""
-        return orjson.dumps(self._status_event(_Moment(head, entry, state, last=True), {}))
+        return _one_line(self._status_event(_Moment(head, entry, state, last=True), {}))
 
     def first(self, task: Task, history_length: int | None = None, gap: str | None = None) -> bytes:
         """The task itself as the first event of a stream; `gap` says what it could not follow."""

@@ -341,5 +341,5 @@ def _at(value: Any, *names: str) -> Json:
 
 
 def _dicts(value: Any) -> list[Json]:
-    """The objects in a list: metadata of strangers may be anything."""
+    """The objects in a list: metadata of other agents may be anything."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
