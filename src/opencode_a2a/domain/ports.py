@@ -283,6 +283,26 @@ class InterruptStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PeerConversation:
+    """Where a conversation with a peer goes on: the peer's own context, and its unfinished task."""
+
+    context_id: str
+    task_id: str | None = None
+
+
+class PeerConversations(Protocol):
+    """The last conversation with each peer, of each context of each caller."""
+
+    async def last(self, owner: str, context_id: str, peer: str) -> PeerConversation | None: ...
+
+    async def keep(
+        self, owner: str, context_id: str, peer: str, conversation: PeerConversation
+    ) -> None:
+        """Replace the last conversation. Ids that cannot be stored are forgotten instead."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Fetched:
     content: bytes
     media_type: str

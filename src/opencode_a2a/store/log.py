@@ -38,7 +38,7 @@ from ..errors import (
     TaskNotFound,
     UnsupportedOperation,
 )
-from . import codec, interrupts
+from . import codec, conversations, interrupts
 from . import statements as sql
 from .database import Conflict, Database
 from .holder import LEASE, Holder, Lease
@@ -63,7 +63,7 @@ class Retention:
     """How long things are kept, in seconds."""
 
     replay: float = 900.0  # the single entries of an ended task
-    tasks: float = 30 * 86_400.0  # an ended task; 0 means for ever
+    tasks: float = 30 * 86_400.0  # an ended task, a conversation with a peer; 0 means for ever
     keys: float = 86_400.0  # what a repeated request is known by
     requests: float = 600.0  # what the agent asked for, once it is settled
 
@@ -561,12 +561,13 @@ class SqlTaskLog:
         for statement, seconds in (
             (sql.sweep, retention.replay),
             (sql.forget, retention.tasks),
+            (conversations.forget, retention.tasks),
             (sql.forget_keys, retention.keys),
             (interrupts.forget, retention.requests),
             (sql.forget_claims, 0.0),
         ):
             before = self._clock() - int(seconds * 1000)
-            if seconds or statement is not sql.forget:
+            if seconds or statement not in (sql.forget, conversations.forget):
                 while await self._database.write(statement, before) >= sql.SWEEP_ROWS:
                     pass
         while await self._database.write(sql.shrink):

@@ -184,6 +184,19 @@ grants = Table(
     Column("pattern", Text, primary_key=True),
 )
 
+# Which conversation with a peer goes on. The ids are the peer's own.
+peer_conversations = Table(
+    "peer_conversations",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("context_id", String(255), primary_key=True),
+    Column("peer", Text, primary_key=True),
+    Column("peer_context_id", Text, nullable=False),
+    Column("peer_task_id", Text),
+    Column("kept_at", BigInteger, nullable=False),
+    Index("ix_peer_conversations_kept", "kept_at"),
+)
+
 home_models = Table(
     "home_models",
     metadata,
