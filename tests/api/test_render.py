@@ -23,6 +23,7 @@ from opencode_a2a.domain.updates import (
     InterruptUnclear,
     LogEntry,
     MessageAdded,
+    PeerUsageAdded,
     Progress,
     Queued,
     RequestRecord,
@@ -61,6 +62,26 @@ def test_noise_that_an_earlier_version_stored_is_not_shown() -> None:
         "cost": 0.3,
         "unreported_steps": 1,
     }
+
+
+@pytest.mark.parametrize("hints", [False, True])
+def test_what_peers_have_used_is_shown_under_their_names(*, hints: bool) -> None:
+    head, render = TaskHead("t", "c", "alice", 1), Renderer(V1, hints=hints)
+    called = LogEntry(1, 1, PeerUsageAdded("reviewer", Usage(3, 4, cost=0.5)))
+    usage = Usage(1, 2, peers={"reviewer": Usage(3, 4, cost=0.5)})
+    ended = LogEntry(2, 1, Ended(TaskState.COMPLETED, usage=usage))
+    own = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+    theirs = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7, "cost": 0.5}
+    assert render.event(head, called, TaskState.WORKING) is None
+    last = render.event(head, ended, TaskState.COMPLETED, last=True)
+    assert last is not None
+    for shown in (
+        render.task(Task.of(head, [called, ended])),
+        json.loads(last)["statusUpdate"],
+    ):
+        assert shown["metadata"]["shared"]["usage"] == {**own, "peers": {"reviewer": theirs}}
+    running = render.task(Task.of(head, [called]))["metadata"]["shared"]["usage"]
+    assert running["peers"] == {"reviewer": theirs}
 
 
 @pytest.mark.parametrize(("hints", "limit"), [(False, 260), (True, 380)])

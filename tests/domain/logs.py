@@ -23,6 +23,7 @@ from opencode_a2a.domain.updates import (
     InterruptResolved,
     LogEntry,
     MessageAdded,
+    PeerUsageAdded,
     Progress,
     Started,
     Update,
@@ -103,6 +104,7 @@ _file = st.builds(
 )
 _usage = st.none() | st.builds(Usage, st.integers(0, 9), st.integers(0, 9))
 _progress = st.builds(lambda usage: Progress("step-finish", "completed", usage=usage), _usage)
+_peer = st.builds(PeerUsageAdded, st.sampled_from(["one", "two"]), st.just(Usage(3, 4)))
 _message = st.builds(
     lambda text: MessageAdded(Message("m", Role.USER, (Text(text),)), "msg_1"), st.text("xyz")
 )
@@ -124,7 +126,7 @@ endings = st.builds(
 running = st.lists(
     st.one_of(
         _text(), _text(), _text(), _tool, _tool, _output, _output, _progress, _message, _started,
-        _opened, _resolved, _changes, _file, _phase,
+        _opened, _resolved, _changes, _file, _phase, _peer,
     ),
     max_size=25,
 )  # fmt: skip

@@ -18,11 +18,13 @@ from opencode_a2a.domain.updates import (
     InterruptResolved,
     LogEntry,
     MessageAdded,
+    PeerUsageAdded,
     Progress,
     Started,
     Update,
 )
 from opencode_a2a.domain.values import (
+    CallPath,
     FileChange,
     Message,
     PermissionAsk,
@@ -117,6 +119,22 @@ def test_usage_is_summed_step_by_step_until_the_end_gives_the_total() -> None:
     assert folded(steps).usage == Usage(11, 3)
     assert folded([*steps, DONE]).usage == Usage(11, 3)
     assert folded([*steps, replace(DONE, usage=Usage(20, 4))]).usage == Usage(20, 4)
+
+
+def test_what_peers_have_used_adds_up_under_their_names() -> None:
+    calls: list[Update] = [PeerUsageAdded("b", Usage(3)), step(Usage(5))]
+    calls.append(PeerUsageAdded("b", Usage(4)))
+    assert folded(calls).usage == Usage(5, peers={"b": Usage(7)})
+    assert folded([*calls, DONE]).usage == Usage(5, peers={"b": Usage(7)})
+
+
+def test_the_deepest_call_path_of_its_messages_is_the_tasks() -> None:
+    said = Message("m", Role.USER, (Text("hello"),))
+    sent = [CallPath(0, "a"), CallPath(2, "b"), CallPath(2, "c"), CallPath(1, "d")]
+    added = [MessageAdded(said, f"msg_{n}", path=path) for n, path in enumerate(sent)]
+    assert folded(added[:1]).path == CallPath(0, "a")
+    assert folded(added).path == CallPath(2, "b")
+    assert Task.of(HEAD, folded([*added, DONE]).compacted()).path == CallPath(2, "b")
 
 
 def test_the_first_terminal_state_wins() -> None:

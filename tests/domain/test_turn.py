@@ -24,6 +24,7 @@ from opencode_a2a.domain.events import (
     InterruptClosed,
     MessageSeen,
     PartRemoved,
+    PeerUsage,
     Retrying,
     SessionErred,
     Speaker,
@@ -46,6 +47,7 @@ from opencode_a2a.domain.updates import (
     InterruptOpened,
     InterruptResolved,
     LogEntry,
+    PeerUsageAdded,
     Progress,
     SessionTitled,
     Update,
@@ -667,6 +669,23 @@ def test_usage_is_counted_once_per_step_and_summed_over_steps() -> None:
     second = StepFinished(ROOT, ANSWER, "prt_2", Usage(6, 2, cost=0.25))
     feed(turn, first, second, first, second)
     assert turn.usage == Usage(11, 3, cost=0.75)
+
+
+def test_what_peers_have_used_is_told_under_their_names_and_adds_up() -> None:
+    turn = turn_after(*WORKING, ChildStarted(CHILD, ROOT))
+    step = StepFinished(ROOT, ANSWER, "prt_1", Usage(5, 1))
+    calls = [PeerUsage(ROOT, "b", Usage(7)), PeerUsage(CHILD, "b", Usage(2))]
+    updates = feed(turn, step, *calls, PeerUsage(ROOT, "c", Usage(1)))
+    assert updates[1:] == [
+        PeerUsageAdded("b", Usage(7)),
+        PeerUsageAdded("b", Usage(2)),
+        PeerUsageAdded("c", Usage(1)),
+    ]
+    assert turn.usage == Usage(5, 1, peers={"b": Usage(9), "c": Usage(1)})
+    assert feed(turn, PeerUsage(STRANGER, "b", Usage(9))) == []
+    later = taken_up(updates)
+    later.feed(PeerUsage(ROOT, "b", Usage(1)))
+    assert later.usage == Usage(5, 1, peers={"b": Usage(10), "c": Usage(1)})
 
 
 def test_todos_and_the_end_of_a_compaction_are_told() -> None:

@@ -37,3 +37,10 @@ def test_nothing_drifts_whatever_is_added_to_what(costs: list[int], cut: int) ->
 def test_many_small_steps_cost_what_they_cost_together(micros: list[int]) -> None:
     total = sum((Usage(cost=n / 1_000_000) for n in micros), Usage())
     assert Decimal(repr(total.cost)) == Decimal(sum(micros)) / 1_000_000
+
+
+def test_what_peers_have_used_is_summed_by_their_names_and_apart_from_the_rest() -> None:
+    one, two = Usage(1, 2, peers={"a": Usage(5), "b": Usage(1)}), Usage(3, peers={"a": Usage(6)})
+    both = one + two
+    assert both == Usage(4, 2, peers={"a": Usage(11), "b": Usage(1)})
+    assert both.total_tokens == 6

@@ -28,6 +28,7 @@ from opencode_a2a.domain.updates import (
     InterruptUnclear,
     LogEntry,
     MessageAdded,
+    PeerUsageAdded,
     Progress,
     Queued,
     RequestRecord,
@@ -37,6 +38,7 @@ from opencode_a2a.domain.updates import (
 )
 from opencode_a2a.domain.values import (
     AnsweredBy,
+    CallPath,
     Choice,
     Data,
     Failure,
@@ -92,9 +94,10 @@ messages = st.builds(
     st.lists(texts, max_size=2).map(tuple),
     st.lists(texts, max_size=2).map(tuple),
 )
-usages = st.builds(
-    Usage, *[counts] * 5, st.floats(0, 1e9, allow_nan=False) | st.integers(0, 5).map(float)
-)
+dollars = st.floats(0, 1e9, allow_nan=False) | st.integers(0, 5).map(float)
+own_usages = st.builds(Usage, *[counts] * 5, dollars)
+of_peers = st.dictionaries(texts, own_usages, max_size=2)
+usages = st.builds(Usage, *[counts] * 5, dollars, counts, of_peers)
 words = st.lists(texts).map(tuple)
 subagents = st.none() | st.builds(SubAgent, texts, maybe, maybe)
 answerers = st.none() | st.builds(AnsweredBy, st.builds(ModelRef, texts, texts), maybe, maybe)
@@ -183,7 +186,9 @@ ends = st.builds(
     answerers,
 )
 UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
-    MessageAdded: st.builds(MessageAdded, messages, maybe),
+    MessageAdded: st.builds(
+        MessageAdded, messages, maybe, path=st.builds(CallPath, st.integers(0, 99), texts)
+    ),
     Queued: st.builds(Queued, maybe),
     Started: st.builds(Started, texts, texts),
     Continued: st.builds(Continued, texts),
@@ -198,6 +203,7 @@ UPDATES: dict[type[Update], st.SearchStrategy[Any]] = {
         st.sampled_from(["commentary", "answer"]),
     ),
     Progress: progress,
+    PeerUsageAdded: st.builds(PeerUsageAdded, texts, usages),
     RequestRecord: st.builds(RequestRecord, interrupts),
     DecisionRecord: st.builds(
         DecisionRecord,
@@ -267,6 +273,9 @@ def test_what_an_earlier_version_wrote_is_read() -> None:
     ended = codec.decode(2, 2, "Ended", end).update
     assert isinstance(ended, Ended)
     assert ended.usage == Usage(7, 3, cost=0.30000000000000004)
+    message = b'{"message":{"message_id":"m","role":"user","parts":[]},"upstream_id":"msg_1"}'
+    added = codec.decode(3, 3, "MessageAdded", message).update
+    assert added == MessageAdded(Message("m", Role.USER, ()), "msg_1", path=CallPath(0, ""))
 
 
 def test_depth_that_can_be_stored_can_be_read() -> None:

@@ -75,6 +75,11 @@ class UsageMark(Shape):
         description="Steps that were stopped before their provider told what they used, which is "
         "not in these figures",
     )
+    peers: dict[str, UsageMark] = Field(
+        default={},
+        description="By name, what the tasks of called peers have used, as far as they say; it is "
+        "not in the figures above",
+    )
 
 
 class SubAgentMark(Shape):

@@ -127,6 +127,18 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerUsage:
+    """What a call to a peer has used, made by the agent in this session.
+
+    This service reports it itself, once for each call. Several to one peer add up.
+    """
+
+    session: str
+    peer: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class FilesChanged:
     session: str
     message_id: str
@@ -227,6 +239,7 @@ AgentEvent: TypeAlias = (
     | FileSnapshot
     | StepStarted
     | StepFinished
+    | PeerUsage
     | FilesChanged
     | PartRemoved
     | ChildStarted

@@ -35,6 +35,7 @@ from .updates import (
     InterruptUpdate,
     LogEntry,
     MessageAdded,
+    PeerUsageAdded,
     Progress,
     Queued,
     RequestRecord,
@@ -42,6 +43,7 @@ from .updates import (
     Started,
 )
 from .values import (
+    CallPath,
     FileChange,
     Interrupt,
     Message,
@@ -50,6 +52,7 @@ from .values import (
     SessionRef,
     TaskState,
     Usage,
+    deepest,
     in_brief,
 )
 
@@ -147,6 +150,11 @@ class Task:
         return [e.update.message for e in self.history if isinstance(e.update, MessageAdded)]
 
     @property
+    def path(self) -> CallPath:
+        """The deepest call path of its messages, for the calls that the agent makes for it."""
+        return deepest(e.update.path for e in self.history if isinstance(e.update, MessageAdded))
+
+    @property
     def open_interrupts(self) -> list[Interrupt]:
         return [opened.interrupt for opened in self.interrupts.values()]
 
@@ -178,6 +186,8 @@ class Task:
                 else:
                     self.usage = (self.usage or Usage()) + usage
                     self.steps[part_id or ""] = usage
+            case PeerUsageAdded(peer=peer, usage=usage):
+                self.usage = (self.usage or Usage()) + Usage(peers={peer: usage})
             case ChangesMade(files=files):
                 self.changes, self.changes_seq = files, entry.seq
             case Ended():

@@ -10,7 +10,8 @@ Whose text
 * after a compaction the run goes on under new user messages: those younger than
   our prompt belong to the turn, older ones do not;
 * sub-agent sessions contribute usage, the questions they ask, and signs of life (their steps
-  and tool calls, each with who does it), not text or files.
+  and tool calls, each with who does it), not text or files;
+* what called peers have used is summed under their names, apart from the rest.
 
 What a block shows is decided in `blocks.py`.
 
@@ -46,6 +47,7 @@ from .events import (
     InterruptClosed,
     MessageSeen,
     PartRemoved,
+    PeerUsage,
     Retrying,
     SessionErred,
     Speaker,
@@ -60,7 +62,7 @@ from .events import (
 )
 from .requests import ELSEWHERE, Requests
 from .task import Task
-from .updates import Progress, SessionTitled, Update
+from .updates import PeerUsageAdded, Progress, SessionTitled, Update
 from .values import (
     AnsweredBy,
     Failure,
@@ -147,6 +149,7 @@ class Turn:
         self._refused: set[str] = set()
         self._unexplained: dict[str, Interrupt] = {}
         self._step_usage: dict[str, Usage] = {}
+        self._peer_usage = Usage()
         self._subagents: dict[str, SubAgent] = {}  # by their session
         self._reported: set[Progress] = set()
         self._error: Problem | None = None
@@ -162,6 +165,8 @@ class Turn:
         self._blocks.resume(task)
         self.requests.resume(task)
         self._step_usage = dict(task.steps)
+        if task.usage is not None:
+            self._peer_usage = Usage(peers=task.usage.peers)
         self._reported = {_identity(progress) for progress in task.reported}
         self._needs_reconcile = True
 
@@ -170,7 +175,7 @@ class Turn:
         """Of all steps that reported theirs, and how many did not. Final when the run is over."""
         begun = sum(progress.type == "step-start" for progress in self._reported)
         unreported = Usage(unreported_steps=max(0, begun - len(self._step_usage)))
-        return sum(self._step_usage.values(), unreported)
+        return sum(self._step_usage.values(), unreported) + self._peer_usage
 
     @property
     def needs_reconcile(self) -> bool:
@@ -208,6 +213,8 @@ class Turn:
                 return self._on_step_started(event)
             case StepFinished():
                 return self._on_step_finished(event)
+            case PeerUsage():
+                return self._on_peer_usage(event)
             case InterruptAsked():
                 return self._on_request(event)
             case InterruptClosed(request_id=request_id, resolution=resolution):
@@ -410,6 +417,12 @@ class Turn:
                 subagent=self._subagents.get(event.session),
             )
         ]
+
+    def _on_peer_usage(self, event: PeerUsage) -> list[Update]:
+        if event.session not in self.family:
+            return []
+        self._peer_usage += Usage(peers={event.peer: event.usage})
+        return [PeerUsageAdded(event.peer, event.usage)]
 
     def _on_retry(self, event: Retrying) -> list[Update]:
         if event.session not in self.family:

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, assert_never
 from .events import BlockKind, ToolCall
 from .values import (
     AnsweredBy,
+    CallPath,
     Decision,
     FileChange,
     Interrupt,
@@ -39,6 +40,7 @@ class MessageAdded:
     message: Message
     upstream_id: str | None
     selection: Selection = Selection()
+    path: CallPath = CallPath()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,14 @@ class Progress:
     answered_by: AnsweredBy | None = None  # with step-start, of the agent itself
 
 
+@dataclass(frozen=True, slots=True)
+class PeerUsageAdded:
+    """What one more call to a peer has used."""
+
+    peer: str
+    usage: Usage
+
+
 DecidedBy: TypeAlias = Literal["message", "method", "rule", "expiry", "elsewhere"]
 
 
@@ -245,6 +255,7 @@ Update: TypeAlias = (
     | BlockFile
     | BlockPhase
     | Progress
+    | PeerUsageAdded
     | RequestRecord
     | DecisionRecord
     | InterruptOpened
@@ -275,6 +286,7 @@ def state_after(update: Update) -> TaskState | None:
         case (
             MessageAdded()
             | Progress()
+            | PeerUsageAdded()
             | ChangesMade()
             | SessionTitled()
             | RequestRecord()

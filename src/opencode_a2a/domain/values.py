@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
@@ -17,6 +17,19 @@ class Caller:
 
     principal: str
     scopes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CallPath:
+    """On whose behalf a message was sent: how many agents have called each other before."""
+
+    depth: int = 0  # 0: no agent has, the caller itself sent it
+    trace: str = ""  # 32 hexadecimal digits, the same for all calls; "" before it was stored
+
+
+def deepest(paths: Iterable[CallPath]) -> CallPath:
+    """The first of those with the greatest depth."""
+    return max(paths, key=lambda path: path.depth, default=CallPath())
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +222,8 @@ class Usage:
     cache_write_tokens: int = 0
     cost: float = 0.0
     unreported_steps: int = 0  # stopped early: their provider has not reported what they used
+    # By name, and in none of the above. A dictionary has no hash; equal values still have one.
+    peers: Mapping[str, Usage] = field(default_factory=dict, hash=False)
 
     @property
     def total_tokens(self) -> int:
@@ -230,6 +245,10 @@ class Usage:
             # A bare sum of floats gathers noise (0.1 + 0.2); in billionths it is exact.
             cost=round(self.cost + other.cost, COST_DIGITS),
             unreported_steps=self.unreported_steps + other.unreported_steps,
+            peers={
+                name: self.peers.get(name, Usage()) + other.peers.get(name, Usage())
+                for name in (*self.peers, *other.peers)
+            },
         )
 
 

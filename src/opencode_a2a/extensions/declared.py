@@ -130,7 +130,10 @@ STREAM_HINTS = Extension(
             "cache_tokens.write_tokens",
             "cost",
             "unreported_steps",
+            "peers.<name>",
         ],
+        "peers_usage": "the same fields, of the tasks that called peers did; not in the other "
+        "figures",
         "progress_fields": {
             "step-start": ["message_id", "subagent", "model", "agent", "variant"],
             "step-finish": ["message_id", "subagent", "usage"],

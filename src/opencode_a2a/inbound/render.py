@@ -50,6 +50,7 @@ from ..domain.updates import (
     InterruptUnclear,
     LogEntry,
     MessageAdded,
+    PeerUsageAdded,
     Progress,
     Queued,
     RequestRecord,
@@ -242,6 +243,8 @@ class Renderer:
         match update:
             case MessageAdded() | InterruptAnswered() | RequestRecord() | DecisionRecord():
                 return False
+            case PeerUsageAdded():  # shown with the rest, in the task and at the end
+                return False
             case BlockText(kind=kind):
                 return self.hints or kind is BlockKind.TEXT
             case BlockTool() | BlockOutput() | BlockPhase() | Progress() | Continued():
@@ -331,7 +334,13 @@ class Renderer:
                     shared["usage"] = _usage(update.usage)
                 opencode = self._end_marks(head, update)
                 return self._status_event(moment, shared, end, opencode=opencode)
-            case MessageAdded() | InterruptAnswered() | RequestRecord() | DecisionRecord():
+            case (
+                MessageAdded()
+                | InterruptAnswered()
+                | RequestRecord()
+                | DecisionRecord()
+                | PeerUsageAdded()
+            ):
                 raise AssertionError("no client gets an event for it")
             case _:
                 assert_never(update)
@@ -677,6 +686,8 @@ def _usage(usage: Usage) -> Json:
         body["cost"] = round(usage.cost, COST_DIGITS)
     if usage.unreported_steps:
         body["unreported_steps"] = usage.unreported_steps
+    if usage.peers:
+        body["peers"] = {name: _usage(each) for name, each in usage.peers.items()}
     return body
 
 
