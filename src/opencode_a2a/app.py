@@ -33,7 +33,7 @@ from .inbound.failures import failure
 from .inbound.health import Health
 from .inbound.openapi import Api
 from .inbound.operations import Operations
-from .inbound.published import Deployment, Published
+from .inbound.published import Deployment, PeerCalls, Published
 from .inbound.routes import add_routes
 from .inbound.sse import Streams
 from .opencode.agent import Defaults, OpenCode
@@ -55,6 +55,7 @@ from .service.sessions import Sessions
 from .service.tasks import Tasks
 from .service.validator import Validator
 from .store.bindings import SqlBindings
+from .store.conversations import SqlPeerConversations
 from .store.database import Database
 from .store.interrupts import SqlInterrupts
 from .store.legacy import take_over
@@ -129,6 +130,7 @@ async def build(
                 strict_version=settings.server.strict_version,
                 max_wait_seconds=settings.server.max_send_wait_seconds or None,
                 every_block=settings.server.shows_every_block,
+                max_call_depth=settings.server.max_call_depth,
             )
             api = Api(published)
             limit = settings.server.max_request_body_bytes
@@ -150,6 +152,7 @@ class _Adapters:
     bindings: SqlBindings
     interrupts: SqlInterrupts
     worktrees: SqlWorktrees
+    conversations: SqlPeerConversations
     opencode: OpenCode
     files: NamedFiles
 
@@ -171,6 +174,7 @@ async def _open_adapters(settings: Settings, endpoint: Endpoint) -> AsyncIterato
             bindings=SqlBindings(database, own_root),
             interrupts=SqlInterrupts(database, own_root),
             worktrees=SqlWorktrees(database, own_root),
+            conversations=SqlPeerConversations(database, now_ms),
             opencode=opencode,
             files=files,
         )
@@ -374,9 +378,18 @@ def publication(
             "always_scope": server.permission_always,
             "rules": [rule.model_dump() for rule in server.permission_rules],
         },
+        peer_calls=_peer_calls(settings),
     )
     contract = Contract(ALL, enabled=server.toggles, services=services)
     return Published(facts, contract, deployment=deployment, release=release)
+
+
+def _peer_calls(settings: Settings) -> PeerCalls:
+    return PeerCalls(
+        peers=tuple(sorted(name for name, peer in settings.peers.items() if peer.model_may_call)),
+        any_peer=settings.outbound.allow_any_peer,
+        max_depth=settings.server.max_call_depth,
+    )
 
 
 def credentials_of(server: Server) -> Credentials:

@@ -400,6 +400,15 @@ class Server(SettingsGroup):
         description="Tasks of one caller that may wait when the queue is full: a caller with fewer "
         "is let in even then, so that nobody can fill it for the others.",
     )
+    max_call_depth: int = Field(
+        default=3,
+        ge=0,
+        le=99,
+        description="How many calls from agent to agent may follow each other. A message of a "
+        "person is at depth 0, and each call that an agent makes for it is one deeper. The agent "
+        "makes no call that is deeper than this, and a message that is gets 508. With 0 the agent "
+        "calls nobody, and other agents cannot call it for their tasks.",
+    )
     max_send_wait_seconds: float = Field(
         default=0.0,
         ge=0,
@@ -591,7 +600,10 @@ class State(SettingsGroup):
     )
 
     retention_seconds: float = Field(
-        default=30 * 86_400.0, ge=0, description="How long ended tasks are kept; 0 means for ever."
+        default=30 * 86_400.0,
+        ge=0,
+        description="How long ended tasks, and conversations with peers, are kept; 0 means for "
+        "ever.",
     )
     idempotency_seconds: float = Field(
         default=86_400.0, gt=0, description="How long a repeated request is recognised."
@@ -748,6 +760,11 @@ class PeerSetting(BaseModel):
     line: Literal["1.0", "0.3"] | None = Field(
         default=None, description="Speak only this line of A2A, of what its card offers."
     )
+    model_may_call: bool = Field(
+        default=True,
+        description="Whether the agent may call this peer by itself. `opencode-a2a call` may in "
+        "any case.",
+    )
 
     @model_validator(mode="after")
     def _one_credential(self) -> PeerSetting:
@@ -770,6 +787,11 @@ class Outbound(SettingsGroup):
     allow_private_hosts: bool = Field(
         default=False,
         description="Allow addresses that are not on the public network, or behind NAT64.",
+    )
+    allow_any_peer: bool = Field(
+        default=False,
+        description="The agent may call any address that is allowed here, not only the peers in "
+        "`[peers.NAME]`.",
     )
     bearer_token: Token | None = Field(
         default=None,

@@ -326,6 +326,24 @@ class MergeRefused(ServiceError):
     type, rpc_code, http_status = "MERGE_REFUSED", -32082, 409
 
 
+class CallTooDeep(ServiceError):
+    """Agents have called each other for a task more often than is allowed.
+
+    Not 403: clients take that for a wrong credential, and do not read why.
+    """
+
+    type, rpc_code, http_status = "CALL_TOO_DEEP", -32084, 508
+
+    def __init__(self, *, depth: int, limit: int) -> None:
+        super().__init__(
+            f"This would be call {depth} in a row from agent to agent, and at most {limit} are "
+            "allowed here. The agents probably call each other in a loop. If they do not, raise "
+            "A2A_MAX_CALL_DEPTH.",
+            depth=depth,
+            limit=limit,
+        )
+
+
 class WorkWouldBeLost(ServiceError):
     """What exists nowhere else would be deleted, and nobody has said that it may be."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from opencode_a2a.contract.params import MOST_PARTS
 from tests.api.forms import (
+    CALL_TOO_DEEP,
     CONTENT_TYPE_NOT_SUPPORTED,
     FORMS,
     INVALID_PARAMS,
@@ -48,6 +49,53 @@ def post(client: httpx.Client, form: Form, content: bytes, **headers: str) -> ht
 
 def rpc(client: httpx.Client, form: Form, body: Any) -> httpx.Response:
     return client.post("/", json=body, headers=form.version)
+
+
+# -- messages of other agents
+
+
+def send_at(
+    client: httpx.Client, form: Form, depth: str, operation: str = "send"
+) -> httpx.Response:
+    request = form.request(client, operation, form.sending("hello"))
+    request.headers["A2A-Call-Depth"] = depth
+    return client.send(request)
+
+
+@pytest.mark.parametrize("operation", SENDS)
+def test_a_message_is_refused_where_too_many_agents_have_called_each_other(
+    client: httpx.Client, form: Form, operation: str
+) -> None:
+    before = REST_1.result(REST_1.call(client, "list"))["totalSize"]
+    refusal = form.refused(send_at(client, form, "4", operation), CALL_TOO_DEEP)
+    assert {name: int(value) for name, value in refusal.facts.items()} == {"depth": 4, "limit": 3}
+    assert "A2A_MAX_CALL_DEPTH" in refusal.message
+    assert REST_1.result(REST_1.call(client, "list"))["totalSize"] == before
+
+
+@pytest.mark.parametrize("depth", ["0", "03"])
+def test_a_message_of_another_agent_is_taken(client: httpx.Client, form: Form, depth: str) -> None:
+    task = form.sent(send_at(client, form, depth))
+    assert task["status"]["state"] == form.state("completed")
+
+
+@pytest.mark.parametrize("depth", ["", "-1", "+1", "100", "1.0", "one", "1, 2", "٣"])
+def test_a_depth_is_a_whole_number_of_two_digits(
+    client: httpx.Client, form: Form, depth: str
+) -> None:
+    refusal = form.refused(send_at(client, form, depth), INVALID_PARAMS)
+    assert refusal.fields == {"A2A-Call-Depth": "must be one whole number from 0 to 99"}
+
+
+def test_a_task_can_be_read_and_cancelled_at_any_depth(client: httpx.Client, form: Form) -> None:
+    task = form.send(client, "hello")
+    for operation, kind in (("get", None), ("cancel", TASK_NOT_CANCELABLE)):
+        request = form.request(client, operation, {"id": task["id"]})
+        request.headers["A2A-Call-Depth"] = "99"
+        if kind is None:
+            form.result(client.send(request))
+        else:
+            form.refused(client.send(request), kind)
 
 
 # -- tasks that are not there, or not there any more

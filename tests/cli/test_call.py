@@ -197,20 +197,26 @@ def test_peers_are_listed_and_looked_at(fake_service: Service, call: Call, tmp_p
     folder.mkdir(parents=True)
     (folder / "peers.toml").write_text(
         f'[peers.here]\nurl = "{fake_service.url}"\nbearer_token = "env:HERE"\n'
-        f'[peers.gone]\nurl = "http://127.0.0.1:1"\n'
+        f'[peers.gone]\nurl = "http://127.0.0.1:1"\nmodel_may_call = false\n'
     )
     listed = call(peer="", name="peers", HERE=TOKEN)
     assert listed.code == 1
     _, gone, here = listed.out.splitlines()
-    assert gone.split()[:2] == ["gone", "http://127.0.0.1:1"]
+    assert gone.split()[:5] == ["gone", "http://127.0.0.1:1", "–", "–", "✗"]
     assert "Nobody accepts connections" in gone
-    assert here.split() == ["here", fake_service.url, "1.0", "JSONRPC", "OpenCode"]
-    (about,) = [
-        each
-        for each in json.loads(call("--json", peer="", name="peers", HERE=TOKEN).out)
-        if each["ok"]
+    assert here.split() == [
+        "here",
+        fake_service.url,
+        "1.0",
+        "JSONRPC",
+        *["may", "call"],
+        "OpenCode",
     ]
-    assert about["name"] == "here"
+    found = json.loads(call("--json", peer="", name="peers", HERE=TOKEN).out)
+    assert {each["name"]: (each["ok"], each["model_may_call"]) for each in found} == {
+        "gone": (False, False),
+        "here": (True, True),
+    }
     assert call("hi", peer="here", HERE=TOKEN, A2A_CLIENT_BEARER_TOKEN="").out == "ECHO: hi\n"
 
 

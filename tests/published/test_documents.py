@@ -139,15 +139,16 @@ def test_a_schema_in_a_contract_says_the_same_as_the_one_in_the_components(
                 assert alone.is_valid(sample) == within.is_valid(sample), (name, sample)
 
 
-VERSION, EXTENSIONS = {"A2A-Version"}, {"A2A-Extensions", "X-A2A-Extensions"}
-STREAM, SEND = {"Last-Event-ID", "after"}, {"Idempotency-Key"}
+VERSION = {"A2A-Version"}
+ANY = VERSION | {"A2A-Extensions", "X-A2A-Extensions", "traceparent"}
+STREAM, SEND = {"Last-Event-ID", "after"}, {"Idempotency-Key", "A2A-Call-Depth"}
 HONOURED = {
-    "POST /": VERSION | EXTENSIONS | STREAM | SEND | {"Prefer"},
-    "POST /message:send": VERSION | EXTENSIONS | SEND | {"Prefer"},
-    "POST /message:stream": VERSION | EXTENSIONS | STREAM | SEND,
-    "POST /tasks/{id}:subscribe": VERSION | EXTENSIONS | STREAM,
-    "GET /v1/tasks/{id}:subscribe": VERSION | EXTENSIONS | STREAM,
-    "GET /v1/tasks/{id}": VERSION | EXTENSIONS,
+    "POST /": ANY | STREAM | SEND | {"Prefer"},
+    "POST /message:send": ANY | SEND | {"Prefer"},
+    "POST /message:stream": ANY | STREAM | SEND,
+    "POST /tasks/{id}:subscribe": ANY | STREAM,
+    "GET /v1/tasks/{id}:subscribe": ANY | STREAM,
+    "GET /v1/tasks/{id}": ANY,
     "GET /.well-known/agent-card.json": VERSION,
     "GET /health": set[str](),
 }

@@ -10,6 +10,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.contextvars import get_contextvars
 from structlog.testing import capture_logs
 
 from opencode_a2a.contract.dispatch import Contract
@@ -101,6 +102,39 @@ async def test_a_request_is_one_line() -> None:
     assert line["principal"] == "alice"
     assert line["ms"] >= 0
     assert "hidden" not in str(logs)
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ([f"00-{TRACE}-b7ad6b7169203331-01"], True),
+        ([f"cc-{TRACE}-b7ad6b7169203331-01-what-comes-later"], True),
+        ([], False),
+        (["nonsense"], False),
+        ([f"00-{TRACE.upper()}-b7ad6b7169203331-01"], False),
+        ([f"ff-{TRACE}-b7ad6b7169203331-01"], False),
+        ([f"00-{'0' * 32}-b7ad6b7169203331-01"], False),
+        ([f"00-{TRACE}-{'0' * 16}-01"], False),
+        ([f"00-{TRACE}-b7ad6b7169203331-01"] * 2, False),
+    ],
+)
+async def test_a_request_belongs_to_the_trace_that_it_names_or_begins_one(
+    given: list[str], *, taken: bool
+) -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    async def look(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append((scope["state"]["trace"], get_contextvars()))
+        await PlainTextResponse("fine")(scope, receive, send)
+
+    async with client(Trace(look, failure)) as there:
+        answer = await there.get("/", headers=[("traceparent", each) for each in given])
+    request_id = answer.headers["x-request-id"]
+    logged = {"request": request_id} | ({"trace": TRACE} if taken else {})
+    assert seen == [(TRACE if taken else request_id, logged)]
 
 
 async def test_a_stranger_has_no_name_in_the_log() -> None:

@@ -469,10 +469,11 @@ async def _peers(settings: ClientSettings, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        table = [("NAME", "ADDRESS", "SPEAKS", "AGENT")]
+        table = [("NAME", "ADDRESS", "SPEAKS", "MODEL", "AGENT")]
         for each in found:
             about = each.get("agent") or f"✗ {each.get('problem')}"
-            table.append((each["name"], each["url"], each.get("speaks", "–"), about))
+            model = "may call" if each["model_may_call"] else "–"
+            table.append((each["name"], each["url"], each.get("speaks", "–"), model, about))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for row in table:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -481,9 +482,15 @@ async def _peers(settings: ClientSettings, *, as_json: bool) -> int:
 
 
 async def _look(peers: Peers, name: str, settings: ClientSettings) -> Json:
-    about: Json = {"name": name, "url": settings.peers[name].url, "ok": False}
+    setting = settings.peers[name]
+    about: Json = {
+        "name": name,
+        "url": setting.url,
+        "model_may_call": setting.model_may_call,
+        "ok": False,
+    }
     try:
-        target = target_of(name, settings.peers[name], settings.outbound)
+        target = target_of(name, setting, settings.outbound)
         async with peers.connect(target) as peer:
             card = peer.found.card
             speaks = f"{peer.line} {peer.transport}"

@@ -18,6 +18,7 @@ from ..contract.dispatch import Contract
 from ..contract.operations import Operation
 from ..domain.values import Caller
 from ..errors import Internal, InvalidParams, InvalidRequest, MethodNotFound, ServiceError
+from ..service.calls import DEPTH_HEADER
 from . import negotiation
 from .body import read_json
 from .dialect import RPC_DIALECTS, Dialect
@@ -197,7 +198,14 @@ def _call(
         notification=notification,
         disconnected=partial(disconnected, request.receive),
         wait_seconds=_preferred_wait(request),
+        depth=_call_depth(request),
+        trace=request.scope["state"].get("trace", ""),
     )
+
+
+def _call_depth(request: Request) -> str | None:
+    given = request.headers.getlist(DEPTH_HEADER)
+    return ",".join(given) if given else None
 
 
 def _last_event_id(request: Request) -> str | None:

@@ -21,7 +21,8 @@ from ..contract.operations import LINES, Line, Operation, Rest
 from ..contract.publish import methods_of, schemas, untitled
 from ..domain.scopes import Scope
 from ..domain.values import Role
-from ..errors import RPC_HTTP_STATUSES
+from ..errors import RPC_HTTP_STATUSES, CallTooDeep
+from ..service.calls import DEPTH_HEADER, TRACE_HEADER
 from .dialect import REST_DIALECTS, RPC_DIALECTS, Dialect
 from .endpoints import Endpoint
 from .failures import A2A_JSON, JSON, rest_media_type
@@ -52,6 +53,20 @@ PREFER = {
     "in": "header",
     "description": "`wait=10` answers after ten seconds with the task as it stands, "
     "`respond-async` at once (RFC 7240)",
+    "schema": {"type": "string"},
+}
+CALL_DEPTH = {
+    "name": DEPTH_HEADER,
+    "in": "header",
+    "description": "How many agents have called each other for this message; a person's client "
+    "leaves it out",
+    "schema": {"type": "integer", "minimum": 0, "maximum": 99},
+}
+TRACE = {
+    "name": TRACE_HEADER,
+    "in": "header",
+    "description": "The trace that the request belongs to (W3C Trace Context); an invalid one is "
+    "ignored",
     "schema": {"type": "string"},
 }
 EVENT_ID = {"type": "string", "pattern": "^[0-9]{1,18}$"}
@@ -207,11 +222,11 @@ def _version(lines: Sequence[Line]) -> Json:
 def _request_headers(operations: Sequence[Operation], lines: Sequence[Line]) -> list[Json]:
     """What requests of these operations may say besides their parameters."""
     sending = [operation for operation in operations if operation.sends_message]
-    found = [_version(lines), *EXTENSIONS]
+    found = [_version(lines), *EXTENSIONS, TRACE]
     if any(operation.streams for operation in operations):
         found += LAST_EVENT
     if sending:
-        found.append(IDEMPOTENCY_KEY)
+        found += [IDEMPOTENCY_KEY, CALL_DEPTH]
     if not all(operation.streams for operation in sending):
         found.append(PREFER)
     return found
@@ -308,7 +323,8 @@ def _rest_responses(operation: Operation, known: Schemas, line: Line) -> Json:
             for endpoint in _follow_ups(line)
         }
     works = REFUSED_WORK if operation.scope == Scope.TASKS_WRITE else ()
-    return {"200": answer, **_refused((*REFUSED, *works), refused)}
+    loops = (CallTooDeep.http_status,) if operation.sends_message else ()
+    return {"200": answer, **_refused((*REFUSED, *works, *loops), refused)}
 
 
 def _follow_ups(line: Line) -> list[str]:

@@ -26,6 +26,7 @@ from ..domain.values import Caller, Message, TaskState
 from ..errors import UnsupportedOperation, VersionNotSupported
 from ..extensions.declared import STREAM_HINTS
 from ..extensions.interrupts import INTERACTIVE
+from ..service.calls import check_depth, read_path
 from ..service.tasks import Tasks
 from . import negotiation, parse
 from .card import Card
@@ -51,6 +52,8 @@ class Call:
     notification: bool = False  # the client gets no answer, so nothing is awaited for one
     disconnected: Callable[[], Awaitable[None]] | None = None  # waits until the client leaves
     wait_seconds: float | None = None  # the client's patience; None: as long as it takes
+    depth: str | None = None  # how many agents have called each other, not checked yet
+    trace: str = ""  # the id of the trace that the request belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Operations:
     strict_version: bool = False
     max_wait_seconds: float | None = None  # for a task that was sent; None: as long as it takes
     every_block: bool = False  # also for clients that have not activated stream hints
+    max_call_depth: int = 0
 
     def negotiate(self, dialect: Dialect, requested: str | None) -> None:
         """Refuse a protocol version we do not speak. The minor counts, the patch does not."""
@@ -106,6 +110,12 @@ class Operations:
         params = validated(model, call.params) if model is not None else None
         result: Json | TaskEvents = await operation.run(self, call, params)
         return result
+
+    def sending(self, call: Call, params: parse.SendParams) -> parse.Send:
+        """What a request sends; refused if too many agents have called each other before."""
+        path = read_path(call.depth, call.trace)
+        check_depth(path, self.max_call_depth)
+        return parse.Send(call.dialect, params, call.idempotency_key, path)
 
     async def settled(self, call: Call, task: Task) -> Task:
         """Wait for the task.
@@ -176,7 +186,7 @@ def _rests(snapshot: Task, task: Task, waits: bool) -> bool:
 )
 async def send_message(service: Operations, call: Call, params: parse.SendParams) -> Json:
     """Send a message."""
-    send = parse.Send(call.dialect, params, call.idempotency_key)
+    send = service.sending(call, params)
     task = await service.tasks.send(call.caller, send.request)
     if send.blocking and not call.notification:
         task = await service.settled(call, task)
@@ -196,7 +206,7 @@ async def send_streaming_message(
     service: Operations, call: Call, params: parse.SendParams
 ) -> TaskEvents:
     """Send a message, stream the answer."""
-    send = parse.Send(call.dialect, params, call.idempotency_key)
+    send = service.sending(call, params)
     task = await service.tasks.send(call.caller, send.request)
     renderer = service.renderer(call, send.request.message)
     return await service.events(call, task, renderer, history_length=send.history_length)

@@ -29,6 +29,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from ..contract.params import MOST_PARTS, Directory, SessionId, WorkspaceId, validated
 from ..domain.values import (
+    CallPath,
     Data,
     FileBytes,
     FileUrl,
@@ -344,7 +345,9 @@ def no_push() -> PushNotificationNotSupported:
 class Send:
     """A request to send a message, in our types."""
 
-    def __init__(self, dialect: Dialect, params: SendParams, idempotency_key: str | None) -> None:
+    def __init__(
+        self, dialect: Dialect, params: SendParams, idempotency_key: str | None, path: CallPath
+    ) -> None:
         given, wanted = params.message, params.configuration
         if any((wanted.push_notification_config, wanted.push_notification)) or (
             wanted.task_push_notification_config
@@ -368,6 +371,7 @@ class Send:
             idempotency_key=idempotency_key,
             options=_options(*metadata) if metadata else RequestOptions(),
             new_task=any(each.opencode.new_task for each in metadata or ()),
+            path=path,
         )
         self.history_length = history(dialect, wanted.history_length)
         # ProtoJSON leaves out what is false, so in 0.3 over REST a configuration that does not

@@ -16,8 +16,9 @@ from ..contract.dispatch import Contract
 from ..contract.operations import Line
 from ..contract.publish import availability, card_extensions, full_contract, methods_of
 from ..domain.release import TRIED, Release
-from ..errors import MethodNotFound
+from ..errors import CallTooDeep, MethodNotFound
 from ..extensions.declared import COMPATIBILITY, STREAM_HINTS, WIRE
+from ..service.calls import DEPTH_HEADER
 from .card import Card, CardFacts
 from .failures import A2A_DOMAIN, ERROR_INFO
 from .operations import A2A
@@ -31,6 +32,19 @@ PUBLIC_ENDPOINTS = (
     "GET /ready",
     "GET /docs",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCalls:
+    """Which other agents the agent may call by itself."""
+
+    peers: tuple[str, ...] = ()  # their names
+    any_peer: bool = False  # also any address that the egress policy permits
+    max_depth: int = 0
+
+    @property
+    def enabled(self) -> bool:
+        return self.max_depth > 0 and (self.any_peer or bool(self.peers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,7 @@ class Deployment:
     on_interrupted: str = "fail"
     environment: Mapping[str, Any] = field(default_factory=dict)  # as declared by the operator
     permissions: Mapping[str, Any] = field(default_factory=dict)  # always_scope and rules
+    peer_calls: PeerCalls = PeerCalls()
 
 
 @dataclass(frozen=True)
@@ -143,6 +158,11 @@ class Published:
                 "fail": "UPSTREAM_INTERRUPTED, with what to send in metadata.opencode.resume",
                 "continue": "the agent is told and asked to continue, once",
             }[self.deployment.on_interrupted],
+            "message_of_another_agent": {
+                "request_header": f"{DEPTH_HEADER}: how many agents have called each other",
+                "max_depth": self.deployment.peer_calls.max_depth,
+                "deeper": f"refused with {CallTooDeep.type} ({CallTooDeep.rpc_code})",
+            },
             "repeated_send": "the same Idempotency-Key, or the same message in the same context, "
             "is answered with the same task",
         }
@@ -198,6 +218,7 @@ class Published:
                 },
                 "session_shell": feature("A2A_ENABLE_SESSION_SHELL"),
                 "workspace_mutations": feature("A2A_ENABLE_WORKSPACE_MUTATIONS"),
+                "peer_calls": _peer_calls(deployment.peer_calls),
                 "opencode": _opencode(release),
                 "permissions": dict(deployment.permissions),
                 "execution_environment": dict(deployment.environment),
@@ -263,6 +284,15 @@ class Published:
             "protocol_compatibility": self.protocol_compatibility,
             "service_behaviors": self.service_behaviors,
         }
+
+
+def _peer_calls(calls: PeerCalls) -> Json:
+    return {
+        "enabled": calls.enabled,
+        "peers": list(calls.peers),
+        "any_peer": calls.any_peer,
+        "max_depth": calls.max_depth,
+    }
 
 
 def _opencode(release: Release | None) -> Json:

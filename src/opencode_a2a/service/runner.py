@@ -66,7 +66,15 @@ from ..domain.ports import AgentSession, InterruptStore, SessionGone, TaskLog
 from ..domain.run import Run
 from ..domain.task import TaskHead
 from ..domain.updates import Continued, Ended, InterruptAnswered, Update
-from ..domain.values import Failure, FileChange, Isolation, PermissionAsk, Problem, Prompt
+from ..domain.values import (
+    CallPath,
+    Failure,
+    FileChange,
+    Isolation,
+    PermissionAsk,
+    Problem,
+    Prompt,
+)
 from ..errors import (
     ContentTypeNotSupported,
     InvalidParams,
@@ -143,6 +151,7 @@ class Runner:
     title: str
     run: Run
     order: tuple[bool, int, str]
+    path: CallPath = CallPath()  # the deepest of its messages, for the calls that the agent makes
     prepare: Prepare | None = None  # makes the parts of a prompt that an earlier process had
     granted: asyncio.Future[None] = field(default_factory=_future)  # a slot
     over: asyncio.Future[None] = field(default_factory=_future)

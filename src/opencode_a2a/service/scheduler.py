@@ -28,7 +28,7 @@ from ..domain.ports import InterruptStore, TaskLog
 from ..domain.run import Run
 from ..domain.task import Task, TaskHead
 from ..domain.updates import InterruptAnswered, InterruptOpened
-from ..domain.values import Prompt, TaskState
+from ..domain.values import CallPath, Prompt, TaskState, deepest
 from ..errors import StoreUnavailable, UpstreamBusy
 from .locks import KeyedLock
 from .runner import Prepare, Runner, Tools, log_wait
@@ -161,13 +161,15 @@ class Scheduler:
         finally:
             self._admission.arrived(caller)
 
-    def start(self, head: TaskHead, title: str, *, fresh: bool = False) -> PendingPrompt:
+    def start(
+        self, head: TaskHead, title: str, *, path: CallPath, fresh: bool = False
+    ) -> PendingPrompt:
         """Work on a new task once its prompt is stored; `abandon` it if it is not.
 
         In a `fresh` context, made for this task, its session is opened meanwhile.
         """
         run = Run(self._limits, fresh=fresh)
-        runner = Runner(self._tools, head, title, run=run, order=_order(head))
+        runner = Runner(self._tools, head, title, run=run, order=_order(head), path=path)
         prompt = _expect_prompt(runner)
         self._begin(runner)
         return prompt
@@ -185,7 +187,15 @@ class Scheduler:
         """
         run = Run(self._limits, resumed=task, prompts=prompts)
         order = _order(task.head, begun=task.session is not None)
-        runner = Runner(self._tools, task.head, title, run=run, order=order, prepare=prepare)
+        runner = Runner(
+            self._tools,
+            task.head,
+            title,
+            run=run,
+            order=order,
+            path=task.path,
+            prepare=prepare,
+        )
         # What OpenCode already works on has no use for a slot that it would have to wait for.
         self._begin(runner, running=task.state is TaskState.WORKING)
 
@@ -219,7 +229,7 @@ class Scheduler:
 
     # -- what callers want of them
 
-    def steer(self, task_id: str) -> PendingPrompt | None:
+    def steer(self, task_id: str, path: CallPath) -> PendingPrompt | None:
         """One more prompt of a running task, or None when it is too late."""
         runner = self._runners.get(task_id)
         if runner is None or runner.run.closed:
@@ -230,6 +240,7 @@ class Scheduler:
                 retry_after=10,
                 task_id=task_id,
             )
+        runner.path = deepest([runner.path, path])
         return _expect_prompt(runner)
 
     async def cancel(self, task_id: str) -> None:

@@ -18,6 +18,7 @@ from ..domain.updates import MessageAdded
 from ..domain.values import (
     TERMINAL_STATES,
     Caller,
+    CallPath,
     Message,
     OutputModes,
     Prompt,
@@ -60,6 +61,7 @@ class Request:
     idempotency_key: str | None = None
     options: RequestOptions = RequestOptions()
     new_task: bool = False  # it answers nothing, although a task of its context waits for an answer
+    path: CallPath = CallPath()  # not in the digest: the same request again may have another trace
 
     def keys(self, now: int) -> list[Key]:
         """The keys by which the service recognises this request when it is sent again.
@@ -237,11 +239,13 @@ class Tasks:
                 modes=request.modes,
             )
             prompt = Prompt(self._agent.new_message_id(), parts, selection=selection)
-            added = MessageAdded(request.message, prompt.message_id, selection=selection)
+            added = MessageAdded(
+                request.message, prompt.message_id, selection=selection, path=request.path
+            )
             # A worktree is made only for a task that is stored.
             plain = request.options == RequestOptions() and selection.isolation is None
             fresh = request.context_id is None and plain
-            pending_prompt = self._scheduler.start(head, title, fresh=fresh)
+            pending_prompt = self._scheduler.start(head, title, path=request.path, fresh=fresh)
         try:
             task = await self._log.create(head, [added], keys=keys)
         except BaseException as exc:
@@ -289,7 +293,7 @@ class Tasks:
         selection = await self._options.resolve_next(
             caller, task.head.context_id, options=request.options
         )
-        pending_prompt = self._scheduler.steer(task_id)
+        pending_prompt = self._scheduler.steer(task_id, request.path)
         if pending_prompt is None:
             task = await self._log.get(caller.principal, task_id)
             if not task.state.terminal:
@@ -302,7 +306,9 @@ class Tasks:
             )
         upstream_id = self._agent.new_message_id()
         try:
-            added = MessageAdded(request.message, upstream_id, selection=selection)
+            added = MessageAdded(
+                request.message, upstream_id, selection=selection, path=request.path
+            )
             await self._log.write(task_id, [added], keys=keys)
         except BaseException:  # a prompt that stays pending would keep the task open for ever
             pending_prompt.withdraw()

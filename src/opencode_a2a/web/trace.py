@@ -1,8 +1,14 @@
-"""Logs one line per request, and answers even when the application raises."""
+"""Logs one line per request, and answers even when the application raises.
+
+Every request has an id of its own, and a trace id: that of `traceparent` where the request belongs
+to a trace of others, else the request id. An invalid `traceparent` is ignored, as W3C Trace Context
+says.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -15,6 +21,10 @@ from ..errors import Internal, ServiceError, ShuttingDown
 
 logger = structlog.get_logger()
 
+_TRACEPARENT = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
+)
+
 
 class Trace:
     def __init__(self, app: ASGIApp, on_error: Callable[[Scope, ServiceError], ASGIApp]) -> None:
@@ -26,6 +36,10 @@ class Trace:
             await self._app(scope, receive, send)
             return
         request_id = uuid.uuid4().hex
+        known = {"request": request_id}
+        if (trace := _trace_of(scope)) is not None:
+            known["trace"] = trace
+        scope.setdefault("state", {})["trace"] = trace or request_id
         started, status, answered = time.perf_counter(), 0, False
 
         def watched(message: Message) -> Awaitable[None]:
@@ -38,7 +52,7 @@ class Trace:
                 answered = not message.get("more_body", False)
             return send(message)
 
-        with structlog.contextvars.bound_contextvars(request=request_id):
+        with structlog.contextvars.bound_contextvars(**known):
             try:
                 await self._app(scope, receive, watched)
             except ClientDisconnect:
@@ -71,3 +85,10 @@ class Trace:
                     ms=round((time.perf_counter() - started) * 1000, 1),
                     principal=caller.principal if caller else None,
                 )
+
+
+def _trace_of(scope: Scope) -> str | None:
+    """The trace that a request says it belongs to."""
+    given = [value for name, value in scope["headers"] if name == b"traceparent"]
+    found = _TRACEPARENT.fullmatch(given[0]) if len(given) == 1 else None
+    return found[1].decode() if found is not None else None
