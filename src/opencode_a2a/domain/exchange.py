@@ -274,17 +274,22 @@ class Exchange:
         updates = list[Update]()
         for event in events:
             for update in self.turn.feed(event):
-                ask = update.interrupt if isinstance(update, InterruptOpened) else None
-                if isinstance(ask, PermissionAsk) and covers(self._rules, ask):
-                    self.turn.requests.allow(ask.request_id)
-                    once = PermissionDecision("once")
-                    self._deliver(Deliver(ask, once, by_rule=True))
-                    brief = in_brief(ask)
-                    decided = DecisionRecord(brief, resolution="once", by="rule", decision=once)
-                    updates += [RequestRecord(brief), decided]
+                if isinstance(update, InterruptOpened):
+                    updates += self._show_or_allow(update, self.turn)
                 else:
                     updates.append(update)
         return updates
+
+    def _show_or_allow(self, opened: InterruptOpened, turn: Turn) -> list[Update]:
+        ask = opened.interrupt
+        if not isinstance(ask, PermissionAsk) or not covers(self._rules, ask):
+            return [opened]
+        turn.requests.allow(ask.request_id)
+        once = PermissionDecision("once")
+        self._deliver(Deliver(ask, once, by_rule=True))
+        brief = in_brief(ask)
+        decided = DecisionRecord(brief, resolution="once", by="rule", decision=once)
+        return [RequestRecord(brief), decided]
 
     def take_decision(self, answer: InterruptAnswered) -> None:
         """Somebody has decided about a request, and the log has it."""

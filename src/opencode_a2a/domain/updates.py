@@ -331,13 +331,17 @@ def coalesce(waiting: Sequence[Update]) -> list[Update]:
         run.clear()
 
     for update in waiting:
-        if not isinstance(update, _Piece):
+        if isinstance(update, BlockText):  # by far the most frequent
+            replaces = not update.append
+        elif isinstance(update, BlockTool | BlockOutput):
+            replaces = isinstance(update, BlockTool)
+        else:
             flush()
             merged.append(update)
             continue
         if run and run[-1].block_id != update.block_id:
             flush()
-        elif isinstance(update, BlockTool) or (isinstance(update, BlockText) and not update.append):
+        elif replaces:
             run.clear()  # what waited here is replaced before anyone saw it
         run.append(update)
     flush()

@@ -47,8 +47,11 @@ from ..service.tasks import Request
 from .dialect import V03_REST, Dialect
 
 
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+
+
 def _one_line(value: str) -> str:
-    if any(char < " " or char == "\x7f" for char in value):
+    if _CONTROL_CHARACTER.search(value):
         raise ValueError("must not hold control characters")
     return value
 

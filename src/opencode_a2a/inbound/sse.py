@@ -119,8 +119,14 @@ def _frame(event: Event, framing: Framing) -> bytes:
     return b"id: %d\ndata: %b\n\n" % (seq, framing.around(data))
 
 
-def _bodies(events: Iterable[Event], framing: Framing) -> Iterator[bytes]:
+def _bodies(events: Iterable[Event], framing: Framing) -> Iterable[bytes]:
     """Server-Sent Events, joined into pieces to write."""
+    if isinstance(events, tuple):  # a single one: by far the most frequent case
+        return [_frame(event, framing) for event in events]
+    return _joined(events, framing)
+
+
+def _joined(events: Iterable[Event], framing: Framing) -> Iterator[bytes]:
     frames, size = list[bytes](), 0
     for event in events:
         frame = _frame(event, framing)

@@ -285,8 +285,10 @@ class SqlTaskLog:
     ) -> None:
         if open_task.ending:
             return
-        ended = next((i for i, update in enumerate(updates) if isinstance(update, Ended)), None)
-        accepted = list(updates if ended is None else updates[: ended + 1])
+        accepted = coalesce(updates)  # first: deltas that came together are encoded as one
+        ended = next((i for i, update in enumerate(accepted) if isinstance(update, Ended)), None)
+        if ended is not None:
+            del accepted[ended + 1 :]
         # An update that cannot be encoded is refused here. In the writer it would make the commit
         # of all other tasks fail.
         encoded = [codec.encode(update) for update in accepted]
