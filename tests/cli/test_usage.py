@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from opencode_a2a import __version__
 from opencode_a2a.cli import main, server_main
 from opencode_a2a.cli.completion import script
 from opencode_a2a.cli.parser import COMMANDS, SHELLS, Command
-from tests.cli.commands import Ran, called, run
+from tests.cli.commands import Ran, called, command, run
 from tests.running import ROOT
 
 Capture = pytest.CaptureFixture[str]
@@ -97,6 +98,25 @@ def test_a_shell_can_read_its_completion(shell: str, capsys: Capture) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     subprocess.run([shell, "-n"], input=printed, text=True, check=True)
+
+
+def test_a_process_that_has_printed_a_result_is_not_ended_by_a_broken_pipe() -> None:
+    """Python ignores SIGPIPE; a program that calls `main` and goes on relies on it."""
+    main(["completion", "bash"])
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
+
+
+def test_a_reader_that_needs_only_the_first_line_ends_the_command_without_a_word() -> None:
+    with subprocess.Popen(
+        command("opencode-a2a", "completion", "bash"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as writer:
+        assert writer.stdout is not None
+        writer.stdout.close()
+        assert writer.stderr is not None
+        assert writer.stderr.read() == b""
+    assert writer.returncode == -signal.SIGPIPE
 
 
 @pytest.mark.parametrize("name", ["opencode-a2a", "opencode-a2a-server"])

@@ -9,13 +9,13 @@ Exit codes: 0 fine, 1 something failed, 2 wrong usage or settings; `call` has mo
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .failure import CommandError
+from .output import print_result
 from .parser import parse
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ def main(
     arguments = parse(argv)
     try:
         if arguments.command in ("token", "status", "completion"):
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
-            print("\n".join(_lines(arguments)))
+            print_result("\n".join(_lines(arguments)))
             return
         if before_loading is not None:
             before_loading()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from ..redaction import secrets_in
 from ..store.legacy import NotMoved
 from ..store.migrate import ForeignDatabase, SchemaTooNew
 from .failure import CommandError
+from .output import print_result
 from .serve import Watch, serve, until_stopped
 from .show import show
 from .up import find_opencode, up
@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
         settings = _settings(arguments)
         if arguments.command in ("card", "openapi"):
             extended = arguments.command == "card" and arguments.extended
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
-            print(show(settings, arguments.command, extended=extended))
+            print_result(show(settings, arguments.command, extended=extended))
             return
         watch = Watch.of(arguments.command)
         _configure_log(settings, watch)
