@@ -18,7 +18,7 @@ help: ## say what there is
 run: .venv/.run node_modules/.run ## start OpenCode and the service in front of it: make run DIR=path/to/project
 	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS) $(if $(DIR),"$(DIR)")
 
-test: check node_modules/.dev ## lint, formatting, types, and all tests
+test: .venv/.dev node_modules/.dev ## lint, formatting, types, and all tests
 	$(BIN)/python scripts/suite.py $(ARGS)
 
 quick: .venv/.dev ## the tests that need neither OpenCode nor a running service (about a minute)

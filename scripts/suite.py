@@ -1,10 +1,11 @@
-"""Run the tests as CI does: `make test`, `make quick`.
+"""Run the checks and tests as CI does: `make test`, `make quick`.
 
     python scripts/suite.py [--quick] [arguments for pytest]
 
 The quick part needs neither OpenCode nor a running service; its coverage is measured, apart from
 the tests whose examples hypothesis draws (tests/conftest.py). The other part drives real processes,
-and waits for them as much as it works, so both run at the same time.
+and waits for them as much as it works, so both run at the same time. So does `make check`; if it
+fails, a line says so at once, and the end of the run shows why.
 On a busy machine a process can be too slow for a test. So what fails in that part is run once more,
 alone. A test that passes then is printed as flaky and does not fail the run. A test of the quick
 part gets no second chance: it has nothing that could be slow.
@@ -27,34 +28,62 @@ LAST_FAILED = CACHE / "v" / "cache" / "lastfailed"
 PASSED, FAILED, NOTHING_SELECTED = 0, 1, 5  # exit codes of pytest
 MOST_RERUN = 10  # more failures than this are no accident
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-# How each part is run. Tests that drive processes wait as much as they work; schemathesis, which
-# only they use, takes a second to load.
+# How each part is run. Tests that drive processes wait as much as they work, and are distributed
+# by tests/units.py; schemathesis, which only they use, takes a second to load.
 PARTS = {
     "quick": ["-n", str(CORES), "--dist", "worksteal", "-p", "no:schemathesis"],
-    "processes": ["-n", str(CORES + 1), "--dist", "worksteal", "-o", f"cache_dir={CACHE}"],
+    "processes": [
+        *("-n", str(CORES + 1), "--dist", "loadscope", "--no-loadscope-reorder"),
+        *("-o", f"cache_dir={CACHE}"),
+    ],
 }
 # Without cached bytecode, every one of the hundreds of services that are started would be compiled.
-ENVIRONMENT = {name: v for name, v in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+# `make` below would look for the workers of the `make` above.
+LEFT_OUT = {"PYTHONDONTWRITEBYTECODE", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
 COVERAGE = ["--cov=opencode_a2a", "--cov-branch", "--cov-report="]
 
 
 def main(arguments: list[str]) -> int:
     if "--quick" in arguments:
         return pytest("quick", *(each for each in arguments if each != "--quick"))
-    with tempfile.TemporaryFile() as output, ThreadPoolExecutor() as beside:
-        quick = beside.submit(pytest, "quick", *COVERAGE, *arguments, output=output)
+    with (
+        tempfile.TemporaryFile() as check_output,
+        tempfile.TemporaryFile() as quick_output,
+        ThreadPoolExecutor() as beside,
+    ):
+        checks = beside.submit(check, output=check_output)
+        quick = beside.submit(pytest, "quick", *COVERAGE, *arguments, output=quick_output)
         code, flaky = run_processes(arguments, after=quick)
         codes = [quick.result(), code]
-        output.seek(0)
-        print(f"\nThe quick part:\n{output.read().decode()}", flush=True)
-    if codes[0] in (PASSED, FAILED):
-        print_coverage()
-    if flaky:
-        print(f"\nFLAKY: {len(flaky)} failed beside other tests and passed alone:")
-        print("".join(f"  {name}\n" for name in flaky), flush=True)
+        print(f"\nThe quick part:\n{content(quick_output)}", flush=True)
+        checked = checks.result()
+        if codes[0] in (PASSED, FAILED):
+            print_coverage()
+        if flaky:
+            print(f"\nFLAKY: {len(flaky)} failed beside other tests and passed alone:")
+            print("".join(f"  {name}\n" for name in flaky), flush=True)
+        print(f"\nmake check:\n{content(check_output)}", flush=True)
     # A part of which nothing was selected is fine only where the caller has selected.
     fine = {PASSED, NOTHING_SELECTED} if arguments and PASSED in codes else {PASSED}
-    return next((code for code in codes if code not in fine), PASSED)
+    return next((code for code in (*codes, checked) if code not in fine), PASSED)
+
+
+def check(output: IO[bytes]) -> int:
+    """Lint, formatting, types."""
+    command = ["make", "--no-print-directory", "check"]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, check=False, stdout=output, stderr=subprocess.STDOUT
+    )
+    if ended.returncode == 0:
+        return PASSED
+    print("\nmake check has FAILED; the end of this run shows why.", flush=True)
+    return FAILED
+
+
+def content(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode()
 
 
 def run_processes(arguments: list[str], *, after: Future[int]) -> tuple[int, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests import logging_for_tests
 from tests.postgres import Postgres, why_not
 from tests.running import ROOT, Service, Upstream, fake_opencode, real_opencode, service
+from tests.units import UnitScheduling, place_of
 
 # Time says something about the machine, not about a test. An ordinary run tries the same examples
 # every time; FUZZ_EXAMPLES=5000 looks longer, and at other ones.
@@ -73,6 +75,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if part is not None:
         wanted = part == "processes"
         items[:] = [i for i in items if (_starts_processes(i.path) or _on_postgres(i)) is wanted]
+    if part == "processes":
+        items.sort(key=lambda item: place_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    return UnitScheduling(config, log) if config.getoption("part") == "processes" else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -91,6 +100,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         return (yield)
     finally:
         sys.settrace(tracer)
+
+
+def pytest_runtest_teardown() -> None:
+    """A test that lets SIGPIPE end this process fails here, and not whichever cuts a connection.
+
+    Nothing would be told of the end of a worker but which test it was at.
+    """
+    if signal.getsignal(signal.SIGPIPE) is not signal.SIG_IGN:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        pytest.fail("SIGPIPE would end this process: Python ignores it, and so must the test")
 
 
 def _starts_processes(path: Path) -> bool:

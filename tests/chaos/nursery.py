@@ -19,16 +19,21 @@ from opencode_a2a import cli
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead disappear by themselves
-    child = 0
+    last: int | None = None  # the newest process, by a descriptor: its pid may be used again
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
             _serve(json.loads(line))
+        if last is not None:
+            os.close(last)
+            last = None
+        with suppress(ProcessLookupError):
+            last = os.pidfd_open(child)
         sys.stdout.write(f"{child}\n")
         sys.stdout.flush()
-    if child:
+    if last is not None:
         with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+            signal.pidfd_send_signal(last, signal.SIGKILL)
 
 
 def _serve(order: dict[str, Any]) -> NoReturn:

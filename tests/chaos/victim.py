@@ -83,7 +83,7 @@ class Victim:
             await self.end(signal.SIGKILL)
             assert self._nursery.stdin and self._nursery.stdout
             self._nursery.stdin.close()
-            self._nursery.wait(10)
+            self._nursery.wait(60)
             self._nursery.stdout.close()
 
     @property
@@ -137,9 +137,9 @@ class Victim:
             with suppress(ProcessLookupError):
                 watched = os.pidfd_open(self._pid)
                 try:
-                    os.kill(self._pid, number)
+                    signal.pidfd_send_signal(watched, number)
                     if not await asyncio.to_thread(_ended, watched, 20.0):
-                        os.kill(self._pid, signal.SIGKILL)
+                        signal.pidfd_send_signal(watched, signal.SIGKILL)
                         raise AssertionError(f"the service outlived {number.name} by 20 s")
                 finally:
                     os.close(watched)
