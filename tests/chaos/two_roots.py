@@ -51,6 +51,7 @@ class Plan:
     between_tasks: float = 2.5  # seconds on average, for each service
     between_faults: float = 2.0
     worlds: tuple[bool, ...] = (False, True)  # in turn: with a shared database of tasks?
+    loses_opencode: bool = True  # it is killed as well, and takes seconds to start again
 
 
 @dataclass(eq=False, slots=True)
@@ -132,7 +133,9 @@ class World:
     # -- faults
 
     async def storm(self, dice: random.Random, until: float, plan: Plan, report: Report) -> None:
-        faults = {self.kill_one: 6, self.kill_both: 3, self.terminate: 1, self.lose_opencode: 1}
+        faults = {self.kill_one: 6, self.kill_both: 3, self.terminate: 1}
+        if plan.loses_opencode:
+            faults[self.lose_opencode] = 1
         while True:
             await asyncio.sleep(dice.expovariate(1 / plan.between_faults))
             (fault,) = dice.choices(list(faults), list(faults.values()))

@@ -26,7 +26,7 @@ from tests.running import ROOT, isolated, opencode_command, running
 PASSWORD = "chaos"
 TAG = re.compile(r"#\d+-\d+-\d+#")
 GLYPHS = "naïve Straße 語言 🙂🚀 €"
-READY_SECONDS = 40.0
+READY_SECONDS = 60.0
 
 
 class Upstream(Protocol):
@@ -198,7 +198,7 @@ class Real:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(10)
+            self._process.wait(60)
 
     def phrase(self, tag: str, dice: random.Random, length: float = 1.0) -> str:
         if dice.random() < 0.3:

@@ -6,6 +6,7 @@ newcomer: the real OpenCode with the demo model, in a git repository with one fi
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -171,6 +172,9 @@ def test_the_commands_of_the_pages_do_what_is_shown(tmp_path: Path) -> None:
     author = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
     for words in (("init", "-qb", "main"), ("add", "-A"), (*author, "commit", "-qm", "first")):
         subprocess.run(["git", *words], cwd=project, check=True, env=isolated(home))
+    # Snapshots are half the work of a prompt, and no page shows what a task has changed.
+    config = home / ".config" / "opencode" / "opencode.json"
+    config.write_text(json.dumps({"snapshot": False}))
     reader = Reader(home, tmp_path / "typed")
     with reader.service, reader.opened:
         left_out = set[str]().union(*(reader.follow(page) for page in PAGES))

@@ -57,6 +57,15 @@ main()
 """
 
 
+def has_ended(task: Json) -> bool:
+    return task["status"]["state"] in ENDED
+
+
+def state_and_answer(task: Json) -> tuple[str, str]:
+    """How a task has ended, and what the agent has said last."""
+    return task["status"]["state"], task["artifacts"][-1]["parts"][0]["text"]
+
+
 class Killable(Protocol):
     """A service, and the OpenCode behind it."""
 
@@ -107,7 +116,7 @@ class OfServe:
         if self.process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(60)
 
     async def restart(self, away: float) -> None:
         self.kill()
@@ -188,6 +197,7 @@ class Client:
                 if answer.status == 200:
                     task_id: str = told["task"]["id"]
                     return task_id
+            await asyncio.sleep(0.02)
 
     async def until(self, task_id: str, happened: Callable[[Json], bool]) -> Json:
         while True:
@@ -268,7 +278,7 @@ async def one_restart(client: Client, dice: random.Random) -> dict[str, float]:
             return await since()
 
         async def told() -> float:
-            task = await client.until(working, lambda task: task["status"]["state"] in ENDED)
+            task = await client.until(working, has_ended)
             assert "UPSTREAM_INTERRUPTED" in json.dumps(task), task
             return await since()
 

@@ -167,20 +167,16 @@ def test_secrets_do_not_show_when_values_are_printed() -> None:
 # The real server
 
 
-async def test_on_entry_it_answers_to_its_password_and_to_nothing_else(launch: Launch) -> None:
-    async with ManagedOpenCode.start(launch) as managed:
-        endpoint = managed.endpoint
-        assert endpoint.base_url.startswith("http://127.0.0.1:")
-        assert await health(endpoint) == 200
-        assert await health(replace(endpoint, password="another")) == 401
-        async with aiohttp.request("GET", f"{endpoint.base_url}/global/health") as anonymous:
-            assert anonymous.status == 401
-
-
 @linux
-async def test_the_running_child_has_none_of_our_secrets(launch: Launch) -> None:
+async def test_the_running_child_has_none_of_our_secrets(
+    launch: Launch, program: Callable[[str], str]
+) -> None:
     ours = {"A2A_STATIC_AUTH_CREDENTIALS": "secret", "OPENCODE_AUTH_PASSWORD": "secret"}
-    launch = replace(launch, environment={**launch.environment, **ours, "MY_API_KEY": "mine"})
+    launch = replace(
+        launch,
+        command=program(f"{READY}sleep 300; :"),
+        environment={**launch.environment, **ours, "MY_API_KEY": "mine"},
+    )
     async with ManagedOpenCode.start(launch) as managed:
         assert managed.pid is not None
         environment = environment_of(managed.pid)
@@ -191,9 +187,16 @@ async def test_the_running_child_has_none_of_our_secrets(launch: Launch) -> None
     assert name == "opencode"  # not the interpreter that prepared it
 
 
-async def test_a_killed_server_comes_back_on_the_same_endpoint(launch: Launch) -> None:
+async def test_it_answers_to_its_password_only_and_if_killed_comes_back_on_the_same_endpoint(
+    launch: Launch,
+) -> None:
     async with ManagedOpenCode.start(launch) as managed:
         endpoint, first = managed.endpoint, managed.pid
+        assert endpoint.base_url.startswith("http://127.0.0.1:")
+        assert await health(endpoint) == 200
+        assert await health(replace(endpoint, password="another")) == 401
+        async with aiohttp.request("GET", f"{endpoint.base_url}/global/health") as anonymous:
+            assert anonymous.status == 401
         assert first is not None
         os.kill(first, signal.SIGKILL)
         await eventually(lambda: managed.pid not in (None, first))
@@ -254,8 +257,11 @@ loop, arguments = sys.argv[1:]
 
 @linux
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_it_dies_when_we_are_killed(launch: Launch, loop: str) -> None:
-    arguments = json.dumps([launch.command, str(launch.directory), launch.environment])
+async def test_it_dies_when_we_are_killed(
+    launch: Launch, program: Callable[[str], str], loop: str
+) -> None:
+    command = program(f"{READY}sleep 300; :")
+    arguments = json.dumps([command, str(launch.directory), launch.environment])
     us = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", PARENT, loop, arguments),
         stdout=asyncio.subprocess.PIPE,
@@ -304,7 +310,9 @@ CHOICES: dict[str, tuple[dict[str, Any], str | None]] = {
 }
 
 
-async def test_a_provider_counts_when_somebody_chose_it(launch: Launch, tmp_path: Path) -> None:
+async def test_a_provider_counts_when_somebody_chose_it_and_a_broken_config_is_not_quoted(
+    launch: Launch, tmp_path: Path
+) -> None:
     found: dict[str, str | None] = {}
     async with ManagedOpenCode.start(launch) as managed:
         for place, (config, _) in CHOICES.items():
@@ -315,6 +323,11 @@ async def test_a_provider_counts_when_somebody_chose_it(launch: Launch, tmp_path
             found[place] = None if chosen is None else str(chosen)
             # Whoever chose something is not mistaken for a newcomer before OpenCode runs.
             assert chosen is None or may_be_configured(launch.environment, directory)
+        (broken := tmp_path / "broken").mkdir()
+        (broken / "opencode.json").write_text('{"provider": {"x": {"apiKey": "hush", }')
+        with pytest.raises(ManagedProcessFailed, match=r"opencode\.json") as failure:
+            await chosen_providers(managed.endpoint, broken)
+    assert "hush" not in str(failure.value)
     assert found == {place: expected for place, (_, expected) in CHOICES.items()}
 
 
@@ -325,16 +338,8 @@ async def test_a_key_in_the_environment_is_a_provider(launch: Launch) -> None:
         assert chosen is not None and chosen.names == ("anthropic",)
 
 
-async def test_a_broken_config_is_named_but_not_quoted(launch: Launch) -> None:
-    (launch.directory / "opencode.json").write_text('{"provider": {"x": {"apiKey": "hush", }')
-    async with ManagedOpenCode.start(launch) as managed:
-        with pytest.raises(ManagedProcessFailed, match=r"opencode\.json") as failure:
-            await chosen_providers(managed.endpoint, launch.directory)
-    assert "hush" not in str(failure.value)
-
-
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"{}", b'{"providers": [{}]}', b"null"])
-async def test_an_answer_about_providers_that_makes_no_sense_is_told(
+async def test_an_answer_about_providers_that_makes_no_sense_is_an_error(
     body: bytes, tmp_path: Path
 ) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -375,7 +380,7 @@ async def test_a_missing_workspace_is_named(launch: Launch) -> None:
             pass
 
 
-async def test_dying_before_ready_is_told_with_code_and_last_lines(
+async def test_dying_before_ready_is_reported_with_code_and_last_lines(
     launch: Launch, program: Callable[[str], str], tmp_path: Path
 ) -> None:
     log = tmp_path / "opencode.log"
@@ -390,7 +395,7 @@ async def test_dying_before_ready_is_told_with_code_and_last_lines(
     assert log.read_text().startswith("1\n2\n")
 
 
-async def test_never_ready_is_told_and_even_the_deaf_are_ended(
+async def test_never_getting_ready_is_an_error_and_even_who_ignores_signals_is_ended(
     launch: Launch, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "TERM_GRACE", 0.2)
