@@ -87,7 +87,7 @@ def test_how_to_answer_depends_on_what_is_asked() -> None:
     assert how().startswith("Answer in your own words, or")
 
 
-def test_several_are_told_with_their_ids() -> None:
+def test_several_are_listed_with_their_ids() -> None:
     told = waiting([BASH, question(WHICH)])
     assert told.startswith("The agent waits for 2 decisions.\n\n[per_1] The agent asks for perm")
     assert "\n\n[que_1] The agent asks:" in told
@@ -192,7 +192,7 @@ def test_many_long_requests_share_the_room(number: int) -> None:
     assert "metadata.shared.interrupts." in told
 
 
-def test_several_that_fit_are_told_whole() -> None:
+def test_several_that_fit_are_listed_whole() -> None:
     told = waiting([BASH] * 6)
     assert told.count(asking(BASH)) == 6
 

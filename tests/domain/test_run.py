@@ -687,7 +687,7 @@ def test_a_cancel_of_a_recovered_task_needs_no_slot_to_abort() -> None:
     assert run.after(CancelRequested()) == Subscribe()
 
 
-def test_what_closes_a_prompt_is_told_once() -> None:
+def test_what_closes_a_prompt_is_reported_once() -> None:
     run = Driver().working()
     run.after(PromptExpected(1), PromptStored(1, SECOND))
     run.after(NothingHeard(), seconds=61)

@@ -94,7 +94,7 @@ def test_an_emptied_block_is_not_visible() -> None:
     assert folded([text("void", append=False), text("", append=False)]).visible_blocks() == []
 
 
-def test_a_tool_call_is_as_it_was_last_told() -> None:
+def test_a_tool_call_is_as_it_was_last_reported() -> None:
     (block,) = folded([tool("running"), tool("completed")]).visible_blocks()
     assert block.call is not None
     assert (block.call.status, block.kind) == ("completed", BlockKind.TOOL_CALL)

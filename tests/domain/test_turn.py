@@ -283,7 +283,7 @@ def _progress(update: Update) -> Progress:
     return update
 
 
-def test_who_takes_a_step_may_be_learned_later_and_nothing_is_told_twice() -> None:
+def test_who_takes_a_step_may_be_learned_later_and_nothing_is_reported_twice() -> None:
     """After a restart the same is read again, and more is known by then."""
     started = StepStarted(CHILD, "msg_c", "prt_s")
     again = taken_up(told(*WORKING, ChildStarted(CHILD, ROOT), started))
@@ -329,7 +329,7 @@ def test_what_an_earlier_answer_cost_is_not_counted() -> None:
     assert turn.usage == Usage()
 
 
-def test_a_new_title_is_told_once_and_one_that_is_known_not_at_all() -> None:
+def test_a_new_title_is_reported_once_and_one_that_is_known_not_at_all() -> None:
     turn = Turn(ROOT, ASK, title="first")
     events = [TitleChanged(ROOT, t) for t in ("first", "second", "second")]
     assert feed(turn, *events, TitleChanged(CHILD, "not this")) == [SessionTitled(ROOT, "second")]
@@ -361,7 +361,7 @@ def test_a_run_that_is_not_completed_has_no_answer(how: dict[str, Any]) -> None:
     assert phases(feed(turn, done(**how), Idle(ROOT))) == []
 
 
-def test_what_a_text_is_is_told_once_also_after_a_restart() -> None:
+def test_the_kind_of_a_text_is_reported_once_also_after_a_restart() -> None:
     seen = told(*WORKING, closed("prt_a", "Let me see."), tool("prt_t", "running"))
     again = taken_up([*seen, text("prt_b", "Do", last=True)])
     stored = (*WORKING, closed("prt_a", "Let me see."), tool("prt_t", "completed"))
@@ -458,7 +458,7 @@ def test_reasoning_is_a_block_of_its_own_kind() -> None:
     ]
 
 
-def test_a_tool_call_is_told_whole_whenever_it_changes() -> None:
+def test_a_tool_call_is_reported_whole_whenever_it_changes() -> None:
     running = tool("prt_t", "running", title="ls")
     updates = told(*WORKING, tool("prt_t", "pending"), running, running, tool("prt_t", "completed"))
     assert [u.call.status for u in updates if isinstance(u, BlockTool)] == [
@@ -645,7 +645,7 @@ def test_a_retry_missed_in_a_gap_is_noticed_when_the_message_is_complete() -> No
 # -- signs of life
 
 
-def test_progress_is_told_once_however_often_it_is_read() -> None:
+def test_progress_is_reported_once_however_often_it_is_read() -> None:
     signs: Sequence[AgentEvent] = (
         StepStarted(ROOT, ANSWER, "prt_s"),
         StepFinished(ROOT, ANSWER, "prt_f", Usage(5, 1)),
@@ -688,7 +688,7 @@ def test_what_peers_have_used_is_told_under_their_names_and_adds_up() -> None:
     assert later.usage == Usage(5, 1, peers={"b": Usage(10), "c": Usage(1)})
 
 
-def test_todos_and_the_end_of_a_compaction_are_told() -> None:
+def test_todos_and_the_end_of_a_compaction_are_reported() -> None:
     todos = (TodoItem("x", "pending", "high"),)
     updates = told(*WORKING, TodosChanged(ROOT, todos), Compacting(ROOT, done=True))
     assert updates == [

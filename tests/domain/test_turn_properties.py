@@ -399,7 +399,7 @@ def check_every_step(updates: Sequence[Update], run: Run) -> None:
 
 @STEADY
 @given(st.data())
-def test_without_trouble_everything_is_told_once_and_in_order(data: st.DataObject) -> None:
+def test_without_trouble_everything_is_reported_once_and_in_order(data: st.DataObject) -> None:
     run = data.draw(runs())
     heard = hear(run, [], set(), None)
     alone = folded(heard.updates).visible_blocks()

@@ -72,7 +72,7 @@ def test_pieces_that_continue_what_was_seen_still_continue_it() -> None:
     assert coalesce([text("a"), text("b")]) == [text("ab")]
 
 
-def test_what_is_replaced_before_anyone_saw_it_is_not_told() -> None:
+def test_what_is_replaced_before_anyone_saw_it_is_not_sent() -> None:
     waiting = [text("a"), text("b"), text("new", append=False, part="p2"), text("!", part="p2")]
     assert coalesce(waiting) == [text("new!", append=False, part="p2")]
 
@@ -87,12 +87,12 @@ def test_pieces_with_something_between_them_stay_apart() -> None:
     assert coalesce(waiting) == waiting
 
 
-def test_of_a_tool_calls_states_in_a_row_only_the_last_is_told() -> None:
+def test_of_a_tool_calls_states_in_a_row_only_the_last_is_sent() -> None:
     assert coalesce([RUNNING, RUNNING, COMPLETED]) == [COMPLETED]
     assert coalesce([RUNNING, STEP, COMPLETED]) == [RUNNING, STEP, COMPLETED]
 
 
-def test_everything_else_is_told_as_it_is() -> None:
+def test_everything_else_is_sent_unchanged() -> None:
     waiting: list[Update] = [Started("ses_1"), STEP, STEP, InterruptOpened(ASK)]
     assert coalesce(waiting) == waiting
     assert coalesce([]) == []
@@ -100,7 +100,7 @@ def test_everything_else_is_told_as_it_is() -> None:
 
 @STEADY
 @given(in_pieces())
-def test_the_shorter_story_folds_to_the_same_task_wherever_the_waiting_list_is_cut(
+def test_fewer_updates_make_the_same_task_wherever_the_waiting_list_is_cut(
     pieces: list[Sequence[Update]],
 ) -> None:
     raw: list[Update] = []

@@ -7,7 +7,7 @@ import json
 from tests.extensions.conftest import Inside, Line
 
 
-def test_providers_are_told_without_their_keys(alice: Line, inside: Inside) -> None:
+def test_providers_are_listed_without_their_keys(alice: Line, inside: Inside) -> None:
     [raw] = inside.http.get("/provider").json()["all"]
     assert raw["options"]["apiKey"]  # so there is something to hide
     found = alice.call("opencode.providers.list")

@@ -43,7 +43,7 @@ def test_the_project_of_the_workspace_is_the_current_one(alice: Line, inside: In
     assert alice.call("opencode.projects.list")["items"] == [current]
 
 
-def test_projects_outside_the_workspace_are_not_told(
+def test_projects_outside_the_workspace_are_not_listed(
     alice: Line, inside: Inside, tmp_path: Path
 ) -> None:
     inside.session("elsewhere", tmp_path)

@@ -118,7 +118,7 @@ def test_reasoning_comes_before_the_first_tool_result_only() -> None:
     assert reply_to("[[reason:2]]", called=1, results=("x",)).thoughts == ()
 
 
-def test_usage_is_counted_or_told() -> None:
+def test_usage_is_counted_or_given() -> None:
     counted = reply_to("[[tokens:10]] [[reason:3]]", size=80)
     told = reply_to("[[tokens:10]] [[usage:7:8]]", size=80)
     half = reply_to("[[tokens:10]] [[usage:7]]", size=80)

@@ -607,7 +607,7 @@ def test_every_recorded_prompt_has_its_story() -> None:
 
 
 @pytest.mark.parametrize("story", STORIES, ids=str)
-async def test_a_recorded_run_is_told_as_it_happened(story: Story) -> None:
+async def test_a_recorded_run_is_reported_as_it_happened(story: Story) -> None:
     replay = await told(story)
     assert (replay.state, replay.failure) == (story.state, story.failure)
     assert len(replay.blocks) == len(story.blocks)
@@ -671,7 +671,7 @@ async def test_usage_is_the_sum_of_what_each_step_of_the_family_cost(story: Stor
         ("34-long-silent-provider-and-pending-question", 1, 3),
     ],
 )
-async def test_a_step_whose_end_never_came_is_told_to_be_missing_in_the_usage(
+async def test_a_step_whose_end_never_came_is_reported_missing_in_the_usage(
     recording: str, prompt: int, steps: int
 ) -> None:
     replay = await told(next(s for s in STORIES if (s.recording, s.prompt) == (recording, prompt)))

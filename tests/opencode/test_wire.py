@@ -142,7 +142,7 @@ def test_parts_of_no_interest_mean_nothing() -> None:
     assert part("something-new") == []
 
 
-def test_a_file_is_told_whatever_hands_it_over() -> None:
+def test_a_file_is_reported_whatever_hands_it_over() -> None:
     picture = FileBytes("eA==", "image/png", "x.png")
     file = {"mime": "image/png", "url": "data:image/png;base64,eA==", "filename": "x.png"}
     assert part("file", **file) == [ev.FileSnapshot(SESSION, MESSAGE, PART, picture)]
@@ -182,7 +182,7 @@ def test_a_command_is_the_title_where_opencode_repeats_the_description() -> None
     assert tool(input={"command": "echo hi"}).call.title is None
 
 
-def test_a_tool_call_is_told_whole() -> None:
+def test_a_tool_call_is_reported_whole() -> None:
     done = tool(
         status="completed",
         title="echo hi",

@@ -315,7 +315,7 @@ async def test_a_wrong_answer_is_named(
         call.transcript.check()
 
 
-async def test_an_unknown_error_of_a_peer_is_told_as_it_is(rude: Rude) -> None:
+async def test_an_unknown_error_of_a_peer_is_passed_on_unchanged(rude: Rude) -> None:
     error = '{"jsonrpc": "2.0", "id": 1, "error": {"code": -32050, "message": "No such session."}}'
     rude.answers = {"SendStreamingMessage": answering(200, error, content_type="application/json")}
     with pytest.raises(PeerRefused, match=r"^No such session\.$"):

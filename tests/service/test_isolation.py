@@ -226,7 +226,7 @@ async def test_ten_contexts_at_once_have_ten_worktrees(desk: Desk) -> None:
     assert len(branches(desk.root)) == 11
 
 
-async def test_where_there_is_nothing_to_branch_from_the_reason_is_told(
+async def test_where_there_is_nothing_to_branch_from_the_reason_is_given(
     desk: Desk, tmp_path: Path
 ) -> None:
     def repository(name: str) -> Path:
@@ -274,7 +274,7 @@ async def test_a_hook_of_the_repository_is_not_run(desk: Desk) -> None:
 # -- changes
 
 
-async def test_changes_are_told_against_the_base_whether_committed_or_not(desk: Desk) -> None:
+async def test_changes_are_reported_against_the_base_whether_committed_or_not(desk: Desk) -> None:
     made = await desk.open()
     at = Path(made.ref.directory)
     commit(at, "a.txt", "one\ntwo\n")
