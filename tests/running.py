@@ -105,11 +105,11 @@ class Program:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait(5)
+            return self.process.wait(60)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(5)
+        self.process.wait(60)
 
 
 def insist(process: subprocess.Popen[Any]) -> int:

@@ -65,6 +65,6 @@ def addresses() -> Callable[[], str]:
 @pytest.fixture
 def nobody(guarded: Service, addresses: Callable[[], str]) -> Iterator[httpx.Client]:
     """A client without a credential, at an address of its own."""
-    transport = httpx.HTTPTransport(local_address=addresses())
+    transport = httpx.HTTPTransport(local_address=addresses(), verify=False)
     with line_to(guarded, headers={}, transport=transport) as found:
         yield found

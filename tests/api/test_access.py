@@ -379,7 +379,7 @@ def test_after_many_failed_logins_a_right_guess_takes_as_long_as_a_wrong_one(
     guarded: Service, addresses: Callable[[], str]
 ) -> None:
     limits = httpx.Limits(max_connections=None)
-    transport = httpx.HTTPTransport(local_address=addresses(), limits=limits)
+    transport = httpx.HTTPTransport(local_address=addresses(), limits=limits, verify=False)
     with (
         line_to(guarded, headers={}, transport=transport) as guesser,
         ThreadPoolExecutor(2 * FREE_FAILURES) as pool,

@@ -43,12 +43,12 @@ def poor(
 @contextmanager
 def away(upstream: Upstream, client: httpx.Client) -> Iterator[None]:
     """OpenCode gone, and the service aware of it."""
-    httpx.post(f"{upstream.base_url}/__fault", json={"mode": "down"})
+    httpx.post(f"{upstream.base_url}/__fault", json={"mode": "down"}, timeout=60)
     try:
         until_ready(client, 503)
         yield
     finally:
-        httpx.post(f"{upstream.base_url}/__fault", json={"mode": "ok"})
+        httpx.post(f"{upstream.base_url}/__fault", json={"mode": "ok"}, timeout=60)
 
 
 def cancel(client: httpx.Client, form: Form, *tasks: Json) -> None:
@@ -92,7 +92,7 @@ def test_readiness_follows_the_agent(
     poor: tuple[Service, httpx.Client], upstream: Upstream
 ) -> None:
     running, client = poor
-    with away(upstream, client), httpx.Client(base_url=running.url) as anybody:
+    with away(upstream, client), httpx.Client(base_url=running.url, timeout=60) as anybody:
         response = anybody.get("/ready")
         assert response.status_code == 503
         assert response.json() == {"status": "unavailable"}

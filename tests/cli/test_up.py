@@ -161,7 +161,10 @@ def test_the_printed_command_works_opencode_may_die_and_ctrl_c_leaves_nothing(
         os.kill(running_one, signal.SIGKILL)
         program.wait_for("event=opencode.died")
         deadline = time.monotonic() + 60
-        while len(opencodes(program)) < 2 or httpx.get(f"{url}/ready").status_code != 200:
+        while (
+            len(opencodes(program)) < 2
+            or httpx.get(f"{url}/ready", timeout=60, verify=False).status_code != 200
+        ):
             assert time.monotonic() < deadline, program.output
             time.sleep(0.1)
         assert answered(typed(said, home))

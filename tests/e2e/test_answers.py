@@ -135,7 +135,7 @@ async def test_a_sub_agent_works_for_the_answer_but_does_not_speak_in_it(
     await on_every_line(clients, body)
 
 
-async def test_what_a_sub_agent_does_is_told_with_its_name_from_its_beginning(
+async def test_what_a_sub_agent_does_is_reported_with_its_name_from_its_beginning(
     either: PythonClient,
 ) -> None:
     look = {"command": "echo seen", "description": "Looks around"}
@@ -170,7 +170,7 @@ async def test_what_a_sub_agent_does_is_told_with_its_name_from_its_beginning(
     assert len(begun) == 2
 
 
-async def test_what_was_used_is_told_however_it_ends(either: PythonClient, gate: Gate) -> None:
+async def test_usage_is_reported_however_a_task_ends(either: PythonClient, gate: Gate) -> None:
     first = '[[tool:bash {"command": "echo one", "description": "d"}]]'
     async with either.stream(ask(f"{first} {gate} [[usage:1000:20]]")) as stream:
         await stream.until(shows("tool:bash", gate.command))

@@ -17,7 +17,7 @@ PATH = "/.well-known/agent-card.json"
 
 
 def test_the_pure_card_is_an_agent_card_of_1_0_and_nothing_else(real_service: Service) -> None:
-    response = httpx.get(real_service.url + PATH, headers={"A2A-Version": "1.0"})
+    response = httpx.get(real_service.url + PATH, headers={"A2A-Version": "1.0"}, timeout=PATIENCE)
     card = from_json(response.json(), AgentCard)
     assert [(i.protocol_binding, i.protocol_version, i.url) for i in card.supported_interfaces] == [
         ("JSONRPC", "1.0", real_service.url),
@@ -32,14 +32,16 @@ def test_the_pure_card_is_an_agent_card_of_1_0_and_nothing_else(real_service: Se
 
 @pytest.mark.parametrize("path", [PATH, "/.well-known/agent.json"])
 def test_everybody_else_gets_a_card_of_both_lines(real_service: Service, path: str) -> None:
-    body = httpx.get(real_service.url + path).json()
+    body = httpx.get(real_service.url + path, timeout=PATIENCE).json()
     card = v03.AgentCard.model_validate(body)
     assert card.protocol_version == "0.3.0"
     assert card.url == real_service.url
     assert card.preferred_transport == "JSONRPC"
     assert {i.transport for i in card.additional_interfaces or []} == {"JSONRPC", "HTTP+JSON"}
     assert card.capabilities.streaming
-    pure = httpx.get(real_service.url + path, headers={"A2A-Version": "1.0"}).json()
+    pure = httpx.get(
+        real_service.url + path, headers={"A2A-Version": "1.0"}, timeout=PATIENCE
+    ).json()
     assert {name: body[name] for name in pure if name != "securitySchemes"} == {
         name: value for name, value in pure.items() if name != "securitySchemes"
     }

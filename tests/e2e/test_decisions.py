@@ -48,7 +48,7 @@ async def until(client: PythonClient, task: Task, *states: str) -> Task:
 
 async def until_ready(running: Service) -> None:
     """Until the service hears OpenCode, which may have to start again."""
-    async with asyncio.timeout(2 * PATIENCE), httpx.AsyncClient(trust_env=False) as http:
+    async with asyncio.timeout(2 * PATIENCE), httpx.AsyncClient(timeout=60) as http:
         while (await http.get(f"{running.url}/ready")).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
@@ -219,7 +219,7 @@ async def test_after_a_cancel_nothing_runs_and_nothing_can_be_allowed(
         assert [mark.made for mark in (one, two, three)] == [False, False, False]
 
 
-async def test_what_is_settled_in_opencode_itself_is_told_as_it_was(
+async def test_what_is_settled_in_opencode_itself_is_reported_as_it_was(
     asking_service: Service, asking_opencode: Upstream, behind_asking: Behind
 ) -> None:
     one, two = Mark(asking_opencode), Mark(asking_opencode)

@@ -227,7 +227,7 @@ async def test_two_at_once_are_both_shown_and_answered_by_id(
         await stream.until(reaches("input-required"))
         await stream.rest()
     task = await asking_either.get(stream.task.id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while "interrupts" not in shared(task):  # the second may be asked a moment later
             await asyncio.sleep(0.02)
             task = await asking_either.get(task.id)

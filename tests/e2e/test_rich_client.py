@@ -92,9 +92,11 @@ def test_what_a_sub_agent_asks_is_in_the_history_and_the_answer_is_told_from_the
     ]
 
 
-def test_a_model_makes_the_title_of_a_session(opencode: Upstream, tmp_path: Path) -> None:
+def test_by_default_a_model_makes_the_title_of_a_session(
+    opencode: Upstream, tmp_path: Path
+) -> None:
     with (
-        service(opencode, tmp_path, A2A_SESSION_TITLES="model") as running,
+        service(opencode, tmp_path, A2A_SESSION_TITLES="") as running,  # the default
         line_to(running) as client,
     ):
         first = REST_1.send(client, "hello there")

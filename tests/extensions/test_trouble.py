@@ -61,7 +61,7 @@ def line(breakable: Upstream, store: Path) -> Iterator[Line]:
 
 @pytest.fixture
 def fault(breakable: Upstream, line: Line) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=breakable.base_url) as control:
+    with httpx.Client(base_url=breakable.base_url, timeout=60) as control:
         yield control
         control.post("/__fault", json={"mode": "ok"})
     until_ready(line.http)  # else the next fault meets it on its way

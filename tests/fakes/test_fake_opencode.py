@@ -44,7 +44,7 @@ class Client:
             return await response.json() if response.status == 200 else response.status
 
     async def next(self) -> Json:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             line = await self.feed.content.readuntil(b"\n\n")
         event: Json = json.loads(line.removeprefix(b"data: "))["payload"]
         return event
