@@ -25,6 +25,9 @@ CALLERS = {
     "reader": [Scope.SESSIONS_READ],
 }
 EVERYTHING = {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"}
+# The directory of the workspace in which OpenCode takes snapshots, without which it cannot tell or
+# undo what a turn changed. They are half the work of a prompt, so elsewhere it takes none.
+SNAPSHOTS = "snapshots"
 METHODS = {method.name: method for extension in ALL for method in extension.methods}
 
 
@@ -82,10 +85,12 @@ class Line:
         data: Json = error["data"]
         return data
 
-    def converse(self, text: str, context: str) -> Json:
+    def converse(self, text: str, context: str, directory: str = ".") -> Json:
         """A task of this caller, to its end."""
         message = {"messageId": text, "role": "ROLE_USER", "parts": [{"text": text}]}
-        params = {"message": message | {"contextId": context}}
+        params: Json = {"message": message | {"contextId": context}}
+        if directory != ".":
+            params["metadata"] = {"opencode": {"directory": directory}}
         answer = self.ask("SendMessage", params, **{"a2a-version": "1.0"})
         task: Json = answer["result"]["task"]
         assert task["status"]["state"] == "TASK_STATE_COMPLETED"
@@ -124,8 +129,12 @@ class Inside:
 
 @pytest.fixture(scope="session")
 def full_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    directory = tmp_path_factory.mktemp("full")
+    config = directory / "home" / ".config" / "opencode" / "opencode.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(json.dumps({"snapshot": False}))
     with real_opencode(
-        tmp_path_factory.mktemp("full"),
+        directory,
         {"OPENCODE_EXPERIMENTAL_WORKSPACES": "1"},
         share="disabled",
         command={
@@ -135,6 +144,10 @@ def full_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream
             "tell": {"template": "It says !`echo told-$ARGUMENTS`"},
         },
     ) as upstream:
+        (upstream.workspace / SNAPSHOTS).mkdir()
+        (upstream.workspace / SNAPSHOTS / "opencode.json").write_text(
+            json.dumps({"snapshot": True})
+        )
         yield upstream
 
 

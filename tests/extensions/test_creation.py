@@ -39,7 +39,7 @@ def git(workspace: Path) -> tuple[set[str], set[str]]:
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
     """An OpenCode that has workspaces switched off."""
-    with real_opencode(tmp_path_factory.mktemp("without")) as upstream:
+    with real_opencode(tmp_path_factory.mktemp("without"), snapshot=False) as upstream:
         yield upstream
 
 
@@ -71,7 +71,7 @@ def test_where_workspaces_are_switched_off_the_answer_says_how_to_switch_them_on
 
 def test_an_opencode_that_dies_meanwhile_leaves_nothing_when_it_is_back(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        upstream = stack.enter_context(real_opencode(tmp_path / "opencode"))
+        upstream = stack.enter_context(real_opencode(tmp_path / "opencode", snapshot=False))
         assert upstream.password is not None
         # Who starts OpenCode again ends every process whose environment holds its password.
         (secrets := tmp_path / "secrets").mkdir()
@@ -87,6 +87,7 @@ def test_an_opencode_that_dies_meanwhile_leaves_nothing_when_it_is_back(tmp_path
         deadline = time.monotonic() + 60
         while git(upstream.workspace) == before:  # OpenCode then waits some seconds, in vain
             assert time.monotonic() < deadline
+            time.sleep(0.05)
         assert upstream.pid is not None
         os.kill(upstream.pid, signal.SIGKILL)
         assert answer.result()["data"]["type"] in ("METHOD_DISABLED", "UPSTREAM_UNREACHABLE")

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.extensions.conftest import Inside, Json, Line
+from tests.extensions.conftest import SNAPSHOTS, Inside, Json, Line
 from tests.running import Service
 
 NOWHERE = "ses_doesNotExist000000000000"
@@ -168,10 +168,18 @@ def test_the_todos_are_the_agents(alice: Line, talk: Json) -> None:
     assert items == [{"content": "plan it", "status": "in_progress", "priority": "high"}]
 
 
-def test_a_diff_is_of_one_message_or_the_latest(alice: Line, talk: Json) -> None:
-    session, prompts = talk["session"], talk["prompts"]
+def test_a_diff_is_of_one_message_or_the_latest(alice: Line) -> None:
+    context = fresh()
+    alice.converse("first", context, SNAPSHOTS)
+    write = json.dumps({"filePath": "made.txt", "content": "one line\n"})
+    task = alice.converse(f"[[tool:write {write}]] second", context, SNAPSHOTS)
+    session = task["metadata"]["shared"]["session"]["id"]
+    messages = alice.call("opencode.sessions.messages.list", session_id=session)["items"]
+    prompts = [m["messageId"] for m in messages if m["role"] == "user"]
     latest = alice.call("opencode.sessions.diff", session_id=session)["items"]
-    assert [(c["file"], c["additions"], c["status"]) for c in latest] == [("made.txt", 1, "added")]
+    assert [(c["file"], c["additions"], c["status"]) for c in latest] == [
+        (f"{SNAPSHOTS}/made.txt", 1, "added")
+    ]
     assert "+one line" in latest[0]["patch"]
     named = alice.call("opencode.sessions.diff", session_id=session, message_id=prompts[1])
     assert named["items"] == latest
@@ -433,13 +441,13 @@ def test_sharing_that_the_environment_forbids_says_so_too(real_service: Service)
 
 def test_what_was_done_can_be_undone_and_redone(alice: Line, inside: Inside) -> None:
     context = fresh()
-    alice.converse("before", context)
+    alice.converse("before", context, SNAPSHOTS)
     write = json.dumps({"filePath": "undone.txt", "content": "x\n"})
-    task = alice.converse(f"[[tool:write {write}]] now", context)
+    task = alice.converse(f"[[tool:write {write}]] now", context, SNAPSHOTS)
     session = task["metadata"]["shared"]["session"]["id"]
     items = alice.call("opencode.sessions.messages.list", session_id=session)["items"]
     target = [m["messageId"] for m in items if m["role"] == "user"][-1]
-    made = inside.workspace / "undone.txt"
+    made = inside.workspace / SNAPSHOTS / "undone.txt"
     assert made.exists()
     request = {"messageID": target}
     item = alice.call("opencode.sessions.revert", session_id=session, request=request)["item"]
