@@ -46,7 +46,6 @@ from ..errors import InvalidParams, PushNotificationNotSupported
 from ..service.tasks import Request
 from .dialect import V03_REST, Dialect
 
-
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 
