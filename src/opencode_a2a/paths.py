@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,11 @@ def state_home() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "opencode-a2a"
 
 
+def cache_home() -> Path:
+    """The directory for what can be had again. RuntimeError: there is no home directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opencode-a2a"
+
+
 def folder_name(root: Path) -> str:
     """A name that a person recognises, and that no other root has: `my-project-1f3a9c2b`."""
     name = re.sub(r"[^\w.-]+", "-", root.name)[:60].strip("-.") or "root"
@@ -62,6 +68,26 @@ def make_private_file(path: str) -> None:
     """Make an empty file for this user only, if there is none and it can be made."""
     with suppress(OSError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def write_private_file(path: Path, text: str) -> None:
+    """Replace a file at once, for this user only; make its directory if there is none."""
+    make_private_directory(path.parent)
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
+            out.write(text)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def keep_newest_files(folder: Path, most: int) -> None:
+    """Remove the files of a directory that were written longest ago."""
+    files = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)
+    for file in files[: max(len(files) - most, 0)]:
+        file.unlink(missing_ok=True)
 
 
 def tighten(path: Path) -> bool:

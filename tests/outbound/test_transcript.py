@@ -101,7 +101,7 @@ def test_changes_files_and_data_are_shown_once() -> None:
     )
     assert shown(*events, *events) == [
         Changes("+new\n"),
-        File("a.png", "image/png", None, 3),
+        File("a.png", "image/png", None, "AAAA"),
         File("", "text/plain", "https://example.com/b"),
         Data({"n": 1}),
     ]

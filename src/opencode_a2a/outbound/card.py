@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -14,12 +14,14 @@ from a2a.client.card_resolver import parse_agent_card
 from a2a.types.a2a_pb2 import AgentCard, AgentInterface
 from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
 
-from .failures import NotAnAgent, PeerProtocolError, PeerRefused, Redirected
+from .failures import NotAnAgent, PeerProtocolError, PeerRefused
+from .target import Login, Target
+from .transport import get
 
 WELL_KNOWN = ("/.well-known/agent-card.json", "/.well-known/agent.json")
-REDIRECTS = 3
 TRANSPORTS = ("JSONRPC", "HTTP+JSON")
 LINES = ("1.0", "0.3")
+CARDS_KEPT = 256  # in memory
 REQUIRED = (
     *("name", "description", "version", "capabilities"),
     *("defaultInputModes", "defaultOutputModes", "skills"),
@@ -34,14 +36,38 @@ class FoundCard:
     etag: str | None = None
 
 
+class CardCache(Protocol):
+    """Cards that were found before. They are asked for again, but not sent again."""
+
+    def get(self, target: Target) -> FoundCard | None: ...
+
+    def put(self, target: Target, found: FoundCard) -> None: ...
+
+
+class CardsInMemory:
+    def __init__(self) -> None:
+        self._cards: dict[tuple[str, Login], FoundCard] = {}
+
+    def get(self, target: Target) -> FoundCard | None:
+        return self._cards.get((target.url, target.login))
+
+    def put(self, target: Target, found: FoundCard) -> None:
+        self._cards[target.url, target.login] = found
+        if len(self._cards) > CARDS_KEPT:
+            del self._cards[next(iter(self._cards))]
+
+
 async def find_card(http: httpx.AsyncClient, url: str, known: FoundCard | None) -> FoundCard:
     """The card of the agent at an address; `known` is what was found there before."""
     if urlsplit(url).path.endswith(".json"):
         return await _fetch(http, url, known)
     missing: PeerRefused | NotAnAgent | None = None
-    for path in WELL_KNOWN:
+    places = [url.rstrip("/") + path for path in WELL_KNOWN]
+    if known is not None:
+        places.sort(key=lambda place: place != known.url)  # where it was before
+    for place in places:
         try:
-            return await _fetch(http, url.rstrip("/") + path, known)
+            return await _fetch(http, place, known)
         except NotAnAgent as exc:
             missing = missing or exc
         except PeerRefused as exc:
@@ -58,19 +84,12 @@ async def _fetch(http: httpx.AsyncClient, url: str, known: FoundCard | None) -> 
     headers = {}
     if known is not None and known.url == url and known.etag:
         headers["if-none-match"] = known.etag
-    at = url
-    for _ in range(REDIRECTS + 1):
-        try:
-            response = await http.get(at, headers=headers)
-        except Redirected as exc:
-            at = exc.location
-            continue
-        except httpx.InvalidURL:
-            raise NotAnAgent(f"{at} is no URL.") from None
-        if response.status_code == 304 and known is not None:
-            return known
-        return FoundCard(url, *read_card(response.content, where=at), response.headers.get("etag"))
-    raise PeerProtocolError(f"{url} redirects more than {REDIRECTS} times.")
+    response = await get(http, url, headers)
+    if response.status_code == 304 and known is not None:
+        return known
+    raw, card = read_card(response.content, where=str(response.request.url))
+    is_kept = "no-store" not in response.headers.get("cache-control", "")
+    return FoundCard(url, raw, card, response.headers.get("etag") if is_kept else None)
 
 
 def read_card(content: bytes, *, where: str) -> tuple[dict[str, Any], AgentCard]:

@@ -38,7 +38,15 @@ from google.protobuf.json_format import (  # type: ignore[import-untyped]
 )
 
 from ..domain.addresses import origin_of
-from .card import FoundCard, choose_interface, find_card, line_of, reachable_url
+from .card import (
+    CardCache,
+    CardsInMemory,
+    FoundCard,
+    choose_interface,
+    find_card,
+    line_of,
+    reachable_url,
+)
 from .egress import Egress
 from .failures import (
     ConnectionLost,
@@ -50,14 +58,13 @@ from .failures import (
     PeerUnreachable,
     StreamSilent,
 )
-from .target import Login, PeerLimits, Target
+from .target import PeerLimits, Target
 from .transcript import Json, Shown, Transcript
-from .transport import Connections, PeerTransport
+from .transport import Connections, PeerTransport, get
 
 POLL_SECONDS, POLL_FACTOR, MAX_POLL_SECONDS = 0.3, 1.5, 5.0
 RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.2, 5.0  # before the first try again, and at most
 CANCEL_SECONDS = 15.0
-CARDS_KEPT = 256
 EXTENSIONS_HEADER = "A2A-Extensions"
 
 
@@ -94,11 +101,11 @@ Emit: TypeAlias = Callable[[PeerUpdate], None]
 class Peers:
     """Connects to peers: so many at a time, and with their cards kept for the next time."""
 
-    def __init__(self, egress: Egress, limits: PeerLimits) -> None:
+    def __init__(self, egress: Egress, limits: PeerLimits, cards: CardCache | None = None) -> None:
         self.limits = limits
         self._egress = egress
         self._slots = asyncio.Semaphore(limits.concurrent_calls)
-        self._cards: dict[tuple[str, Login], FoundCard] = {}
+        self._cards = CardsInMemory() if cards is None else cards
 
     @asynccontextmanager
     async def connect(self, target: Target) -> AsyncIterator[Peer]:
@@ -111,21 +118,20 @@ class Peers:
             yield await Peer.meet(self, target, connections)
 
     async def card(self, target: Target, connections: Connections) -> FoundCard:
-        key = (target.url, target.login)
+        known = self._cards.get(target)
         transport = PeerTransport(connections, target.login, self.limits.response_bytes)
         async with _client(transport) as http:
             try:
                 async with asyncio.timeout(self.limits.card_seconds):
-                    found = await find_card(http, target.url, self._cards.get(key))
+                    found = await find_card(http, target.url, known)
             except TimeoutError:
                 raise PeerTimeout(
                     f"The Agent Card of {target.url} did not arrive in "
                     f"{self.limits.card_seconds:g} s.",
                     hint="A2A_CLIENT_CARD_FETCH_TIMEOUT_SECONDS sets how long it may take.",
                 ) from None
-        self._cards[key] = found
-        if len(self._cards) > CARDS_KEPT:
-            del self._cards[next(iter(self._cards))]
+        if found is not known:
+            self._cards.put(target, found)
         return found
 
 
@@ -181,6 +187,20 @@ class Peer:
                 )
         shown: Json = MessageToDict(card)
         return shown
+
+    async def download(self, url: str, max_bytes: int) -> bytes:
+        """A file that the peer names; what it may be is up to whoever takes it."""
+        login = self.target.login
+        transport = PeerTransport(self._connections, login, max_bytes, is_a2a=False)
+        async with _client(transport) as http:
+            try:
+                async with asyncio.timeout(self.limits.request_seconds):
+                    return (await get(http, url)).content
+            except TimeoutError:
+                raise PeerTimeout(
+                    f"The file did not arrive in {self.limits.request_seconds:g} s.",
+                    hint="A2A_CLIENT_TIMEOUT_SECONDS sets how long it may take.",
+                ) from None
 
     @asynccontextmanager
     async def client(self, *, streams: bool) -> AsyncIterator[tuple[Client, PeerTransport]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from .failures import (
@@ -52,6 +53,7 @@ class Tool:
     status: str
     title: str = ""
     error: str = ""
+    seconds: float | None = None  # how long it took, if the peer says so
 
     @property
     def over(self) -> bool:
@@ -68,7 +70,12 @@ class File:
     name: str
     media_type: str
     url: str | None  # None: the content itself was sent
-    size: int = 0  # of the content, in bytes
+    base64: str = field(default="", repr=False)  # the content
+
+    @property
+    def size(self) -> int:
+        """Of the content, in bytes."""
+        return len(self.base64.rstrip("=")) * 3 // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,11 +311,19 @@ def _tool(block: _Block, parts: list[Json]) -> Iterator[Shown]:
             str(call.get("status", "")),
             title=str(call.get("title") or call.get("subtitle") or ""),
             error=str(call.get("error") or ""),
+            seconds=_seconds_between(call.get("started_at"), call.get("ended_at")),
         )
         if "output_start" in call or made == block.tool:  # more output of the same
             continue
         block.tool = made
         yield made
+
+
+def _seconds_between(began: Any, ended: Any) -> float | None:
+    try:
+        return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
+    except (TypeError, ValueError):  # not said, or in a form of its own
+        return None
 
 
 def _other(block: _Block, position: int, part: Json) -> Iterator[Shown]:
@@ -319,7 +334,7 @@ def _other(block: _Block, position: int, part: Json) -> Iterator[Shown]:
         url, content = part.get("url"), str(part.get("raw", ""))
         name, media_type = str(part.get("filename", "")), str(part.get("mediaType", ""))
         key = f"file {position} {url} {len(content)}"
-        found = File(name, media_type, url, size=len(content) * 3 // 4)
+        found = File(name, media_type, url, content)
     else:
         return
     if key not in block.shown:

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -54,6 +55,7 @@ SEPARATORS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x85\u2
 NAIVE_TIME = re.compile(
     rb'("state"\s*:\s*"[^"]*"\s*,\s*"timestamp"\s*:\s*"\d{4}-\d\d-\d\dT[\d:]{8}(?:\.\d+)?)"'
 )
+MAX_REDIRECTS = 3
 REDIRECTS = (301, 302, 303, 307, 308)
 UNAUTHORIZED_HINT = (
     "Set A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH, or a credential in [peers.NAME]."
@@ -142,12 +144,35 @@ class Connections:
         return pool
 
 
-class PeerTransport(httpx.AsyncBaseTransport):
-    """What one call sends and gets; also knows the last event that has arrived whole."""
+async def get(
+    http: httpx.AsyncClient, url: str, headers: Mapping[str, str] | None = None
+) -> httpx.Response:
+    """What is at an address, after a few redirects; each of them is checked like the first."""
+    at = url
+    for _ in range(MAX_REDIRECTS + 1):
+        if urlsplit(at).scheme not in ("http", "https"):
+            raise PeerProtocolError(f"{at[:MESSAGE_CHARS]} is no http(s) URL.")
+        try:
+            return await http.get(at, headers=headers)
+        except Redirected as exc:
+            at = exc.location
+        except httpx.InvalidURL:
+            raise NotAnAgent(f"{at} is no URL.") from None
+    raise PeerProtocolError(f"{url} redirects more than {MAX_REDIRECTS} times.")
 
-    def __init__(self, connections: Connections, login: Login, max_bytes: int) -> None:
+
+class PeerTransport(httpx.AsyncBaseTransport):
+    """What one call sends and gets; also knows the last event that has arrived whole.
+
+    `is_a2a` says that an answer is to be A2A, so that a web page is none.
+    """
+
+    def __init__(
+        self, connections: Connections, login: Login, max_bytes: int, *, is_a2a: bool = True
+    ) -> None:
         self._connections = connections
         self._login = login
+        self._is_a2a = is_a2a
         self.max_bytes = max_bytes
         self.last_event_id: str | None = None
         self._bodies: list[_Body] = []
@@ -177,7 +202,7 @@ class PeerTransport(httpx.AsyncBaseTransport):
         )
         if answer.status_code < 300 or answer.status_code == 304:
             try:
-                _check_form(answer)
+                _check_form(answer, is_a2a=self._is_a2a)
             except PeerError:
                 await answer.aclose()
                 raise
@@ -255,11 +280,11 @@ def mended(content: bytes) -> bytes:
     return NAIVE_TIME.sub(rb'\1Z"', content)
 
 
-def _check_form(response: httpx.Response) -> None:
+def _check_form(response: httpx.Response, *, is_a2a: bool = True) -> None:
     headers, host = response.headers, response.request.url.host
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise PeerProtocolError(f"{host} compresses its answer although it was asked not to.")
-    if headers.get("content-type", "").lower().startswith("text/html"):
+    if is_a2a and headers.get("content-type", "").lower().startswith("text/html"):
         raise NotAnAgent(
             f"{host} answers with a web page (HTTP {response.status_code}).",
             hint="Is this the address of an A2A agent? A proxy or login page may be in between.",
