@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
-from tests.running import ROOT, TOKEN, isolated, service
+from tests.running import TOKEN, isolated, service
 
 from .client import Client, Connection, Exchange, message
 from .clock import cpu, rss
@@ -21,13 +21,6 @@ from .figures import Plot, Result
 from .lab import Lab, quiet
 
 CARD = "/.well-known/agent-card.json"
-
-
-def as_installed(lab: Lab) -> dict[str, str]:
-    """Without `rich`: the development tools bring it along, and structlog loads what it finds."""
-    folder = lab.new("without")
-    (folder / "rich.py").write_text('raise ImportError("not there where the service is installed")')
-    return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
 async def start(lab: Lab) -> Result:
@@ -39,26 +32,25 @@ async def start(lab: Lab) -> Result:
     python = [_python() for _ in range(lab.repeats)]
     result.add("Python itself, for comparison", python, "s")
     folder = lab.new("start")
-    env = as_installed(lab)
-    await _started(folder, env)
-    again = [await _started(folder, env) for _ in range(lab.count(9, 5))]
+    await _started(folder)
+    again = [await _started(folder) for _ in range(lab.count(9, 5))]
     result.add(
         "to the card",
         [wall for wall, _ in again],
         "s",
         1.0,
-        note=f"nearly all of it is Python at work loading modules: {_imports(env)}.",
+        note=f"nearly all of it is Python at work loading modules: {_imports()}.",
     )
     result.add("… CPU of the process until then", [used for _, used in again], "s")
-    fresh = [await _started(lab.new("start"), env) for _ in range(lab.repeats)]
+    fresh = [await _started(lab.new("start")) for _ in range(lab.repeats)]
     result.add("to the card, first start of all", [wall for wall, _ in fresh], "s", 1.0)
     return result
 
 
-def _imports(env: dict[str, str]) -> str:
+def _imports() -> str:
     """What loading takes, by package, the dearest first."""
     command = [sys.executable, "-X", "importtime", "-c", "import opencode_a2a.__main__"]
-    told = subprocess.run(command, env=os.environ | env, check=True, capture_output=True, text=True)
+    told = subprocess.run(command, check=True, capture_output=True, text=True)
     spent: Counter[str] = Counter()
     for line in told.stderr.splitlines():
         itself, _, module = (part.strip() for part in line.removeprefix("import time:").split("|"))
@@ -74,7 +66,7 @@ def _python() -> float:
     return perf_counter() - began
 
 
-async def _started(folder: Path, more: dict[str, str]) -> tuple[float, float]:
+async def _started(folder: Path) -> tuple[float, float]:
     """Seconds to the card, and seconds of CPU."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -86,7 +78,6 @@ async def _started(folder: Path, more: dict[str, str]) -> tuple[float, float]:
         A2A_BEARER_TOKEN=TOKEN,
         A2A_PORT=str(port),
     )
-    env |= more
     command = [str(Path(sys.executable).parent / "opencode-a2a"), "serve"]
     client, began = Client(f"http://127.0.0.1:{port}"), perf_counter()
     process = subprocess.Popen(  # noqa: ASYNC220 (its start is what is measured)
@@ -135,11 +126,10 @@ async def memory(lab: Lab) -> Result:
         "its task included, which waits for its model.",
     )
     points: list[tuple[float, float]] = []
-    env = as_installed(lab)
-    with lab.on_fake(**env) as adapter:
+    with lab.on_fake() as adapter:
         await quiet(adapter.pid)
         first = rss(adapter.pid) / 1e6
-        with service(adapter.upstream, adapter.folder, **env) as run:
+        with service(adapter.upstream, adapter.folder) as run:
             again = run.program.process.pid
             await quiet(again)
             result.add("idle", rss(again) / 1e6, "MB", 90)
@@ -151,7 +141,7 @@ async def memory(lab: Lab) -> Result:
             points.append((done, rss(adapter.pid) / 1e6))
         await quiet(adapter.pid)
         result.add(f"more after {done} tasks", rss(adapter.pid) / 1e6 - idle, "MB", 10)
-    with lab.on_fake(**env) as adapter:
+    with lab.on_fake() as adapter:
         await adapter.streams(600, 50, "[[tokens:20]]")  # what any work costs once is no stream's
         client, asked = adapter.client, message("[[tokens:5]] [[hang]]")
         sending = client.request("POST", "/message:stream", asked)

@@ -17,11 +17,13 @@ def load_faster() -> None:
     To load the service makes very many objects and no garbage, so nothing looks for garbage until
     that is done: the search would be a tenth of the start. Another tenth would be to build models
     at once which are never used, above all those in which FastAPI describes OpenAPI: each is built
-    when it is first used.
+    when it is first used. Besides, structlog and httpx would load rich, which they do not need.
     """
     import gc
+    import sys
 
     gc.disable()
+    sys.modules["rich"] = None  # type: ignore[assignment]  # an import fails as if there was none
     from pydantic import BaseModel
 
     BaseModel.model_config["defer_build"] = True  # what all models start from

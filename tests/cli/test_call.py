@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
 import subprocess
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from opencode_a2a.cli import main
 from opencode_a2a.cli.instances import Instance, Registration
 from opencode_a2a.cli.outcome import EXIT_CODES
 from opencode_a2a.cli.parser import EXIT_CODES_HELP
-from opencode_a2a.cli.printer import Printer
 from opencode_a2a.cli.token import kept_token
-from opencode_a2a.outbound.client import Received
 from opencode_a2a.outbound.failures import PeerError, TaskNotCompleted
-from opencode_a2a.outbound.transcript import Note, Text
 from tests.cli.commands import Ran, called, command
 from tests.cli.test_terminal import on_terminal
+from tests.outbound.agents import Rude, card, frame, streaming, task
 from tests.running import ROOT, TOKEN, Service, Upstream, isolated, running, service
 
 Capture = pytest.CaptureFixture[str]
@@ -151,21 +150,6 @@ def test_every_exit_code_is_documented_and_every_error_has_one() -> None:
         assert issubclass(kind, tuple(EXIT_CODES))
 
 
-def test_a_text_that_begins_again_is_in_a_file_once_and_a_terminal_is_not_told_what_to_do() -> None:
-    events = [
-        Received({}, [Text("answer", "a", "Helo")]),
-        Received({}, [Text("answer", "a", "Hello\x1b[2J", replaces=True), Note("hm\x1b]0;x")]),
-    ]
-    for live in (False, True):
-        out, err = StringIO(), StringIO()
-        printer = Printer(out, err, live=live, details=True)
-        for event in events:
-            printer.update(event)
-        printer.end_answer()
-        shown = "Helo\nHello\\x1b[2J\n" if live else "Hello\x1b[2J\n"
-        assert (out.getvalue(), "\x1b" in err.getvalue()) == (shown, False)
-
-
 def test_an_answer_may_come_through_pipes(fake_service: Service, tmp_path: Path) -> None:
     ran = subprocess.run(
         command("opencode-a2a", "call", fake_service.url, "Review this:", "-"),
@@ -260,14 +244,107 @@ def test_a_person_at_a_terminal_sees_the_work_and_answers_and_cancels(
         screen.wait_for(r"TOOL RESULT: hi")
         screen.wait_for(r"tokens in, \d+ out")
         assert screen.process.wait(30) == 0
-    with on_terminal([*words, "[[tokens:3]] [[hang]]"], env, tmp_path, types=True) as screen:
-        screen.wait_for(r"over JSONRPC\x1b\[0m\r\n[\s\S]")  # the first words
+        assert screen.shown.rindex("\x1b[?25h") > screen.shown.rindex("\x1b[?25l")  # the cursor
+    hangs = "[[reason:2]] [[tokens:3]] [[hang]]"
+    with on_terminal([*words, hangs], env, tmp_path, types=True) as screen:
+        screen.wait_for("think0 ")
         screen.process.send_signal(signal.SIGINT)
         screen.wait_for("Canceling the task")
         assert screen.process.wait(30) == 3
-    with on_terminal(words, env, tmp_path, types=True) as screen:
-        screen.wait_for(r"/help")
-        screen.type("one\n")
-        screen.wait_for(r"ECHO: one[\s\S]*> ")
-        screen.type("/quit\n")
+
+
+@pytest.mark.parametrize(
+    ("settings", "codes"),
+    [({"TERM": "xterm", "NO_COLOR": "1"}, "\x1b[?25l"), ({"TERM": "dumb"}, "")],
+)
+def test_colours_and_control_codes_can_be_refused(
+    fake_service: Service, tmp_path: Path, settings: dict[str, str], codes: str
+) -> None:
+    env = isolated(tmp_path, A2A_CLIENT_BEARER_TOKEN=TOKEN, **settings)
+    words = command("opencode-a2a", "call", fake_service.url, "[[reason:2]] [[tool:bash]]")
+    with on_terminal(words, env, tmp_path) as screen:
+        screen.wait_for(r"✓ bash[\s\S]*TOOL RESULT[\s\S]*tokens in")
         assert screen.process.wait(30) == 0
+    assert not re.search(r"\x1b\[[\d;]*3\d[\d;]*m", screen.shown)
+    assert codes in screen.shown
+    assert bool(codes) == ("\x1b" in screen.shown)
+
+
+def test_a_chat_has_history_commands_and_several_lines(
+    fake_service: Service, tmp_path: Path
+) -> None:
+    env = isolated(tmp_path, A2A_CLIENT_BEARER_TOKEN=TOKEN, TERM="xterm", PROMPT_TOOLKIT_NO_CPR="1")
+    words = command("opencode-a2a", "call", fake_service.url)
+    prompt = r"[\s\S]*\x1b\[\?2004h"  # a paste could begin now, so somebody reads
+    with on_terminal(words, env, tmp_path, types=True) as screen:
+        screen.wait_for(f"/help{prompt}")
+        screen.type("one\x1b\rtwo\r")  # Alt-Enter between them
+        screen.wait_for(rf"ECHO: one[\s\S]*two[\s\S]*tokens in{prompt}")
+        screen.type("[[permission]]\r")
+        screen.wait_for(f"asks for permission: bash{prompt}")
+        screen.type("\x03")
+        screen.wait_for(f"Canceling the task{prompt}")
+        screen.type("[[reason:2]] [[tokens:3]] [[hang]]\r")
+        screen.wait_for("think0 ")
+        screen.process.send_signal(signal.SIGINT)
+        screen.wait_for(rf"Canceling the task[\s\S]*Canceling the task{prompt}")
+        screen.type("/model nosuch\r")
+        screen.wait_for(f"must be PROVIDER/MODEL{prompt}")
+        screen.type("/new\r")
+        screen.wait_for(f"The next message begins a new conversation{prompt}")
+        screen.type("\x10" * 5 + "\r")  # five times up: the first message
+        screen.wait_for(rf"ECHO: one[\s\S]*ECHO: one{prompt}")
+        screen.type("\x04")
+        assert screen.process.wait(30) == 0
+    (history,) = (tmp_path / ".local/state/opencode-a2a/history").iterdir()
+    assert history.read_text().splitlines()[0] == '"one\\ntwo"'
+
+
+async def test_files_of_an_agent_are_named_and_saved_and_its_card_is_kept(tmp_path: Path) -> None:
+    async def served(request: web.Request) -> web.StreamResponse:
+        if request.path == "/plot.html":
+            return web.Response(text="<p>", content_type="text/html")
+        if request.headers.get("if-none-match") == '"1"':
+            return web.Response(status=304)
+        return web.json_response(card(agent.url), headers={"ETag": '"1"'})
+
+    async def run(*words: str) -> Ran:
+        process = await asyncio.create_subprocess_exec(
+            *command("opencode-a2a", "call", agent.url, *words),
+            env=isolated(tmp_path),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+        return Ran(process.returncode or 0, out.decode(), err.decode())
+
+    async with Rude.open() as agent:
+        files = [
+            {"raw": "aGVsbG8=", "filename": "../a.txt", "mediaType": "text/plain"},
+            {"url": f"{agent.url}/plot.html", "mediaType": "text/html"},
+        ]
+        done = task("COMPLETED", "Here.")
+        done["task"]["artifacts"].append({"artifactId": "f", "parts": files})
+        agent.card = served
+        agent.answers["SendStreamingMessage"] = streaming(frame(done))
+        named = await run("Draw.")
+        assert (named.code, named.out) == (0, "Here.\n")
+        assert "The agent sends ../a.txt (text/plain, 5 bytes)" in named.err
+        assert f"call {agent.url} --task t --save DIRECTORY" in named.err
+        saved = await run("--save", "there", "Draw.")
+        assert (saved.code, saved.out) == (0, "Here.\n")
+        assert "Saved there/a.txt (5 bytes)\nSaved there/plot.html (3 bytes)\n" in saved.err
+    assert {path.name: path.read_text() for path in (tmp_path / "there").iterdir()} == {
+        "a.txt": "hello",
+        "plot.html": "<p>",
+    }
+    asked = [(what, fields.get("if-none-match")) for what, fields in agent.asked]
+    assert asked == [
+        ("/.well-known/agent-card.json", None),
+        ("SendStreamingMessage", None),
+        ("/.well-known/agent-card.json", '"1"'),
+        ("SendStreamingMessage", None),
+        ("/plot.html", None),
+    ]

@@ -37,11 +37,13 @@ for model in below(BaseModel):
         print(model.__module__, model.__qualname__, sep=".")
 """
 
+TERMINAL = {"rich.console", "markdown_it", "prompt_toolkit"}  # for `call` on one
 LATER = {
     *("alembic", "mako"),  # to migrate an older database
     *("aiohttp", "yarl"),  # to ask OpenCode, and to fetch files
     *("sqlalchemy.orm", "sqlalchemy.dialects.postgresql"),  # for other databases, or never
     *("opencode_a2a.demo.model", "a2a", "httpx", "jsonschema"),  # for the demo; for tests
+    *TERMINAL,
 }
 DEFAULTS = {  # of other parameters, so they have to be built
     "opencode_a2a.extensions.sessions.ForkRequest",
@@ -75,3 +77,12 @@ def test_a_start_builds_no_model_of_what_may_be_sent_one_day(tmp_path: Path) -> 
     settings = {name for name in built if name.startswith("opencode_a2a.config.")}
     assert "opencode_a2a.config.Server" in settings
     assert built - settings == DEFAULTS
+
+
+def test_a_call_loads_nothing_that_only_a_terminal_needs() -> None:
+    code = "import sys, opencode_a2a.__main__ as m; m.load_faster(); import opencode_a2a.cli.call"
+    command = [sys.executable, "-c", f"{code}; {LOADED}"]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    loaded = set(ran.stdout.split())
+    assert {"opencode_a2a.cli.conversation", "a2a.client"} <= loaded
+    assert not TERMINAL & loaded

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from opencode_a2a.cli.downloads import save_files
 from opencode_a2a.cli.outcome import exit_code
 from opencode_a2a.outbound.client import (
     Outgoing,
@@ -40,6 +42,7 @@ from opencode_a2a.outbound.failures import (
     TaskRejected,
 )
 from opencode_a2a.outbound.target import Login, PeerLimits, Target
+from opencode_a2a.outbound.transcript import File
 from tests.outbound.agents import (
     Rude,
     card,
@@ -391,3 +394,46 @@ async def test_an_older_agent_has_its_card_elsewhere(rude: Rude) -> None:
     rude.card = older
     async with Peers(Egress(), QUICK).connect(target(rude.url)) as peer:
         assert (peer.line, peer.streams, peer.url) == ("0.3", False, "http://127.0.0.1:1")
+
+
+async def test_a_file_that_cannot_be_had_does_not_keep_others_from_being_saved(
+    rude: Rude, tmp_path: Path
+) -> None:
+    async def large(request: web.Request) -> web.StreamResponse:
+        if request.path == "/large":
+            return web.Response(body=b"x" * 2_000)
+        return web.json_response(card(rude.url))
+
+    rude.card = large
+    files = [
+        File("large", "", f"{rude.url}/large"),
+        File("odd", "", None, "not base64"),
+        File("inside", "", "http://169.254.169.254/latest/meta-data"),
+        File("local", "", "file:///etc/passwd"),
+        File("more", "", None, "eHh4" * 500),
+        File("good", "", None, "aGVsbG8="),
+    ]
+    limits = replace(QUICK, response_bytes=1_000)
+    async with Peers(Egress(), limits).connect(target(rude.url)) as peer:
+        saved = await save_files(peer, files, tmp_path)
+    assert [type(found) for _, found in saved[:-1]] == [
+        *(AnswerTooLarge, PeerProtocolError, PeerNotAllowed, PeerProtocolError, AnswerTooLarge)
+    ]
+    assert saved[-1] == (files[-1], tmp_path / "good")
+    assert not (tmp_path / "more").exists()
+
+
+async def test_an_older_agent_is_asked_first_where_its_card_was_before(rude: Rude) -> None:
+    async def older(request: web.Request) -> web.StreamResponse:
+        if request.path != "/.well-known/agent.json":
+            raise web.HTTPNotFound
+        return web.json_response(card(rude.url), headers={"ETag": '"1"'})
+
+    rude.card = older
+    peers = Peers(Egress(), QUICK)
+    for _ in range(2):
+        async with peers.connect(target(rude.url)):
+            pass
+    assert [path for path, _ in rude.asked] == [
+        *("/.well-known/agent-card.json", "/.well-known/agent.json", "/.well-known/agent.json")
+    ]

@@ -4,49 +4,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import gc
 import json
 import math
-import mimetypes
 import os
-import shlex
-import signal
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..config import ClientSettings, ConfigError, load_client
 from ..contract.declare import SPECIFICATIONS
 from ..domain.addresses import origin_of
 from ..outbound.card import card_problems
-from ..outbound.client import Outgoing, Peer, PeerCall, Peers
-from ..outbound.failures import (
-    AuthRequired,
-    InputRequired,
-    PeerError,
-    PeerTimeout,
-    TaskCanceled,
-)
+from ..outbound.client import Outgoing, Peer, Peers
+from ..outbound.failures import PeerError
 from ..outbound.target import Login, Target
-from ..outbound.transcript import Json, Transcript
+from ..outbound.transcript import Json
 from ..peers import egress_of, find_target, limits_of, origins_of, target_of
-from . import conversations
+from . import last_conversations
+from .cards import CardFiles
+from .conversation import Conversation, First
 from .failure import CommandError
 from .instances import running_instances
 from .keyboard import TERMINAL, Keyboard
+from .message import message_metadata, message_parts
 from .outcome import COMPLETED, INVALID_CARD, LEFT, USAGE, exit_code
-from .printer import Printer, printable
+from .printer import PlainPrinter, Printer, printable
+from .terminal import has_cursor
 from .token import find_token
 
-MAX_FILE_BYTES = 32 * 1024 * 1024  # of all attachments together
 STREAM_HINTS = f"{SPECIFICATIONS}#shared-stream-hints-v1"
-PROMPT = "> "
-CHAT_HELP = """\
-/new begins another conversation, /file PATH attaches a file to the next message, /model
-PROVIDER/MODEL chooses the model for the next ones, /quit or Ctrl-D leaves. A line that ends with
-a backslash goes on in the next. Ctrl-C cancels what the agent is doing."""
 
 
 def run_client(arguments: argparse.Namespace) -> int:
@@ -140,49 +127,71 @@ def _call(arguments: argparse.Namespace, settings: ClientSettings, target: Targe
         if not 0 < arguments.timeout < math.inf:
             raise CommandError("--timeout: must be more than 0 seconds", USAGE)
         limits = replace(limits, total_seconds=arguments.timeout)
-    printer = Printer.of(output)
+    if arguments.save is not None:
+        try:
+            arguments.save.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise CommandError(f"--save {arguments.save}: {exc.strerror}", USAGE) from None
+    printer = _printer(output)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         with Keyboard.open(anyway=arguments.ask) as keyboard:
             first = _first(arguments, target, keyboard)
-            conversation = _Conversation(target, printer, keyboard, arguments)
-            peers = Peers(egress_of(settings.outbound), limits)
-            return asyncio.run(conversation.run(peers, first))
+            conversation = Conversation(target, printer, keyboard, arguments)
+            peers = Peers(egress_of(settings.outbound), limits, CardFiles())
+            return asyncio.run(_converse(conversation, peers, first, arguments))
     except OSError as exc:
         if arguments.ask and str(exc.filename) == str(TERMINAL):
             raise CommandError("--ask: there is no terminal to ask on", USAGE) from None
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _First:
-    """What a call begins with."""
+def _printer(output: str) -> Printer:
+    """The printer for the streams of this process."""
+    if output == "answer" and has_cursor(sys.stderr):
+        if sys.modules.get("rich", sys) is None:  # it was not to be loaded by anything else
+            del sys.modules["rich"]
+        from .rich_printer import RichPrinter  # loads rich, which takes a moment
 
-    message: Outgoing | None = None  # None: watch the task, or begin a chat
-    task_id: str | None = None
+        return RichPrinter.open()
+    details, live = sys.stderr.isatty(), sys.stdout.isatty()
+    return PlainPrinter(sys.stdout, sys.stderr, output=output, details=details, live=live)
+
+
+async def _converse(
+    conversation: Conversation, peers: Peers, first: First | None, arguments: argparse.Namespace
+) -> int:
+    async with conversation.connect(peers) as peer:
+        if first is None:
+            from .chat import Chat  # loads prompt_toolkit, which takes a moment
+
+            await Chat(conversation, peer, arguments).run()
+        else:
+            await conversation.until_done(conversation.call(peer), first)
+    return COMPLETED
 
 
 def _first(
     arguments: argparse.Namespace, target: Target, keyboard: Keyboard | None
-) -> _First | None:
+) -> First | None:
     """None: a person is at the terminal and has not said anything yet."""
     task_id, context_id = arguments.task, arguments.context
     if arguments.last:
-        kept = conversations.last(target.url)
+        kept = last_conversations.find(target.url)
         if kept is None:
             raise CommandError(f"--last: there was no conversation with {target.url} yet", USAGE)
         context_id = context_id or kept.context_id
         task_id = task_id or (kept.task_id if kept.waits else None)
     text = _text(arguments)
-    parts = tuple(_parts(text, arguments.file))
+    parts = tuple(message_parts(text, arguments.file))
     if not parts:
         if arguments.task:
-            return _First(task_id=task_id)
+            return First(task_id=task_id)
         if keyboard is not None:
             return None
         raise CommandError("there is nothing to send: give TEXT, or write it to the input", USAGE)
-    return _First(Outgoing(parts, _metadata(arguments), task_id, context_id), task_id)
+    return First(Outgoing(parts, message_metadata(arguments), task_id, context_id), task_id)
 
 
 def _text(arguments: argparse.Namespace) -> str:
@@ -193,266 +202,6 @@ def _text(arguments: argparse.Namespace) -> str:
         words = ["-"]
     given = sys.stdin.buffer.read().decode(errors="replace").rstrip("\n")
     return "\n\n".join(filter(None, [" ".join(w for w in words if w != "-"), given]))
-
-
-def _parts(text: str, files: list[Path]) -> list[Json]:
-    parts: list[Json] = [{"text": text}] if text.strip() else []
-    total = 0
-    for file in files:
-        try:
-            content = file.read_bytes()
-        except OSError as exc:
-            raise CommandError(f"--file {file}: {exc.strerror}", USAGE) from None
-        total += len(content)
-        if total > MAX_FILE_BYTES:
-            raise CommandError(f"--file {file}: more than {MAX_FILE_BYTES} bytes", USAGE)
-        parts.append(
-            {
-                "raw": base64.b64encode(content).decode(),
-                "filename": file.name,
-                "mediaType": _media_type(file, content),
-            }
-        )
-    return parts
-
-
-def _media_type(file: Path, content: bytes) -> str:
-    if known := mimetypes.guess_type(file.name)[0]:
-        return known
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return "application/octet-stream"
-    return "text/plain"
-
-
-def _metadata(arguments: argparse.Namespace) -> Json | None:
-    """What services of this project read; others ignore it."""
-    shared: Json = {}
-    if arguments.session:
-        shared["session"] = {"id": arguments.session}
-    if arguments.model:
-        provider, slash, model = arguments.model.partition("/")
-        if not (provider and slash and model):
-            raise CommandError(f"--model {arguments.model}: must be PROVIDER/MODEL", USAGE)
-        shared["model"] = {"providerID": provider, "modelID": model}
-    found = {"shared": shared, "opencode": {"agent": arguments.agent} if arguments.agent else {}}
-    return {name: value for name, value in found.items() if value} or None
-
-
-class _Conversation:
-    """One call, or several in a chat: shown, asked about, and remembered."""
-
-    def __init__(
-        self,
-        target: Target,
-        printer: Printer,
-        keyboard: Keyboard | None,
-        arguments: argparse.Namespace,
-    ) -> None:
-        self._target = target
-        self._printer = printer
-        self._keyboard = keyboard
-        self._arguments = arguments
-        self._call: PeerCall | None = None  # while the peer works
-        self._pressed = asyncio.Event()  # Ctrl-C, while the peer works
-        self._main: asyncio.Task[Any] | None = None
-
-    async def run(self, peers: Peers, first: _First | None) -> int:
-        loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupt)
-        async with peers.connect(self._target) as peer:
-            if self._printer.details:
-                self._printer.say(f"{peer.found.card.name}, A2A {peer.line} over {peer.transport}")
-            if not peer.login_goes_there:
-                self._printer.say(
-                    f"Its card sends messages to {origin_of(peer.url)}, which does not get the "
-                    f"credential for {origin_of(self._target.url)} (credential_origins)."
-                )
-            if first is None:
-                return await self._chat(peer)
-            await self._until_done(peer, first)
-            return COMPLETED
-
-    def _interrupt(self) -> None:
-        if self._pressed.is_set():
-            self._printer.end_line()
-            os._exit(LEFT)
-        if self._call is not None and self._call.transcript.task_id is not None:
-            self._pressed.set()
-        elif self._main is not None:
-            self._main.cancel()
-
-    async def _until_done(self, peer: Peer, first: _First) -> Transcript:
-        """Run until it is done, or until Ctrl-C: then have the peer cancel its task."""
-        call = self._call = peer.call(self._printer.update)
-        working = asyncio.create_task(self._exchange(call, first))
-        pressed = asyncio.create_task(self._pressed.wait())
-        try:
-            await asyncio.wait({working, pressed}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-                return call.transcript
-            await self._cancel(call)
-            call.transcript.check()
-            raise TaskCanceled("The peer was asked to cancel the task.")
-        except PeerTimeout:
-            await self._cancel(call)
-            raise
-        finally:
-            pressed.cancel()
-            working.cancel()
-            await asyncio.gather(working, pressed, return_exceptions=True)
-            self._printer.end_answer()
-            self._pressed.clear()
-            self._call = None
-            self._remember(call.transcript)
-
-    async def _cancel(self, call: PeerCall) -> None:
-        if call.transcript.task_id is None or call.transcript.ended:
-            return
-        self._printer.say("Canceling the task. Press Ctrl-C again to leave at once.")
-        try:
-            await call.cancel()
-        except PeerError as exc:
-            self._printer.say(f"The task could not be canceled: {exc.message}")
-
-    async def _exchange(self, call: PeerCall, first: _First) -> None:
-        """One message with everything that follows from it, until nothing more can be done."""
-        found = call.transcript
-        if first.message is None:
-            assert first.task_id is not None
-            await call.watch(first.task_id)
-        else:
-            await call.send(await self._complete(call, first.message))
-        while found.paused and (reply := await self._reply(found)) is not None:
-            await call.send(Outgoing((reply,), task_id=found.task_id, context_id=found.context_id))
-        self._printer.end_answer()
-        if self._printer.output == "task":
-            if found.task is not None and found.task_id is not None:
-                await call.get(found.task_id)
-            self._printer.print_json(found.task or found.message, indent=2)
-        self._printer.usage(found.usage)
-        self._check(found)
-
-    async def _complete(self, call: PeerCall, message: Outgoing) -> Outgoing:
-        """Some agents begin a new context unless a message names both its task and its context."""
-        if message.task_id is None or message.context_id is not None:
-            return message
-        asked = call.peer.call(lambda update: None)
-        await asked.get(message.task_id)
-        return replace(message, context_id=asked.transcript.context_id)
-
-    async def _reply(self, found: Transcript) -> Json | None:
-        """The answer to what the peer asks, as a part of a message; None if there is nobody."""
-        if found.state == "AUTH_REQUIRED":
-            return None
-        request = found.requests[0] if found.requests else None
-        decision = "once" if self._arguments.yes else "reject" if self._arguments.no else None
-        if request is not None and request.type == "permission" and decision is not None:
-            self._printer.say(f"{found.status_text.splitlines()[0]} → {decision}")
-            return {"data": {"reply": decision, "request_id": request.id}}
-        if self._keyboard is None:
-            return None
-        self._printer.question(found.status_text or "The agent waits for an answer.")
-        while (typed := await self._keyboard.line(PROMPT)) is not None:
-            if typed.strip():
-                return {"text": typed}
-        return None
-
-    def _check(self, found: Transcript) -> None:
-        """Raise unless the task has completed, with a hint how to go on."""
-        try:
-            found.check()
-        except (InputRequired, AuthRequired) as exc:
-            command = (
-                f"opencode-a2a call {shlex.quote(self._arguments.peer)} --task {found.task_id}"
-            )
-            answer = " ANSWER" if isinstance(exc, InputRequired) else ""
-            exc.hint = f"To continue: {command}{answer}"
-            raise
-
-    def _remember(self, found: Transcript) -> None:
-        if found.context_id is not None or found.task_id is not None:
-            conversations.remember(
-                self._target.url,
-                context_id=found.context_id,
-                task_id=found.task_id,
-                waits=found.paused,
-            )
-
-    # -- without a text: several messages
-
-    async def _chat(self, peer: Peer) -> int:
-        assert self._keyboard is not None
-        self._printer.say("Type a message. /help says what else there is.")
-        draft = _Draft(context_id=self._arguments.context)
-        if self._arguments.last and (kept := conversations.last(self._target.url)) is not None:
-            draft.context_id = draft.context_id or kept.context_id
-        while (typed := await self._typed()) is not None:
-            command, _, rest = typed.strip().partition(" ")
-            if command in ("/quit", "/exit"):
-                break
-            if command.startswith("/"):
-                self._printer.say(draft.command(command, rest.strip()))
-                continue
-            try:
-                message = draft.message(typed, self._arguments)
-            except CommandError as exc:
-                _complain(str(exc))
-                continue
-            try:
-                found = await self._until_done(peer, _First(message))
-                draft.context_id = found.context_id
-            except PeerError as exc:
-                _complain(f"{exc.message} {exc.hint}".strip())
-            draft.files.clear()
-        return COMPLETED
-
-    async def _typed(self) -> str | None:
-        """What a person types; None at the end. A backslash at the end of a line continues it."""
-        assert self._keyboard is not None
-        lines: list[str] = []
-        while (line := await self._keyboard.line("… " if lines else PROMPT)) is not None:
-            lines.append(line.removesuffix("\\"))
-            if not line.endswith("\\"):
-                text = "\n".join(lines)
-                if text.strip():
-                    return text
-                lines.clear()
-        return None
-
-
-@dataclass(slots=True)
-class _Draft:
-    """What the next message of a chat will have."""
-
-    context_id: str | None = None
-    model: str | None = None
-    files: list[Path] = field(default_factory=list)
-
-    def message(self, text: str, arguments: argparse.Namespace) -> Outgoing:
-        chosen = argparse.Namespace(**vars(arguments))
-        chosen.model = self.model or arguments.model
-        parts = tuple(_parts(text, self.files))
-        return Outgoing(parts, _metadata(chosen), context_id=self.context_id)
-
-    def command(self, name: str, value: str) -> str:
-        """Carry out a command; what to say about it."""
-        if name == "/new":
-            self.context_id = None
-            return "The next message begins a new conversation."
-        if name == "/file" and value:
-            path = Path(value).expanduser()
-            if not path.is_file():
-                return f"{path}: there is no such file."
-            self.files.append(path)
-            return f"{path.name} goes with the next message."
-        if name == "/model" and value.count("/"):
-            self.model = value
-            return f"The next messages go to {value}."
-        return CHAT_HELP
 
 
 # -- peers and cards

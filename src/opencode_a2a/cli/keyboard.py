@@ -8,10 +8,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 MAX_LINE = 65_536
 TERMINAL = Path("/dev/tty")  # the one that a process belongs to
+
+
+class LineReader(Protocol):
+    """Where a person answers: in a chat, or beside a single call."""
+
+    async def line(self, prompt: str) -> str | None:
+        """The next line; None if there will be no more."""
 
 
 class Keyboard:

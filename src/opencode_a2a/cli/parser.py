@@ -175,6 +175,7 @@ CALL = (
     ),
     Option("--json", "the same as --output events: JSON, one event per line"),
     Option("--no-stream", "ask for the task now and then instead of streaming it"),
+    Option("--save", "write the files that the agent sends there", value="DIR", type=Path),
     Option("--timeout", "cancel the task if it takes longer", value="SECONDS", type=float),
     Option("--header", "send this header field, 'Name: value'", value="FIELD", many=True),
     Option("--extension", "activate this extension of A2A", value="URI", many=True),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 from unicodedata import combining, east_asian_width
 
 from ..domain.admission import Phase
-from ..service.scheduler import TaskAtWork
+
+if TYPE_CHECKING:
+    from ..service.scheduler import TaskAtWork
 
 PHASES = {
     Phase.PRESENT: "queued",

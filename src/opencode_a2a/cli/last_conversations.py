@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..paths import make_private_directory, state_home
+from ..paths import state_home, write_private_file
 
 MAX_PEERS = 200  # the newest; one conversation each
 
@@ -24,7 +22,7 @@ class Conversation:
     at: float
 
 
-def last(url: str) -> Conversation | None:
+def find(url: str) -> Conversation | None:
     found = _read().get(url)
     try:
         return None if found is None else Conversation(**found)
@@ -38,12 +36,7 @@ def remember(url: str, *, context_id: str | None, task_id: str | None, waits: bo
     known[url] = asdict(Conversation(context_id, task_id, waits=waits, at=time.time()))
     newest = sorted(known.items(), key=lambda item: item[1].get("at", 0.0))[-MAX_PEERS:]
     with suppress(OSError, RuntimeError):
-        file = _file()
-        make_private_directory(file.parent)
-        fresh = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
-            json.dump(dict(newest), out)
-        fresh.replace(file)
+        write_private_file(_file(), json.dumps(dict(newest)))
 
 
 def _read() -> dict[str, dict[str, Any]]:
