@@ -18,7 +18,7 @@ import uvloop
 
 from tests.running import ROOT
 
-from . import latency, process, smoke, stored, streaming, wire
+from . import calling, latency, process, smoke, stored, streaming, wire
 from .figures import Result
 from .lab import Lab
 from .report import table, write
@@ -30,6 +30,7 @@ MEASURES: dict[str, Callable[[Lab], Awaitable[Result]]] = {
     "share": latency.share,
     "first": latency.first_token,
     "unary": latency.unary,
+    "call": calling.first_word,
     "stored": stored.by_size,
     "growth": stored.growth,
     "memory": process.memory,
