@@ -104,7 +104,7 @@ def test_a_running_service_is_looked_at_from_outside(doctor: Doctor, fake_servic
     assert {"database", "port", "opencode"}.isdisjoint(found)
     assert found["login"]["says"] == "The credential is accepted, and needed."
     assert f"it said “ECHO: {PROMPT}”" in found["model"]["says"]
-    ran = doctor("--url", fake_service.url, "--no-model", A2A_CLIENT_BEARER_TOKEN="another")
+    ran = doctor("--url", fake_service.url, "--no-model", A2A_CLIENT_BEARER_TOKEN="not-the-token-7c1")
     assert ran.code == 1
     assert "✗ login            The credential is refused (HTTP 401)." in ran.out
     with nobody() as url:
@@ -126,7 +126,8 @@ def test_a_public_address_with_another_service_behind_it_is_found(
     found = checks(ran)
     assert (ran.code, found["card"]["finding"]) == (1, "service.other_card")
     assert found["card"]["says"] == "The card there differs from ours in name."
-    assert found["login"]["verdict"] == "ok"
+    for name in ("login", "readiness"):
+        assert found[name]["verdict"] == "unknown", "a stranger does not get the credential"
 
 
 @pytest.mark.parametrize(

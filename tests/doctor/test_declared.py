@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 from opencode_a2a.doctor import judgement
 from opencode_a2a.doctor.checks import ALL
@@ -22,6 +23,12 @@ def test_what_can_be_found_is_what_the_checks_declare() -> None:
     for each in declared:
         assert each.level in (Level.WARNING, Level.ERROR)
         assert each.means.endswith((".", ")")), each.name
+
+
+def test_the_tested_pythons_are_those_that_the_package_declares() -> None:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    minor = [each.rpartition("3.")[2] for each in about if ":: 3." in each]
+    assert ((3, int(minor[0])), (3, int(minor[-1]))) == judgement.TESTED_PYTHONS
 
 
 def test_the_checks_have_different_names() -> None:

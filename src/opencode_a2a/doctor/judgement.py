@@ -102,8 +102,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 FILE_READABLE = Finding(
     "files.readable",
     ERROR,
-    "Every user of this machine can read or change a file with a secret. (A directory above it that "
-    "they cannot enter would protect it.)",
+    "Every user of this machine can read or change a file with a secret. (A directory above it "
+    "that they cannot enter would protect it.)",
     "`chmod 600` the file.",
 )
 FILE_GROUP_READABLE = Finding(

@@ -26,10 +26,6 @@ from .verdict import Check, NotTried, Once, Verdict, fine, found
 from .web import refusal, web_client
 
 CONNECT_SECONDS = 10.0
-UNKNOWN_LOGIN = NotTried(
-    "No credential for the service is known here.",
-    "Set A2A_CLIENT_BEARER_TOKEN to a token of the service.",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +68,27 @@ class SiteLook:
     async def _ask(self) -> tuple[Answer, Streamed]:
         if not self._asks:
             raise NotTried("No model is asked (--no-model).")
-        await self.reached()
-        if not self.site.headers:
-            raise UNKNOWN_LOGIN
+        headers = await self.login()
+        if not headers:
+            raise NotTried(
+                "No credential for the service is known here.",
+                "Set A2A_CLIENT_BEARER_TOKEN to a token of the service.",
+            )
         try:
-            return await ask_service(self.url, self.site.headers, self._prompt)
+            return await ask_service(self.url, headers, self._prompt)
         except PeerError as exc:
             raise NotTried(f"The service did not take a question: {exc.message}") from None
 
-    async def get(self, path: str, *, login: bool = False) -> httpx.Response:
+    async def login(self) -> tuple[tuple[str, str], ...]:
+        """The credential. It is not for a stranger whose address is there by mistake."""
+        fetched = await self.reached()
+        if self.site.own_card not in (None, fetched.card):
+            raise NotTried("The service there is not ours, so it does not get the credential.")
+        return self.site.headers
+
+    async def get(self, path: str, headers: tuple[tuple[str, str], ...] = ()) -> httpx.Response:
         try:
-            return await self._get(path, self.site.headers if login else ())
+            return await self._get(path, headers)
         except PeerError as exc:
             raise NotTried(exc.message) from None
 
@@ -125,8 +131,7 @@ async def look_at_version(look: SiteLook) -> Verdict:
 
 
 async def look_at_readiness(look: SiteLook) -> Verdict:
-    await look.reached()
-    response = await look.get("/ready", login=True)
+    response = await look.get("/ready", await look.login())
     return j.judge_ready(response.status_code, _checks(response))
 
 
@@ -139,10 +144,10 @@ def _checks(response: httpx.Response) -> Mapping[str, bool]:
 
 
 async def look_at_login(look: SiteLook) -> Verdict:
-    await look.reached()
+    headers = await look.login()
     without = await look.get("/tasks?pageSize=1")
-    with_login = await look.get("/tasks?pageSize=1", login=True) if look.site.headers else None
-    return j.judge_login(without.status_code, with_login.status_code if with_login else None)
+    with_login = (await look.get("/tasks?pageSize=1", headers)).status_code if headers else None
+    return j.judge_login(without.status_code, with_login)
 
 
 async def look_at_certificate(look: SiteLook) -> Verdict:
