@@ -68,6 +68,19 @@ async def proxy(upstream: str, fault: Fault = Fault()) -> AsyncIterator[str]:  #
             await asyncio.sleep(0)  # aiohttp closes its transports in the next turn
 
 
+_SIGNS = x509.KeyUsage(
+    digital_signature=True,
+    key_cert_sign=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 def certificate(folder: Path, days: float) -> tuple[ssl.SSLContext, Path]:
     """For a server at 127.0.0.1: what it presents, and the file that a client has to trust."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -85,6 +98,12 @@ def certificate(folder: Path, days: float) -> tuple[ssl.SSLContext, Path]:
         .add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
         )
+        # Newer Pythons want these of every authority.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False
+        )
+        .add_extension(_SIGNS, critical=True)
         .sign(key, hashes.SHA256())
     )
     chain, secret = folder / "server.pem", folder / "server.key"

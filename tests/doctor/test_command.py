@@ -104,7 +104,9 @@ def test_a_running_service_is_looked_at_from_outside(doctor: Doctor, fake_servic
     assert {"database", "port", "opencode"}.isdisjoint(found)
     assert found["login"]["says"] == "The credential is accepted, and needed."
     assert f"it said “ECHO: {PROMPT}”" in found["model"]["says"]
-    ran = doctor("--url", fake_service.url, "--no-model", A2A_CLIENT_BEARER_TOKEN="not-the-token-7c1")
+    ran = doctor(
+        "--url", fake_service.url, "--no-model", A2A_CLIENT_BEARER_TOKEN="not-the-token-7c1"
+    )
     assert ran.code == 1
     assert "✗ login            The credential is refused (HTTP 401)." in ran.out
     with nobody() as url:

@@ -220,7 +220,7 @@ async def test_a_model_that_does_not_answer_is_found(fault: str) -> None:
 async def test_a_model_that_is_silent_is_found_and_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opencode_a2a.doctor.question.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("opencode_a2a.doctor.question.ANSWER_SECONDS", 2.0)
     async with serve() as fake:
         verdict = await look(TOGETHER, "model", asking(at(fake.base_url), "[[hang]]"))
         assert verdict.finding == "model.failed"

@@ -97,7 +97,7 @@ async def _examine_installation(
     own = next((each for each in instances if Path(each.workspace) == root), None)
     token_file = _token_file(root)
     return examine_installation(
-        Installation(settings, instances, own=own, token_file=token_file),
+        Installation(settings, instances, own=own, peers=client.peers, token_file=token_file),
         await _server(settings, own),
         _own_site(settings, own, token_file),
         client=client,

@@ -55,7 +55,7 @@ def _installed_packages() -> dict[str, str | None]:
 
 
 async def look_at_secret_files(subject: Installation) -> Verdict:
-    files = [*subject.settings.secret_files, *_peer_files(subject.settings)]
+    files = [*subject.settings.secret_files, *_peer_files(subject)]
     if subject.token_file is not None:
         files.append(subject.token_file)
     modes: dict[Path, int] = {}
@@ -75,8 +75,8 @@ def _mode_for_others(file: Path) -> int:
     return mode
 
 
-def _peer_files(settings: Settings) -> Iterator[Path]:
-    for peer in settings.peers.values():
+def _peer_files(subject: Installation) -> Iterator[Path]:
+    for peer in {**subject.settings.peers, **subject.peers}.values():
         for reference in (peer.bearer_token, peer.basic_auth, peer.api_key):
             if reference is not None and reference.startswith("file:"):
                 yield Path(reference.removeprefix("file:")).expanduser()

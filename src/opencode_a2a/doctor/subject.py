@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..config import Settings
+from ..config import PeerSetting, Settings
 from ..opencode.http import Endpoint
 
 Json = dict[str, Any]
@@ -35,6 +35,7 @@ class Installation:
     settings: Settings
     instances: Sequence[RunningInstance] = ()
     own: RunningInstance | None = None  # the one of them that works in the same workspace
+    peers: Mapping[str, PeerSetting] = field(default_factory=dict)  # that `call` knows, too
     token_file: Path | None = None  # where `up` keeps the token of this workspace
 
 
