@@ -24,6 +24,7 @@ from opencode_a2a.config import (
 )
 from opencode_a2a.contract.declare import COMMON_ERRORS
 from opencode_a2a.contract.publish import markdown
+from opencode_a2a.doctor.checks import ALL as CHECKS
 from opencode_a2a.domain.values import Failure
 from opencode_a2a.extensions import ALL
 from opencode_a2a.inbound.operations import A2A
@@ -180,6 +181,28 @@ def methods_page() -> str:
     return NOTE + "\n".join(lines) + "\n"
 
 
+def doctor_page() -> str:
+    lines = [
+        "# What `opencode-a2a doctor` finds",
+        "",
+        "Each check ends with a verdict: `ok`; `warning`, where it works and something deserves a",
+        "look; `error`, where it does not work or is not safe; `unknown`, where it could not be",
+        "tried, and why. The names of findings are stable: `--json` has them as `finding`. How to",
+        "use it is in [the guide](../guide.md#finding-out-what-is-wrong).",
+    ]
+    for check in CHECKS:
+        looks_at = check.looks_at[0].upper() + check.looks_at[1:]
+        lines += ["", f"## {check.name}", "", f"{looks_at}."]
+        if check.at_start:
+            lines[-1] += " A service looks at it when it starts, too."
+        lines += ["", "| finding | verdict | means | what to do |", "|---|---|---|---|"]
+        lines += [
+            f"| `{each.name}` | {each.level} | {each.means} | {each.fix} |"
+            for each in check.findings
+        ]
+    return NOTE + "\n".join(lines) + "\n"
+
+
 def extensions_page() -> str:
     lines = [
         "# Extension methods",
@@ -207,6 +230,7 @@ def documents() -> dict[str, str]:
         "docs/reference/errors.md": errors_page(),
         "docs/reference/methods.md": methods_page(),
         "docs/reference/extensions.md": extensions_page(),
+        "docs/reference/doctor.md": doctor_page(),
         "tests/published/card.hybrid.json": _pretty(json.loads(found.card.hybrid.body)),
         "tests/published/card.pure.json": _pretty(json.loads(found.card.pure.body)),
         "tests/published/card.extended.json": _pretty(found.card.extended_pure),

@@ -44,6 +44,8 @@ PROCESSES = tuple(
         "cli/test_up.py",
         "cli/test_usage.py",
         "conformance/",
+        "doctor/test_command.py",
+        "doctor/test_service.py",
         "e2e/",
         "exhaustion/",
         "extensions/",

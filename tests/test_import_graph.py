@@ -28,6 +28,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "demo": frozenset(),
     "config": frozenset({"domain", "errors", "paths", "spellings"}),
     "peers": frozenset({"config", "domain.addresses", "outbound"}),
+    "doctor": frozenset(
+        {"config", "domain", "errors", "opencode", "outbound", "paths", "peers", "store"}
+    ),
     "spellings": frozenset(),
     "redaction": frozenset(),
     "logs": frozenset({"redaction"}),

@@ -50,6 +50,8 @@ from .spellings import (
 
 MAX_ROOT_LENGTH = 600  # characters; what a database can keep in an index
 
+RESERVED_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
+
 MIN_SECRET_LENGTH = 16  # of a token or password that other machines can try
 SECRET_COMMAND = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
@@ -534,18 +536,23 @@ class Server(SettingsGroup):
         return self
 
     @property
-    def short_secrets(self) -> list[str]:
-        """The settings whose token or password is so short that it could be guessed."""
+    def enabled_secrets(self) -> dict[str, SecretStr]:
+        """The tokens and passwords that are accepted, by the names of their settings."""
         given = {"A2A_BEARER_TOKEN": self.bearer_token}
         for number, credential in enumerate(self.all_credentials):
             if not credential.enabled:
                 continue
             name = f"A2A_STATIC_AUTH_CREDENTIALS.{number}"
             given |= {f"{name}.token": credential.token, f"{name}.password": credential.password}
+        return {name: secret for name, secret in given.items() if secret is not None}
+
+    @property
+    def short_secrets(self) -> list[str]:
+        """The settings whose token or password is so short that it could be guessed."""
         return [
             name
-            for name, secret in given.items()
-            if secret is not None and len(secret.get_secret_value().strip()) < MIN_SECRET_LENGTH
+            for name, secret in self.enabled_secrets.items()
+            if len(secret.get_secret_value().strip()) < MIN_SECRET_LENGTH
         ]
 
     @model_validator(mode="after")
@@ -863,6 +870,7 @@ class Settings(BaseModel):
     environment: Environment
     peers: dict[str, PeerSetting] = {}
     notes: list[tuple[str, str]] = []  # settings that were spelled differently, and how
+    secret_files: list[Path] = []  # the files that secrets were read from
 
     @property
     def secrets(self) -> list[str]:
@@ -942,6 +950,7 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
         environment=environment,
         peers=peers,
         notes=reader.notes,
+        secret_files=reader.secret_files,
     )
 
 
@@ -964,11 +973,15 @@ class _Reader:
             if meant is not None
         ]
         self.notes: list[tuple[str, str]] = []
+        self.secret_files: list[Path] = []
+        self._config = config
         self._tables = _read_toml(config, self.problems)
         self._secrets = secrets
         if wrong := _unreadable_secrets(secrets):
             self.problems += wrong
             self._secrets = None
+        elif secrets is not None:
+            self.secret_files += sorted(f for f in secrets.iterdir() if f.name.upper() in _NAMES)
         known = {*_TABLES.values(), PEERS_TABLE}
         self.problems += [
             f"[{name}]: no such table; there are {_table_list(known)}"
@@ -979,6 +992,8 @@ class _Reader:
         given = self._tables.get(_TABLES[kind], {})
         known = {name: value for name, value in given.items() if name in kind.model_fields}
         self.problems += [_unknown_setting(kind, name) for name in given if name not in known]
+        if self._config and any(_is_secret(kind, [name]) for name in known):
+            self.secret_files = sorted({*self.secret_files, self._config})
         with collect_notes() as taken:
             try:
                 return kind(_secrets_dir=self._secrets, **known)

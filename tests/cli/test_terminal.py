@@ -122,7 +122,7 @@ def test_a_terminal_shows_the_tasks_at_work_and_what_ctrl_c_waits_for(
             json={"message": message, "configuration": {"returnImmediately": True}},
             timeout=30,
         ).json()["task"]
-        line = screen.wait_for(rf"\n(  {sent['id'][:8]}  working .*…)\r\n")[1]
+        line = screen.wait_for(rf"(?:\n|\x1b\[J)(  {sent['id'][:8]}  working .*…)\r\n")[1]
         assert len(line) == 79
         assert "[[hang]] Paint \\x1b[31mred and" in line
         screen.process.send_signal(signal.SIGINT)

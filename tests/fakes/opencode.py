@@ -574,6 +574,7 @@ class FakeOpenCode:
         routes: dict[str, Callable[[], object]] = {
             "GET /global/health": lambda: {"healthy": True, "version": self.version},
             "GET /provider": lambda: {"all": [PROVIDER], "connected": ["fake"]} | default,
+            "GET /config": dict,
             "GET /config/providers": lambda: {"providers": [PROVIDER]} | default,
             "GET /agent": lambda: AGENTS,
             "GET /permission": lambda: [ask for ask in asks if ask["id"].startswith("per")],
@@ -609,10 +610,10 @@ class FakeOpenCode:
 
 @asynccontextmanager
 async def serve(
-    port: int = 0, password: str | None = None, sync: bool = False
+    port: int = 0, password: str | None = None, sync: bool = False, host: str = "127.0.0.1"
 ) -> AsyncIterator[FakeOpenCode]:
     """Run the fake inside this event loop."""
-    fake, listener = FakeOpenCode(password, sync), socket.create_server(("127.0.0.1", port))
+    fake, listener = FakeOpenCode(password, sync), socket.create_server((host, port))
     fake.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     quiet: Json = {"log_config": None, "log_level": "critical", "access_log": False}
     patience: Json = {"timeout_keep_alive": 75, "timeout_graceful_shutdown": 1}

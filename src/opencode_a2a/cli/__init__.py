@@ -37,6 +37,10 @@ def main(
             from .call import run_client
 
             sys.exit(run_client(arguments))
+        if arguments.command == "doctor":
+            from .doctor import run_doctor
+
+            sys.exit(run_doctor(arguments))
         from .program import run
 
         run(arguments)

@@ -40,7 +40,7 @@ def run_client(arguments: argparse.Namespace) -> int:
     """Run one of the commands; its exit code."""
     gc.enable()  # all is loaded
     try:
-        settings = _settings(arguments)
+        settings = client_settings(arguments)
         if arguments.command == "peers":
             return asyncio.run(_peers(settings, as_json=arguments.json))
         target = _target(arguments, settings)
@@ -67,7 +67,7 @@ def _complain(text: str) -> None:
     print(f"opencode-a2a: {printable(text)}", file=sys.stderr)
 
 
-def _settings(arguments: argparse.Namespace) -> ClientSettings:
+def client_settings(arguments: argparse.Namespace) -> ClientSettings:
     config = arguments.config
     if config is None:
         home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
@@ -81,7 +81,7 @@ def _settings(arguments: argparse.Namespace) -> ClientSettings:
 
 def _target(arguments: argparse.Namespace, settings: ClientSettings) -> Target:
     target = find_target(settings, arguments.peer)
-    if not target.login.headers and (token := _kept_token(target.url)) is not None:
+    if not target.login.headers and (token := kept_token(target.url)) is not None:
         header = ("Authorization", f"Bearer {token}")
         target = replace(target, login=Login(origins_of(target.url), (header,)))
     if arguments.command != "call":
@@ -96,7 +96,7 @@ def _target(arguments: argparse.Namespace, settings: ClientSettings) -> Target:
     )
 
 
-def _kept_token(url: str) -> str | None:
+def kept_token(url: str) -> str | None:
     """The token of an instance of this user that runs there."""
     try:
         for instance in running_instances():

@@ -104,6 +104,31 @@ OpenCode, and how many tasks are at work.
   opencode-a2a status --json
 """
 
+DOCTOR_HELP = """\
+Look whether everything that the service needs is there and works, and say what to do
+about what does not: program, settings, database, OpenCode, model, address, peers.
+Nothing is changed.
+
+  opencode-a2a doctor
+  opencode-a2a doctor path/to/project --no-model
+  opencode-a2a doctor --config a2a.toml --json
+  opencode-a2a doctor --url https://agent.example.com
+
+Give it the settings that the service has, and run it as the user that the service
+runs as. With --url it looks at a running service from outside; the credential is the
+one that `call` would use (A2A_CLIENT_BEARER_TOKEN, or the token that `up` keeps).
+
+The model is asked for one word, which costs a few tokens. If the service runs, the
+question goes through it, and stays there as a task; --no-model asks nothing.
+
+docs/reference/doctor.md has everything that can be found.
+"""
+
+DOCTOR_CODES_HELP = """\
+Exit codes: 0 nothing is wrong (there may be warnings, or checks that could not be
+made), 1 something is wrong, 2 wrong usage or settings, 130 left with Ctrl-C.
+"""
+
 COMPLETION_HELP = """\
 Print what makes the shell complete commands and options. Put one of these lines into
 the file that your shell reads when it starts (for zsh after `compinit`):
@@ -237,6 +262,20 @@ COMMANDS = (
         PEERS_HELP,
         (*PEERS, Option("--json", "as JSON, for programs")),
         has_settings=False,
+    ),
+    Command(
+        "doctor",
+        "find out what is wrong, and what to do",
+        DOCTOR_HELP,
+        (
+            *CONFIG,
+            Option("--url", "look at the service at this address, from outside", value="URL"),
+            Option("--no-model", "do not ask the model anything"),
+            Option("--json", "as JSON, for programs"),
+            DIRECTORY,
+        ),
+        has_settings=False,
+        more=DOCTOR_CODES_HELP,
     ),
     Command(
         "completion",

@@ -37,7 +37,7 @@ a SQLite file needs a directory that exists and is writable."""
 
 def run(arguments: argparse.Namespace) -> None:
     try:
-        settings = _settings(arguments)
+        settings = read_settings(arguments)
         if arguments.command in ("card", "openapi"):
             extended = arguments.command == "card" and arguments.extended
             print_result(show(settings, arguments.command, extended=extended))
@@ -67,7 +67,7 @@ def _exit(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
+def read_settings(arguments: argparse.Namespace) -> Settings:
     for name in ("host", "port"):  # a flag overrides the setting
         if getattr(arguments, name) is not None:
             os.environ[f"A2A_{name.upper()}"] = str(getattr(arguments, name))

@@ -21,7 +21,7 @@ import uvicorn
 
 from .. import __version__, logs
 from ..app import Built, build, endpoint_of, public_url
-from ..config import Server, Settings
+from ..config import RESERVED_FILES, Server, Settings
 from ..inbound.failures import failure
 from ..opencode.http import Endpoint
 from ..service.scheduler import TaskAtWork
@@ -34,7 +34,6 @@ from .terminal import Terminal, has_cursor, task_line
 
 GC_THRESHOLD = 10_000  # new objects before a collection: a thousand open streams have many
 BACKLOG = 1024  # connections that may wait to be accepted
-RESERVED_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
 DEFAULT_OPENCODE = "http://127.0.0.1:4096"  # where `opencode serve` listens unless told otherwise
 WATCH_SECONDS = 1.0  # between two looks at the tasks at work
 SAME_SIGNAL_SECONDS = 0.5  # in which further signals are taken for copies of the first
@@ -232,12 +231,26 @@ async def run_server(
         if welcome:
             watch.say(welcome)
         watch.built = built
+        looking = asyncio.create_task(_log_findings(settings))
         try:
             await asyncio.shield(serving)
         finally:
+            looking.cancel()
             server.should_exit = True
             asyncio.get_running_loop().call_later(grace, _resolve, stopping)
             await serving
+
+
+async def _log_findings(settings: Settings) -> None:
+    """Log once what is not as it should be on this machine; the command `doctor` looks further."""
+    from ..doctor.examine import examine  # when clients are served already
+    from ..doctor.machine import examine_start
+
+    for report in await examine(examine_start(settings)):
+        verdict = report.verdict
+        if verdict.finding is not None:
+            write = log.error if verdict.level == "error" else log.warning
+            write("doctor.found", finding=verdict.finding, says=verdict.says, fix=verdict.fix)
 
 
 def _connection_limits(server: Server) -> ConnectionLimits:

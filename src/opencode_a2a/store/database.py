@@ -68,7 +68,7 @@ class Database:
         self._engine = engine = _engine(url, self._file)
         self._write_engine = engine.execution_options(writes=True)
         self._writer = WorkerThreads(1, "store-writer")
-        one_thread = _in_memory(engine.url)
+        one_thread = is_in_memory(engine.url)
         self._readers = self._writer if one_thread else WorkerThreads(4, "store-reader")
         self._last_succeeded, self._last_at = False, -math.inf  # the last write or probe
         self._probing: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class Database:
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator[Database]:
         self = cls(url)
-        if (path := _sqlite_path(make_url(url))) is not None:
+        if (path := sqlite_path(make_url(url))) is not None:
             for part in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
                 if tighten(part):
                     logger.warning("store.tightened", file=str(part), mode="0600")
@@ -265,15 +265,15 @@ def check(db: Connection) -> bool:
     return bool(found == "ok")
 
 
-def _sqlite_path(url: URL) -> Path | None:
+def sqlite_path(url: URL) -> Path | None:
     """The file of a SQLite database."""
-    if url.get_backend_name() != "sqlite" or _in_memory(url):
+    if url.get_backend_name() != "sqlite" or is_in_memory(url):
         return None
     name = str(url.database)
     return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
 
 
-def _in_memory(url: URL) -> bool:
+def is_in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
@@ -292,7 +292,7 @@ def _engine(url: str, file: _File) -> Engine:
         "connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS},
         "pool_reset_on_return": None,
     }
-    if _in_memory(parsed):
+    if is_in_memory(parsed):
         more["poolclass"] = StaticPool  # every connection must be the same one
     engine = create_engine(url, **more)
 

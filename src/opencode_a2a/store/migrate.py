@@ -44,7 +44,7 @@ class ForeignDatabase(RuntimeError):
 
 def is_current(connection: Connection) -> bool:
     """Whether the schema is current, as on most starts. Writes nothing."""
-    return _revision(connection) == HEAD
+    return revision(connection) == HEAD
 
 
 def touch(connection: Connection) -> None:
@@ -55,7 +55,7 @@ def touch(connection: Connection) -> None:
 def upgrade(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":  # SQLite lets one writer in at a time anyway
         connection.execute(select(func.pg_advisory_xact_lock(UPGRADE_LOCK)))
-    current = _revision(connection)
+    current = revision(connection)
     if current == HEAD:
         return  # another process was faster
     if current is None and inspect(connection).has_table("tasks"):
@@ -94,7 +94,7 @@ def migrate(connection: Connection, current: str | None) -> None:
     command.upgrade(config, HEAD)
 
 
-def _revision(connection: Connection) -> str | None:
+def revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(select(_version.c.version_num)).scalar()

@@ -1,0 +1,1 @@
+"""What `opencode-a2a doctor` looks at: each check is a declared function that ends in a verdict."""

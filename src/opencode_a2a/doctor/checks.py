@@ -1,0 +1,148 @@
+"""All checks there are, and which of them are made of what."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from ..config import ClientSettings, ConfigError
+from ..outbound.client import Peers
+from ..outbound.failures import PeerBusy, PeerError, PeerTimeout, PeerUnreachable
+from ..peers import egress_of, limits_of, target_of
+from . import judgement as j
+from .machine import MACHINE, PROGRAM, STORE, Store, installed_at
+from .opencode import OPENCODE, OpenCodeLook, ask_model, opencode_clock
+from .question import PROMPT
+from .site import SITE, SiteLook, site_clock
+from .subject import Installation, OpenCodeServer, Site
+from .verdict import Check, Examination, NotTried, Verdict
+
+PEER_SECONDS = 15.0
+AWAY = (PeerUnreachable, PeerTimeout, PeerBusy)  # which is for the peer's operator to mend
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """For what takes more than one of them to find out."""
+
+    site: SiteLook
+    opencode: OpenCodeLook | None = None  # None: only an address is known
+    asks: bool = True
+    prompt: str = PROMPT
+
+
+async def look_at_model(together: Together) -> Verdict:
+    """Ask through the service if it runs, which measures its stream too; else OpenCode itself."""
+    if not together.asks:
+        raise NotTried("No model is asked (--no-model).")
+    try:
+        answer, _ = await together.site.streamed.get()
+    except NotTried:
+        if together.opencode is None:
+            raise
+        answer = await ask_model(together.opencode, together.prompt)
+    return j.judge_model(answer)
+
+
+async def look_at_clock(together: Together) -> Verdict:
+    seen = {"that of the service": await site_clock(together.site)}
+    if together.opencode is not None:
+        seen["that of OpenCode"] = await opencode_clock(together.opencode)
+    offsets = {whose: offset for whose, offset in seen.items() if offset is not None}
+    return j.judge_clock(time(), installed_at(), offsets)
+
+
+async def look_at_peers(client: ClientSettings) -> Verdict:
+    peers = Peers(egress_of(client.outbound), limits_of(client.outbound))
+
+    async def problem_of(name: str) -> tuple[bool, str] | None:
+        try:
+            async with (
+                asyncio.timeout(PEER_SECONDS),
+                peers.connect(target_of(name, client.peers[name], client.outbound)) as peer,
+            ):
+                await peer.extended_card()  # which takes the credential, where there is one
+        except PeerError as exc:
+            return isinstance(exc, AWAY), exc.message
+        except ConfigError as exc:
+            return False, exc.problems[0]
+        except TimeoutError:
+            return True, f"It did not answer within {PEER_SECONDS:g} s."
+        return None
+
+    names = sorted(client.peers)
+    problems = await asyncio.gather(*map(problem_of, names))
+    wrong = {name: each for name, each in zip(names, problems, strict=True) if each is not None}
+    return j.judge_peers(wrong, count=len(names))
+
+
+TOGETHER: tuple[Check[Together], ...] = (
+    Check(
+        "model",
+        f"whether a model answers: it is asked “{PROMPT}”. That costs a few tokens; `--no-model` "
+        "leaves it out, and the check `stream` with it",
+        look_at_model,
+        (j.MODEL_FAILED,),
+        seconds=150.0,
+    ),
+    Check(
+        "clock",
+        "whether the clock agrees with those of OpenCode and of the service",
+        look_at_clock,
+        (j.CLOCK_WRONG, j.CLOCK_DRIFTS),
+        seconds=30.0,
+    ),
+)
+PEERS: tuple[Check[ClientSettings], ...] = (
+    Check(
+        "peers",
+        "whether the configured peers answer, with their credentials",
+        look_at_peers,
+        (j.PEER_UNREACHABLE, j.PEER_REFUSES),
+        seconds=30.0,
+    ),
+)
+ALL: tuple[Check[Any], ...] = (
+    *PROGRAM,
+    *STORE,
+    *MACHINE,
+    *OPENCODE,
+    *TOGETHER,
+    *SITE,
+    *PEERS,
+)
+
+
+def examine_installation(
+    installation: Installation,
+    server: OpenCodeServer,
+    site: Site,
+    *,
+    client: ClientSettings,
+    asks: bool,
+) -> list[Examination]:
+    """Everything that can be known on the machine of the service."""
+    store, opencode = Store(installation.settings), OpenCodeLook(server)
+    look = SiteLook(site, asks=asks)
+    together = Together(look, opencode, asks=asks)
+    return [
+        *(check.on(installation) for check in PROGRAM),
+        *(check.on(store) for check in STORE),
+        *(check.on(installation) for check in MACHINE),
+        *(check.on(opencode) for check in OPENCODE),
+        *(check.on(together) for check in TOGETHER),
+        *(check.on(look) for check in SITE),
+        *(check.on(client) for check in PEERS),
+    ]
+
+
+def examine_site(site: Site, *, asks: bool) -> list[Examination]:
+    """What can be known of a service from outside."""
+    look = SiteLook(site, asks=asks)
+    together = Together(look, asks=asks)
+    return [
+        *(check.on(look) for check in SITE),
+        *(check.on(together) for check in TOGETHER),
+    ]

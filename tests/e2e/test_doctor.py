@@ -1,0 +1,39 @@
+"""`opencode-a2a doctor` where all is well: the real OpenCode, and a service in front of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.cli import main
+from tests.cli.commands import called
+from tests.running import TOKEN, Service, Upstream, opencode_command
+
+
+def test_where_all_is_well_the_doctor_finds_nothing(
+    opencode: Upstream, real_service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert opencode.password is not None
+    settings = {
+        "OPENCODE_BASE_URL": opencode.base_url,
+        "OPENCODE_AUTH_PASSWORD": opencode.password,
+        "OPENCODE_WORKSPACE_ROOT": str(opencode.workspace),
+        "OPENCODE_COMMAND": opencode_command(),
+        "A2A_BEARER_TOKEN": TOKEN,
+        "A2A_PUBLIC_URL": real_service.url,
+        "A2A_PORT": "0",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
+    ran = called(main, ["doctor", "--json"], settings, capsys)
+    found = {each["check"]: each for each in json.loads(ran.out)["checks"]}
+    wrong = {name: each for name, each in found.items() if each["verdict"] != "ok"}
+    assert wrong.pop("credentials")["finding"] == "credentials.short"  # the token of the tests
+    wrong.pop("python", None)  # a new one may not be among the tested
+    if wrong.get("stream", {}).get("verdict") == "unknown":  # this machine is very fast
+        assert "too fast" in wrong.pop("stream")["says"]
+    assert (ran.code, wrong) == (0, {})
+    assert "OpenCode 1." in found["opencode version"]["says"]
+    assert "demo" in found["provider"]["says"]
