@@ -14,22 +14,22 @@ import pytest
 from opencode_a2a import __version__
 from opencode_a2a.cli import main, server_main
 from opencode_a2a.cli.completion import script
-from opencode_a2a.cli.parser import COMMANDS, SHELLS, Command
+from opencode_a2a.cli.parser import SHELLS, Command, all_commands
 from tests.cli.commands import Ran, called, command, run
 from tests.running import ROOT
 
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize(("words", "command"), all_commands())
 def test_a_command_explains_itself_with_an_example_to_copy(
-    command: Command, capsys: Capture
+    words: str, command: Command, capsys: Capture
 ) -> None:
-    ran = called(main, [command.name, "--help"], {}, capsys)
+    ran = called(main, [*words.split(), "--help"], {}, capsys)
     assert (ran.code, ran.err) == (0, "")
-    assert re.search(rf"^  .*opencode-a2a {command.name}\b", ran.out, re.MULTILINE)
-    for option in command.options:
-        assert option.help.split()[0] in ran.out
+    assert re.search(rf"^  .*opencode-a2a {words}\b", ran.out, re.MULTILINE)
+    for part in (*command.options, *command.commands):
+        assert part.help.split()[0] in ran.out
     assert ("A2A_BEARER_TOKEN   " in ran.out) is command.has_settings
 
 
@@ -94,7 +94,7 @@ def test_bash_completes_commands_and_options(typed: list[str], offered: set[str]
 def test_a_shell_can_read_its_completion(shell: str, capsys: Capture) -> None:
     main(["completion", shell])
     printed = capsys.readouterr().out
-    assert all(command.name in printed for command in COMMANDS)
+    assert all(command.name in printed for _, command in all_commands())
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     subprocess.run([shell, "-n"], input=printed, text=True, check=True)

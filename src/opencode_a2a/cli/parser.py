@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,9 +165,10 @@ class Command:
     name: str
     help: str
     about: str
-    options: tuple[Option, ...]
+    options: tuple[Option, ...] = ()
     has_settings: bool = True
     more: str | None = None  # what follows the options, instead of the most useful settings
+    commands: tuple[Command, ...] = ()  # one of them must follow: `config show`
 
 
 CONFIG = (
@@ -288,23 +289,25 @@ COMMANDS = (
 
 
 def parser() -> argparse.ArgumentParser:
-    form = argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser(
-        "opencode-a2a", description=HELP, epilog=SETTINGS_HELP, formatter_class=form
+        "opencode-a2a",
+        description=HELP,
+        epilog=SETTINGS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"opencode-a2a {__version__}")
-    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for each in COMMANDS:
-        command = commands.add_parser(
-            each.name,
-            help=each.help,
-            description=each.about,
-            epilog=SETTINGS_HELP if each.has_settings else each.more,
-            formatter_class=form,
-        )
-        for option in each.options:
-            _add(command, option)
+    _add_commands(made, COMMANDS)
     return made
+
+
+def all_commands(
+    commands: Sequence[Command] = COMMANDS, before: str = ""
+) -> Iterator[tuple[str, Command]]:
+    """Every command by all its words, such as `config show`; a group comes before its commands."""
+    for each in commands:
+        words = f"{before} {each.name}".strip()
+        yield words, each
+        yield from all_commands(each.commands, words)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -318,7 +321,28 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _add(command: argparse.ArgumentParser, option: Option) -> None:
+def _add_commands(
+    parser: argparse.ArgumentParser, commands: Sequence[Command], before: str = ""
+) -> None:
+    """`command` of the parsed arguments is all words of the command, such as `config show`."""
+    made = parser.add_subparsers(metavar="COMMAND", required=True)
+    for each in commands:
+        command = made.add_parser(
+            each.name,
+            help=each.help,
+            description=each.about,
+            epilog=SETTINGS_HELP if each.has_settings else each.more,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        words = f"{before} {each.name}".strip()
+        command.set_defaults(command=words)
+        for option in each.options:
+            _add_option(command, option)
+        if each.commands:
+            _add_commands(command, each.commands, words)
+
+
+def _add_option(command: argparse.ArgumentParser, option: Option) -> None:
     if option.value is None:
         command.add_argument(option.name, action="store_true", help=option.help)
         return
