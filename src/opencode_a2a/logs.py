@@ -1,11 +1,13 @@
 """The log of this process: one line per event, without secrets, and never a raw control character.
 
 `console` is for people: coloured on a terminal, `key=value` elsewhere. `json` is for machines.
+Systemd's journal knows the time itself, and reads the level from a prefix such as `<4>`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from contextlib import suppress
@@ -15,10 +17,21 @@ import structlog
 from structlog.types import Processor
 
 from .redaction import Redactor
+from .systemd import is_journal
 
 EventDict = MutableMapping[str, Any]
 LEADING_FIELDS = ("timestamp", "level", "event")  # of every line, in this order
 UNREDACTED_FIELDS = ("timestamp", "level")  # the service writes these itself
+PRIORITIES = {  # of syslog, by the methods of a logger
+    "debug": 7,
+    "info": 6,
+    "warning": 4,
+    "error": 3,
+    "exception": 3,
+    "critical": 2,
+}
+
+_STAMP = structlog.processors.TimeStamper(fmt="iso", utc=True)
 
 redactor = Redactor()  # of this process: every value of every line goes through it
 
@@ -29,16 +42,19 @@ def configure(
     stream = stream or sys.stderr
     if colours is None:
         colours = stream.isatty()
+    journal = is_journal(stream, os.environ)
+    stamps = [] if journal and form == "console" else [_STAMP]
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Output(stream))),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *stamps,
             structlog.processors.format_exc_info,
             _redact,
             *_renderers(form, colours),
+            *([_add_priority] if journal else []),
         ],
     )
     if not any(isinstance(handler, _LibraryHandler) for handler in logging.root.handlers):
@@ -68,8 +84,8 @@ def _renderers(form: str, colours: bool) -> list[Processor]:
         plain = structlog.dev.plain_traceback
         terminal = structlog.dev.ConsoleRenderer(colors=True, exception_formatter=plain)
         return [_escape_values, terminal]
-    logfmt = structlog.processors.LogfmtRenderer(key_order=list(LEADING_FIELDS), bool_as_flag=False)
-    return [logfmt, _escape_line]
+    logfmt = structlog.processors.LogfmtRenderer(bool_as_flag=False)
+    return [_order_fields, logfmt, _escape_line]
 
 
 def _redact(_: Any, __: str, event: EventDict) -> EventDict:
@@ -114,6 +130,16 @@ def escaped(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
         for char in text
     )
+
+
+def error_lines(text: str, stream: TextIO) -> str:
+    """Lines that are no events, such as why the program ends, as the stream's reader wants them."""
+    prefix = f"<{PRIORITIES['error']}>" if is_journal(stream, os.environ) else ""
+    return "\n".join(f"{prefix}{escaped(line)}" for line in text.split("\n"))
+
+
+def _add_priority(_: Any, method: str, line: Any) -> str:
+    return f"<{PRIORITIES.get(method, 6)}>{line}"
 
 
 class _LibraryHandler(logging.Handler):

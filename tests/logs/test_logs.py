@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -237,3 +238,29 @@ def test_a_log_that_cannot_be_written_does_not_disturb_the_service(form: str) ->
             logging.getLogger("asyncio").error("x")
         with suppress(OSError):  # what was not written is tried again
             full.close()
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_the_journal_gets_the_level_as_it_reads_it_and_no_second_time(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "journal").open("w+") as stream:
+        file = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{file.st_dev}:{file.st_ino}")
+        logs.configure("debug", form, stream)
+        log = structlog.get_logger()
+        for level in ("debug", "info", "warning", "error", "critical"):
+            getattr(log, level)("request", status=200)
+        log.log(logging.WARNING, "request", status=200)
+        try:
+            raise ValueError
+        except ValueError:
+            log.exception("request")
+        stream.flush()
+        stream.seek(0)
+        lines = stream.read().splitlines()
+    assert [line[:3] for line in lines] == ["<7>", "<6>", "<4>", "<3>", "<2>", "<4>", "<3>"]
+    if form == "console":
+        assert lines[1] == "<6>level=info event=request status=200"
+    else:
+        assert list(json.loads(lines[1][3:])) == ["timestamp", "level", "event", "status"]

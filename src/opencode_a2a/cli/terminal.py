@@ -40,6 +40,9 @@ class Terminal:
     def isatty(self) -> bool:
         return self._stream.isatty()
 
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
     def show(self, lines: Sequence[str]) -> None:
         """Show these lines instead of the ones before; none if the terminal has gone."""
         try:
