@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from opencode_a2a.domain.values import Caller
 from opencode_a2a.errors import RateLimited, ServiceError, Unauthenticated
 from opencode_a2a.web.auth import Authenticator, Credential, Credentials
-from opencode_a2a.web.connections import MARK_KNOWN
+from opencode_a2a.web.connections import CUT_OFF, MARK_KNOWN
 from opencode_a2a.web.logins import DELAY_SECONDS, FREE_FAILURES, MAX_WAITING_PER_ADDRESS
 
 ALICE, BOB = Caller("alice"), Caller("bob")
@@ -287,3 +287,68 @@ async def test_what_is_not_a_request_passes() -> None:
         {"type": "lifespan"}, nothing, nothing
     )
     assert seen == ["lifespan"]
+
+
+# -- credentials that are replaced
+
+
+@dataclass
+class OpenRequest:
+    """A request that is answered until its connection is cut off or it is let go."""
+
+    caller: Caller | None = None
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    cut: bool = False
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.caller = scope["state"]["caller"]
+        assert CUT_OFF not in scope["state"], "the application has no business with it"
+        self.began.set()
+        await self.over.wait()
+
+    def cut_off(self) -> None:
+        self.cut = True
+        self.over.set()
+
+
+@pytest.mark.parametrize(
+    ("now", "stays"),
+    [
+        (Credential.bearer("token", Caller("alice", frozenset({"read"}))), True),
+        (Credential.bearer("token", Caller("alice", frozenset({"read", "write"}))), True),
+        (Credential.bearer("token", Caller("alice")), False),
+        (Credential.bearer("token", Caller("bob", frozenset({"read"}))), False),
+        (Credential.bearer("another", Caller("alice", frozenset({"read"}))), False),
+    ],
+    ids=["the same", "more scopes", "fewer scopes", "another principal", "revoked"],
+)
+async def test_an_open_request_ends_when_its_credential_allows_it_no_more(
+    now: Credential, stays: bool
+) -> None:
+    request = OpenRequest()
+    known = Credentials([Credential.bearer("token", Caller("alice", frozenset({"read"})))])
+    guard = Authenticator(
+        request.app,
+        credentials=known,
+        public=frozenset(),
+        on_error=lambda *_: PlainTextResponse("no", 401),
+    )
+    scope = {
+        "type": "http",
+        "path": "/",
+        "headers": [(b"authorization", b"Bearer token")],
+        "client": ("1.2.3.4", 1),
+        "state": {CUT_OFF: request.cut_off},
+    }
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(guard(scope, _never, _never))
+        await request.began.wait()
+        assert guard.replace(Credentials([now])) == (0 if stays else 1)
+        assert request.cut is not stays
+        request.over.set()
+    assert guard.replace(Credentials([])) == 0, "the request is over"
+
+
+async def _never(*_: object) -> Any:
+    raise AssertionError

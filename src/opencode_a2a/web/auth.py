@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..domain.values import Caller
 from ..errors import RateLimited, ServiceError, Unauthenticated
-from .connections import MARK_KNOWN, network_of
+from .connections import CUT_OFF, MARK_KNOWN, network_of
 from .logins import DELAY_SECONDS, LoginGuard, Verdict
 
 logger = structlog.get_logger()
@@ -98,8 +98,21 @@ class Credentials:
         return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _OpenRequest:
+    """A request that is being answered, such as a stream."""
+
+    presented: PresentedCredential
+    caller: Caller
+    cut_off: Callable[[], None]
+
+
 class Authenticator:
-    """Puts the caller into the request, or answers 401. Public paths pass in both cases."""
+    """Puts the caller into the request, or answers 401. Public paths pass in both cases.
+
+    The credentials can be replaced while requests are being answered. Those whose credential does
+    not allow them any more are cut off: nobody goes on reading with a revoked one.
+    """
 
     def __init__(
         self,
@@ -118,27 +131,44 @@ class Authenticator:
         self._clock = clock
         self._sleep = sleep
         self._logins = LoginGuard()
+        self._open: set[_OpenRequest] = set()
+
+    def replace(self, credentials: Credentials) -> int:
+        """Let these be known from now on; how many requests were cut off."""
+        self._credentials = credentials
+        revoked = [
+            request
+            for request in self._open
+            if not _allows(credentials.caller(request.presented), request.caller)
+        ]
+        for request in revoked:
+            request.cut_off()
+        return len(revoked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        mark_known = state.pop(MARK_KNOWN, None)
+        mark_known, cut_off = (state.pop(hook, _do_nothing) for hook in (MARK_KNOWN, CUT_OFF))
         is_public = scope["path"] in self._public
         try:
-            state["caller"] = await self._caller(scope, may_wait=not is_public)
+            presented, caller = await self._login(scope, may_wait=not is_public)
         except ServiceError as refusal:
             state["caller"] = None
-            if not is_public:
-                await self._on_error(scope, refusal)(scope, receive, send)
-                return
-        else:
-            if mark_known is not None:
-                mark_known()
-        await self._app(scope, receive, send)
+            respond = self._app if is_public else self._on_error(scope, refusal)
+            await respond(scope, receive, send)
+            return
+        state["caller"] = caller
+        mark_known()
+        request = _OpenRequest(presented, caller, cut_off=cut_off)
+        self._open.add(request)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open.discard(request)
 
-    async def _caller(self, scope: Scope, *, may_wait: bool) -> Caller:
+    async def _login(self, scope: Scope, *, may_wait: bool) -> tuple[PresentedCredential, Caller]:
         header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
         if header is None:
             raise self._unauthenticated("This request needs a credential.")
@@ -162,7 +192,7 @@ class Authenticator:
             self._failed(address)
             raise self._unauthenticated("The credential in the Authorization header is not valid.")
         self._logins.accepted(address, presented)
-        return caller
+        return presented, caller
 
     def _failed(self, address: str) -> None:
         if self._logins.failed(address, self._clock()):
@@ -171,6 +201,15 @@ class Authenticator:
     def _unauthenticated(self, message: str) -> Unauthenticated:
         advice, challenge = self._credentials.advice, self._credentials.challenge
         return Unauthenticated(f"{message} {advice}", challenge=challenge)
+
+
+def _allows(now: Caller | None, before: Caller) -> bool:
+    """Whether a credential still stands for the same caller, who may do no less than before."""
+    return now is not None and now.principal == before.principal and before.scopes <= now.scopes
+
+
+def _do_nothing() -> None:
+    """In the place of a hook, for a request that did not come over a connection of ours."""
 
 
 def _address_of(scope: Scope) -> str:

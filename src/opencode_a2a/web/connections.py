@@ -24,6 +24,7 @@ from operator import itemgetter
 from typing import Generic, TypeVar
 
 MARK_KNOWN = "opencode_a2a.mark_known"  # in a request's state: call it if its caller is known
+CUT_OFF = "opencode_a2a.cut_off"  # in a request's state: call it to close its connection at once
 BODY_BYTES_PER_SECOND = 512  # a body that arrives at this rate is never too slow
 KEEP_ALIVE_SECONDS = 75  # between two requests; clients and proxies close theirs earlier
 UNKNOWN_ANSWER_SECONDS = 30.0  # no answer to an unknown caller takes long, unless it is not read

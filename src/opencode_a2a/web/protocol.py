@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from ..errors import InvalidRequest, RequestHeadTooLarge, RequestTimeout, ServiceError
-from .connections import MARK_KNOWN, ConnectionLimits, Connections, Phase, network_of
+from .connections import CUT_OFF, MARK_KNOWN, ConnectionLimits, Connections, Phase, network_of
 
 logger = structlog.get_logger()
 
@@ -35,6 +35,7 @@ MAX_HEAD_FIELDS = 128
 MAX_PIPELINED = 16  # requests that wait on a connection for the answer to an earlier one
 SWEEP_SECONDS = 0.5  # how often deadlines are looked at
 REPORT_SECONDS = 10.0  # how often at most closed connections are logged
+LAST_REQUEST_SECONDS = 1.0  # to finish sending a request when the service stops
 _UPGRADE_FIELDS = (b"upgrade", b"http2-settings")
 
 RenderError = Callable[[Scope, ServiceError, int], Response]
@@ -187,10 +188,21 @@ class GuardedProtocol(HttpToolsProtocol):
         self._settle()
 
     def shutdown(self) -> None:
+        """Close the connection after the request that it carries.
+
+        A request may be under way that nobody has read. Where the listening socket outlives the
+        service, its client would not have been refused a moment later, so it is not now.
+        """
         self._is_stopping = True
         if self._lingers:
             self.abort()
+        elif self._phase is Phase.HEAD:
+            self.loop.call_later(LAST_REQUEST_SECONDS, self._close_unused)
         else:
+            super().shutdown()
+
+    def _close_unused(self) -> None:
+        if self._phase is Phase.HEAD and not self.is_leaving:
             super().shutdown()
 
     # -- the parser's side
@@ -241,7 +253,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._fail(InvalidRequest("Too many requests were sent before the first was answered."))
         self._check_head()
-        self.scope["state"][MARK_KNOWN] = self._mark_known  # the authentication takes it out
+        # The authentication takes these out.
+        self.scope["state"] |= {MARK_KNOWN: self._mark_known, CUT_OFF: self.abort}
         super().on_headers_complete()
         self._in_head = False
         # An answer that comes before the whole body does must close the connection.
