@@ -38,6 +38,7 @@ PROCESSES = tuple(
         "bench/",
         "chaos/",
         "cli/test_call.py",
+        "cli/test_reload.py",
         "cli/test_serve.py",
         "cli/test_start.py",
         "cli/test_terminal.py",

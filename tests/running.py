@@ -128,12 +128,18 @@ def insist(process: subprocess.Popen[Any]) -> int:
 
 @contextmanager
 def running(
-    command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    *,
+    descriptors: Sequence[int] = (),
 ) -> Iterator[Program]:
+    """A program for the length of the block; it inherits these descriptors."""
     process = subprocess.Popen(
         command,
         env=env,
         cwd=cwd,
+        pass_fds=descriptors,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,

@@ -8,19 +8,20 @@ below it makes one part from its settings.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as RequestScope
 
 from . import __version__, logs
 from .config import Server, Settings, State
 from .contract.dispatch import Contract
-from .domain.addresses import origin_of
+from .domain.addresses import origin_of, url_of_listener
 from .domain.ports import Agent
 from .domain.release import Release
 from .domain.scopes import Scope
@@ -73,11 +74,16 @@ PUBLIC_PATHS = frozenset(
 )
 
 
+Rules = Callable[[], Sequence[PermissionRule]]  # as they are now
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     app: ASGIApp
     at_work: Callable[[], list[TaskAtWork]]
     release: Callable[[], Release | None]  # of the connected OpenCode
+    is_connected: Callable[[], bool]  # to OpenCode
+    reload: Callable[[Settings], int]  # take new settings over; how many requests it cut off
 
 
 @asynccontextmanager
@@ -94,7 +100,8 @@ async def build(
     Tests of the protocol itself pass another `agent`, which does the tasks.
     """
     logs.redactor.add(*settings.secrets, *endpoint.secrets)  # some were made for this run
-    async with _open_adapters(settings, endpoint) as adapters:
+    current = _CurrentSettings(settings)
+    async with _open_adapters(settings, endpoint, rules=current.rules) as adapters:
         agent = agent or adapters.opencode
         locations = _locations(settings, adapters)
         worktrees = _worktrees(settings, adapters, locations=locations)
@@ -108,7 +115,12 @@ async def build(
         )
         async with scheduler.running(stopping):
             services = _services(
-                settings, adapters, agent=agent, worktrees=worktrees, scheduler=scheduler
+                settings,
+                adapters,
+                agent=agent,
+                worktrees=worktrees,
+                scheduler=scheduler,
+                rules=current.rules,
             )
             tasks = Tasks(
                 agent=agent,
@@ -119,28 +131,93 @@ async def build(
                 inputs=services.inputs,
                 clock=now_ms,
             )
-            published = publication(
-                settings, url, services=services, release=lambda: adapters.opencode.release
-            )
-            operations = Operations(
-                tasks=tasks,
-                card=published.card,
-                stopping=stopping,
-                extension_uris=negotiation.known(published.contract.extensions),
-                strict_version=settings.server.strict_version,
-                max_wait_seconds=settings.server.max_send_wait_seconds or None,
-                every_block=settings.server.shows_every_block,
-                max_call_depth=settings.server.max_call_depth,
-            )
-            api = Api(published)
-            limit = settings.server.max_request_body_bytes
-            add_routes(api, operations, _health(adapters), body_limit=limit)
+            parts = _Parts(adapters=adapters, services=services, tasks=tasks, stopping=stopping)
+            application = _Application(current, parts, url=url)
             async with (
                 Recovery.open(adapters.log, scheduler, inputs=services.inputs),
                 worktrees.sweeping(),
             ):
-                served = _middleware(settings.server, api, url)
-                yield Built(served, at_work=scheduler.at_work, release=published.release)
+                yield Built(
+                    _middleware(settings.server, application.authenticator, url),
+                    at_work=scheduler.at_work,
+                    release=lambda: adapters.opencode.release,
+                    is_connected=lambda: adapters.opencode.connected,
+                    reload=application.reload,
+                )
+
+
+@dataclass(slots=True)
+class _CurrentSettings:
+    """The settings that hold now; a reload puts others in their place."""
+
+    settings: Settings
+
+    def rules(self) -> tuple[PermissionRule, ...]:
+        return tuple(
+            PermissionRule(permission=rule.permission, pattern=rule.pattern, action=rule.action)
+            for rule in self.settings.server.permission_rules
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the application works on. A reload does not touch it."""
+
+    adapters: _Adapters
+    services: Services
+    tasks: Tasks
+    stopping: asyncio.Future[None]
+
+
+class _Application:
+    """The application for the current settings, behind the authentication.
+
+    A reload makes another one for new requests. Earlier ones finish in the one they began in.
+    """
+
+    def __init__(self, current: _CurrentSettings, parts: _Parts, *, url: str) -> None:
+        self._current, self._parts, self._url = current, parts, url
+        self._app = self._made()
+        self.authenticator = Authenticator(
+            self,
+            credentials=credentials_of(current.settings.server),
+            public=PUBLIC_PATHS,
+            on_error=failure,
+        )
+
+    def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, send)
+
+    def reload(self, settings: Settings) -> int:
+        """Take these settings over; how many requests were cut off."""
+        self._current.settings = settings
+        self._app = self._made()
+        return self.authenticator.replace(credentials_of(settings.server))
+
+    def _made(self) -> ASGIApp:
+        settings, parts = self._current.settings, self._parts
+        server, opencode = settings.server, parts.adapters.opencode
+        published = publication(
+            settings, self._url, services=parts.services, release=lambda: opencode.release
+        )
+        operations = Operations(
+            tasks=parts.tasks,
+            card=published.card,
+            stopping=parts.stopping,
+            extension_uris=negotiation.known(published.contract.extensions),
+            strict_version=server.strict_version,
+            max_wait_seconds=server.max_send_wait_seconds or None,
+            every_block=server.shows_every_block,
+            max_call_depth=server.max_call_depth,
+        )
+        api = Api(published)
+        limit = server.max_request_body_bytes
+        add_routes(api, operations, _health(parts.adapters), body_limit=limit)
+        if server.shows_payloads:
+            # Whoever looks for a fault can read what is logged only if it is not compressed.
+            streams = Streams(cast(ASGIApp, api))
+            return PayloadLog(streams, redactor=logs.redactor, limit=server.log_body_limit)
+        return Streams(Compression(cast(ASGIApp, api)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +235,16 @@ class _Adapters:
 
 
 @asynccontextmanager
-async def _open_adapters(settings: Settings, endpoint: Endpoint) -> AsyncIterator[_Adapters]:
+async def _open_adapters(
+    settings: Settings, endpoint: Endpoint, *, rules: Rules
+) -> AsyncIterator[_Adapters]:
     root = settings.upstream.workspace_root
     own_root = Root(str(root), partial(in_root, root))
     async with (
         Database.open(settings.state.url(root)) as database,
         _move_from_shared_database(settings.state, root),
         SqlTaskLog.open(database, _retention(settings), root=own_root) as log,
-        _connect(settings, endpoint) as opencode,
+        _connect(settings, endpoint, rules=rules) as opencode,
         NamedFiles.open(egress_of(settings.outbound), root) as files,
     ):
         yield _Adapters(
@@ -198,14 +277,16 @@ def _retention(settings: Settings) -> Retention:
     )
 
 
-def _connect(settings: Settings, endpoint: Endpoint) -> AbstractAsyncContextManager[OpenCode]:
+def _connect(
+    settings: Settings, endpoint: Endpoint, *, rules: Rules
+) -> AbstractAsyncContextManager[OpenCode]:
     upstream = settings.upstream
     defaults = Defaults(
         str(upstream.workspace_root),
         agent=upstream.agent,
         system=upstream.system,
         variant=upstream.variant,
-        rules=_rules(settings.server),
+        rules=rules,
         model_titles=settings.server.session_titles == "model",
     )
     return OpenCode.connect(
@@ -213,13 +294,6 @@ def _connect(settings: Settings, endpoint: Endpoint) -> AbstractAsyncContextMana
         defaults,
         timeout=upstream.timeout,
         concurrency=upstream.max_concurrent_requests,
-    )
-
-
-def _rules(server: Server) -> tuple[PermissionRule, ...]:
-    return tuple(
-        PermissionRule(permission=rule.permission, pattern=rule.pattern, action=rule.action)
-        for rule in server.permission_rules
     )
 
 
@@ -256,6 +330,7 @@ def _services(
     agent: Agent,
     worktrees: ContextWorktrees,
     scheduler: Scheduler,
+    rules: Rules,
 ) -> Services:
     server, locations = settings.server, worktrees.locations
     return Services(
@@ -268,7 +343,7 @@ def _services(
             shared=server.shared_sessions,
             clock=now_ms,
             claim_ms=int(server.pending_session_claim_ttl_seconds * 1_000),
-            rules=_rules(server),
+            rules=rules,
         ),
         locations=locations,
         creator=Creator(locations),
@@ -324,19 +399,10 @@ def _health(adapters: _Adapters) -> Health:
     return Health({"store": adapters.database.takes_writes, "opencode": is_connected})
 
 
-def _middleware(server: Server, api: Api, url: str) -> ASGIApp:
-    """Innermost first."""
-    served = cast(ASGIApp, api)
-    if server.shows_payloads:
-        # Whoever looks for a fault can read what is logged only if it is not compressed.
-        served = PayloadLog(Streams(served), redactor=logs.redactor, limit=server.log_body_limit)
-    else:
-        served = Streams(Compression(served))
-    served = Authenticator(
-        served, credentials=credentials_of(server), public=PUBLIC_PATHS, on_error=failure
-    )
+def _middleware(server: Server, app: ASGIApp, url: str) -> ASGIApp:
+    """What stands before the authentication, innermost first."""
     origin, allowed = origin_of(url), server.cors_origins
-    served = OriginCheck(served, own=origin, allowed=allowed, on_error=failure)
+    served: ASGIApp = OriginCheck(app, own=origin, allowed=allowed, on_error=failure)
     if (hosts := server.checked_hosts) is not None:
         served = HostCheck(served, allowed=hosts, on_error=failure)
     return Trace(served, failure)
@@ -421,8 +487,5 @@ def endpoint_of(settings: Settings) -> Endpoint | None:
 
 
 def public_url(server: Server, port: int) -> str:
-    """The address in the card. Clients cannot connect to a wildcard address."""
-    if server.public_url is not None:
-        return server.public_url
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    """The address in the card."""
+    return server.public_url or url_of_listener(server.host, port)

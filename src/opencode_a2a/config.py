@@ -11,10 +11,10 @@ from __future__ import annotations
 import base64
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -30,8 +30,10 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
+    SecretsSettingsSource,
     SettingsConfigDict,
 )
 
@@ -54,6 +56,12 @@ RESERVED_FILES = 256  # descriptors for all but clients: the database, OpenCode,
 
 MIN_SECRET_LENGTH = 16  # of a token or password that other machines can try
 SECRET_COMMAND = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+
+RELOADABLE = (  # settings of Server that a running service takes over at SIGHUP
+    *("bearer_token", "static_auth_credentials", "permission_rules"),
+    *("log_level", "log_format", "log_payloads", "log_body_limit"),
+)
 
 
 class ConfigError(Exception):
@@ -207,6 +215,7 @@ class Upstream(SettingsGroup):
 
     base_url: WebAddress | None = Field(
         default=None,
+        examples=["http://127.0.0.1:4096"],
         description="The OpenCode server. Without it `serve` takes `http://127.0.0.1:4096`, where "
         "`opencode serve` listens; `up` starts its own and refuses it.",
     )
@@ -223,9 +232,17 @@ class Upstream(SettingsGroup):
     )
     auth_username: str = Field(default="opencode", description="For OpenCode's HTTP login.")
     auth_password: Secret | None = Field(default=None, description="For OpenCode's HTTP login.")
-    agent: str | None = Field(default=None, description="OpenCode agent to use instead of `build`.")
-    system: str | None = Field(default=None, description="Text added to every system prompt.")
-    variant: str | None = Field(default=None, description="Model variant, such as `high`.")
+    agent: str | None = Field(
+        default=None, examples=["plan"], description="OpenCode agent to use instead of `build`."
+    )
+    system: str | None = Field(
+        default=None,
+        examples=["Answer in English."],
+        description="Text added to every system prompt.",
+    )
+    variant: str | None = Field(
+        default=None, examples=["high"], description="Model variant, such as `high`."
+    )
     timeout: float = Field(default=30.0, gt=0, description="Seconds OpenCode may take to answer.")
     timeout_stream: float = Field(
         default=1800.0, gt=0, description="Seconds of work a task may take before it is stopped."
@@ -296,7 +313,9 @@ class Server(SettingsGroup):
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes a free one.")
     public_url: WebAddress | None = Field(
-        default=None, description="Address in the Agent Card, when clients come through a proxy."
+        default=None,
+        examples=["https://agent.example.com"],
+        description="Address in the Agent Card, when clients come through a proxy.",
     )
     allowed_hosts: Annotated[WordList, AfterValidator(_check_hosts)] = Field(
         default=[],
@@ -458,6 +477,7 @@ class Server(SettingsGroup):
     )
     worktree_directory: Path | None = Field(
         default=None,
+        examples=["/var/lib/opencode-a2a/worktrees"],
         description="Where the worktrees of isolated contexts are made; OpenCode must be able to "
         "use it. Without it, in the root's folder in the user's state directory.",
     )
@@ -520,6 +540,10 @@ class Server(SettingsGroup):
         """As they were given; `static_auth_credentials` has only those that are enabled."""
         return self._all_credentials
 
+    @property
+    def has_credentials(self) -> bool:
+        return self.bearer_token is not None or bool(self.static_auth_credentials)
+
     @model_validator(mode="after")
     def _only_enabled(self) -> Server:
         self._all_credentials = self.static_auth_credentials
@@ -555,17 +579,30 @@ class Server(SettingsGroup):
             if len(secret.get_secret_value().strip()) < MIN_SECRET_LENGTH
         ]
 
+    @property
+    def guessable(self) -> list[str]:
+        """What is wrong with secrets that are too short where others can try them."""
+        reached = self._reached_at
+        return [
+            f"{name}: is shorter than {MIN_SECRET_LENGTH} characters, too short where {reached} "
+            f"rather than a loopback address. Make a better one: {SECRET_COMMAND}"
+            for name in self.short_secrets
+            if reached
+        ]
+
     @model_validator(mode="after")
     def _hard_to_guess(self) -> Server:
-        if (reached := self._reached_at) and (short := self.short_secrets):
-            raise ValueError(
-                "\n".join(
-                    f"{name}: is shorter than {MIN_SECRET_LENGTH} characters, too short where "
-                    f"{reached} rather than a loopback address. Make a better one: {SECRET_COMMAND}"
-                    for name in short
-                )
-            )
+        if problems := self.guessable:
+            raise ValueError("\n".join(problems))
         return self
+
+    def reloaded(self, new: Server) -> Server:
+        """These settings, with those of the new ones that a running service can take over."""
+        taken = self.model_copy(update={name: getattr(new, name) for name in RELOADABLE})
+        taken._all_credentials = new.all_credentials
+        if problems := taken.guessable:  # the address stays as it is
+            raise ConfigError(problems)
+        return taken
 
     @property
     def checked_hosts(self) -> set[str] | None:
@@ -598,6 +635,7 @@ class State(SettingsGroup):
     )
     database_url: DatabaseUrl | None = Field(
         default=None,
+        examples=["sqlite:////var/lib/opencode-a2a/tasks.db"],
         repr=False,  # it may hold a password
         description="SQLAlchemy URL. Without it each workspace root has its own SQLite file in the "
         "user's state directory: `~/.local/state/opencode-a2a/my-project-1f3a9c2b/tasks.db`.",
@@ -740,15 +778,22 @@ class PeerSetting(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: WebAddress = Field(description="Its address, or that of its Agent Card.")
+    url: WebAddress = Field(
+        description="Its address, or that of its Agent Card.",
+        examples=["https://agent.example.com"],
+    )
     bearer_token: SecretReference | None = Field(
-        default=None, description="Where its token is: `env:NAME` or `file:PATH`."
+        default=None,
+        examples=["env:REVIEWER_TOKEN"],
+        description="Where its token is: `env:NAME` or `file:PATH`.",
     )
     basic_auth: SecretReference | None = Field(
-        default=None, description="Where `user:password` is, likewise."
+        default=None,
+        examples=["file:/etc/opencode-a2a/reviewer"],
+        description="Where `user:password` is, likewise.",
     )
     api_key: SecretReference | None = Field(
-        default=None, description="Where its API key is, likewise."
+        default=None, examples=["env:REVIEWER_KEY"], description="Where its API key is, likewise."
     )
     api_key_header: str = Field(
         default="X-API-Key", description="The header field for the API key."
@@ -762,10 +807,12 @@ class PeerSetting(BaseModel):
         "as `https://api.example.com`, where its card names another address.",
     )
     transport: Transport | None = Field(
-        default=None, description="Speak only this, of what its card offers."
+        default=None, examples=["JSONRPC"], description="Speak only this, of what its card offers."
     )
     line: Literal["1.0", "0.3"] | None = Field(
-        default=None, description="Speak only this line of A2A, of what its card offers."
+        default=None,
+        examples=["1.0"],
+        description="Speak only this line of A2A, of what its card offers.",
     )
     model_may_call: bool = Field(
         default=True,
@@ -871,6 +918,41 @@ class Settings(BaseModel):
     peers: dict[str, PeerSetting] = {}
     notes: list[tuple[str, str]] = []  # settings that were spelled differently, and how
     secret_files: list[Path] = []  # the files that secrets were read from
+    unknown: list[str] = []  # variables and secret files that are named like settings
+
+    @property
+    def groups(self) -> tuple[SettingsGroup, ...]:
+        return self.upstream, self.server, self.state, self.outbound, self.environment
+
+    def changed(self, new: Settings) -> list[str]:
+        """The names of the settings that are different in new ones."""
+        found = [
+            setting_name(type(old_group), name)
+            for old_group, new_group in zip(self.groups, new.groups, strict=True)
+            for name in type(old_group).model_fields
+            if getattr(old_group, name) != getattr(new_group, name)
+        ]
+        peers = sorted(self.peers.keys() | new.peers.keys())
+        return found + [
+            f"[{PEERS_TABLE}.{name}]"
+            for name in peers
+            if self.peers.get(name) != new.peers.get(name)
+        ]
+
+    def reloaded(self, new: Settings) -> Settings:
+        """These settings, with those of the new ones that a running service can take over.
+
+        ConfigError: the two do not fit together.
+        """
+        return self.model_copy(
+            update={
+                "server": self.server.reloaded(new.server),
+                "peers": new.peers,
+                "notes": new.notes,
+                "secret_files": new.secret_files,
+                "unknown": new.unknown,
+            }
+        )
 
     @property
     def secrets(self) -> list[str]:
@@ -900,7 +982,7 @@ class Settings(BaseModel):
 
 G = TypeVar("G", bound=SettingsGroup)
 
-_TABLES: dict[type[SettingsGroup], str] = {
+TABLES: dict[type[SettingsGroup], str] = {
     Upstream: "opencode",
     Server: "a2a",
     State: "task_store",
@@ -910,11 +992,14 @@ _TABLES: dict[type[SettingsGroup], str] = {
 
 
 PEERS_TABLE = "peers"  # in the file only: each member is a table of its own
-_NAMES = frozenset(
-    f"{kind.model_config['env_prefix']}{name}".upper()
-    for kind in _TABLES
-    for name in kind.model_fields
-)
+
+
+def setting_name(kind: type[SettingsGroup], field: str) -> str:
+    """The name of a setting, which is that of its variable."""
+    return f"{kind.model_config['env_prefix']}{field.upper()}"
+
+
+_NAMES = frozenset(setting_name(kind, name) for kind in TABLES for name in kind.model_fields)
 
 
 def unknown_settings(names: Iterable[str]) -> dict[str, str | None]:
@@ -934,6 +1019,44 @@ def unknown_settings(names: Iterable[str]) -> dict[str, str | None]:
     return found
 
 
+def secrets_directory(given: Path | None) -> Path | None:
+    """The directory that was named, or else the one in which systemd puts credentials."""
+    if given is None and (credentials := os.environ.get("CREDENTIALS_DIRECTORY")):
+        return Path(credentials)
+    return given
+
+
+def origins(config: Path | None, secrets: Path | None) -> dict[str, str]:
+    """Where the settings come from that have not their default, by name.
+
+    That is `environment`, or the path of a secret file or of the TOML file.
+    """
+    tables = _read_toml(config, [])
+    files = {file.name.upper(): str(file) for file in secrets.iterdir()} if secrets else {}
+    found = dict.fromkeys([PEERS_TABLE] if PEERS_TABLE in tables else [], str(config))
+    for kind, table in TABLES.items():
+        given = EnvSettingsSource(kind)()
+        kept = SecretsSettingsSource(kind, secrets)()
+        for field in kind.model_fields:
+            name = setting_name(kind, field)
+            if field in given:
+                found[name] = "environment"
+            elif field in kept:
+                found[name] = files[name]
+            elif field in tables.get(table, {}):
+                found[name] = str(config)
+    return found
+
+
+def allowed_words(annotation: object) -> Iterator[str]:
+    """What a setting may say, where that is one of a few words."""
+    for inner in get_args(annotation):
+        if get_origin(annotation) is Literal:
+            yield str(inner)
+        else:
+            yield from allowed_words(inner)
+
+
 def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     """All settings, or `ConfigError` with everything that is wrong with them."""
     reader = _Reader(config, secrets)
@@ -951,6 +1074,7 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
         peers=peers,
         notes=reader.notes,
         secret_files=reader.secret_files,
+        unknown=reader.unknown,
     )
 
 
@@ -967,14 +1091,11 @@ class _Reader:
     """Reads groups of settings from all sources, and collects what is wrong with them."""
 
     def __init__(self, config: Path | None, secrets: Path | None) -> None:
-        self.problems = [
-            f"{name}: there is no such setting; did you mean {meant}?"
-            for name, meant in unknown_settings(os.environ).items()
-            if meant is not None
-        ]
+        self.problems: list[str] = []
         self.notes: list[tuple[str, str]] = []
         self.secret_files: list[Path] = []
         self._config = config
+        self.unknown: list[str] = []
         self._tables = _read_toml(config, self.problems)
         self._secrets = secrets
         if wrong := _unreadable_secrets(secrets):
@@ -982,14 +1103,19 @@ class _Reader:
             self._secrets = None
         elif secrets is not None:
             self.secret_files += sorted(f for f in secrets.iterdir() if f.name.upper() in _NAMES)
-        known = {*_TABLES.values(), PEERS_TABLE}
+        for name, meant in unknown_settings([*os.environ, *_file_names(self._secrets)]).items():
+            if meant is None:
+                self.unknown.append(name)
+            else:
+                self.problems.append(f"{name}: there is no such setting; did you mean {meant}?")
+        known = {*TABLES.values(), PEERS_TABLE}
         self.problems += [
             f"[{name}]: no such table; there are {_table_list(known)}"
             for name in self._tables.keys() - known
         ]
 
     def group(self, kind: type[G]) -> G | None:
-        given = self._tables.get(_TABLES[kind], {})
+        given = self._tables.get(TABLES[kind], {})
         known = {name: value for name, value in given.items() if name in kind.model_fields}
         self.problems += [_unknown_setting(kind, name) for name in given if name not in known]
         if self._config and any(_is_secret(kind, [name]) for name in known):
@@ -1000,9 +1126,8 @@ class _Reader:
             except ValidationError as exc:
                 self.problems += _problem_lines(kind, exc)
             finally:
-                prefix = kind.model_config["env_prefix"]
                 self.notes += [
-                    (f"{prefix}{field.upper()}", note)
+                    (setting_name(kind, field), note)
                     for field, note in taken
                     if field in kind.model_fields  # rather than a member of one
                 ]
@@ -1036,6 +1161,10 @@ def _read_toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, An
     return {}
 
 
+def _file_names(secrets: Path | None) -> list[str]:
+    return [] if secrets is None else [file.name for file in secrets.iterdir()]
+
+
 def _unreadable_secrets(secrets: Path | None) -> list[str]:
     """Why secret files that are settings of ours cannot be read."""
     if secrets is None:
@@ -1061,8 +1190,7 @@ def _problem_lines(kind: type[SettingsGroup], exc: ValidationError) -> list[str]
     lines = []
     for error in exc.errors():
         loc = [str(step) for step in error["loc"]]
-        prefix = kind.model_config["env_prefix"]
-        where = ".".join([f"{prefix}{loc[0].upper()}", *loc[1:]]) + ":" if loc else ""
+        where = ".".join([setting_name(kind, loc[0]), *loc[1:]]) + ":" if loc else ""
         shown = "" if _is_secret(kind, loc) else f" is {error['input']!r},"
         lines += f"{where}{shown} {_requirement(error['msg'])}".strip().splitlines()
     return lines
@@ -1071,7 +1199,7 @@ def _problem_lines(kind: type[SettingsGroup], exc: ValidationError) -> list[str]
 def _unknown_setting(kind: type[SettingsGroup], name: str) -> str:
     similar = get_close_matches(name, kind.model_fields, n=1)
     advice = f"; did you mean {similar[0]}?" if similar else ""
-    return f"[{_TABLES[kind]}] {name}: there is no such setting{advice}"
+    return f"[{TABLES[kind]}] {name}: there is no such setting{advice}"
 
 
 def _requirement(message: str) -> str:

@@ -19,6 +19,7 @@ from opencode_a2a.cli.instances import Instance, Registration, running_instances
 from opencode_a2a.config import load
 from opencode_a2a.domain.release import Release
 from opencode_a2a.opencode.http import Endpoint
+from opencode_a2a.systemd import ServiceManager
 
 Capture = pytest.CaptureFixture[str]
 HERE = Instance(
@@ -96,11 +97,17 @@ async def test_status_says_which_opencode_is_connected_now(
 ) -> None:
     monkeypatch.setattr(serve, "WATCH_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
-    watch = serve.Watch("up", terminal=None)
+    watch = serve.Watch("up", terminal=None, manager=ServiceManager())
     async with watch.over(load(), Endpoint(base_url=HERE.opencode_url), HERE.url):
         assert [each.opencode_version for each in running_instances()] == [None]
         connected = [Release("1.17.0")]
-        watch.built = Built(FastAPI(), at_work=list, release=lambda: connected[-1])
+        watch.built = Built(
+            FastAPI(),
+            at_work=list,
+            release=lambda: connected[-1],
+            is_connected=lambda: True,
+            reload=lambda settings: 0,
+        )
         await until_listed("1.17.0")
         connected.append(Release("1.18.33"))  # it was updated
         await until_listed("1.18.33")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.cli.commands import command
 from tests.running import ROOT, Upstream, insist, isolated, running
@@ -34,6 +38,33 @@ async def work():
 
 serve.SAME_SIGNAL_SECONDS = float(sys.argv[1])
 uvloop.run(serve.until_stopped(work(), on_stop=lambda: None))
+"""
+
+# Work on a terminal of its own. What became of it is written to argv[1]: the terminal may be gone.
+ON_TERMINAL = """
+import asyncio, fcntl, signal, sys, termios
+from pathlib import Path
+from opencode_a2a.cli import serve
+
+fcntl.ioctl(0, termios.TIOCSCTTY)
+if sys.argv[2] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+async def work():
+    print("working", flush=True)
+    for _ in range(600):
+        await asyncio.sleep(0.1)
+        if sys.argv[2] == "nohup" and not sys.stdout.isatty():
+            Path(sys.argv[1]).write_text("survived")
+            return
+
+asyncio.run(
+    serve.until_stopped(
+        work(),
+        on_stop=lambda: Path(sys.argv[1]).write_text("stopped"),
+        on_reload=lambda: print("reloaded", flush=True),
+    )
+)
 """
 
 
@@ -145,3 +176,34 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         program.process.send_signal(signal.SIGINT)
         program.wait_for("ending")
         assert insist(program.process) == 1
+
+
+@pytest.mark.parametrize(("started", "result"), [("plainly", "stopped"), ("nohup", "survived")])
+def test_a_hangup_reloads_unless_the_terminal_is_gone(
+    tmp_path: Path, started: str, result: str
+) -> None:
+    witness = tmp_path / "witness"
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-c", ON_TERMINAL, str(witness), started]
+    process = subprocess.Popen(
+        words,
+        env=isolated(tmp_path / "home"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        shown = b""
+        while b"working" not in shown:
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGHUP)
+        while b"reloaded" not in shown:
+            shown += os.read(ours, 4096)
+        os.close(ours)
+        assert process.wait(60) == 0
+        assert witness.read_text() == result
+    finally:
+        process.kill()
+        process.wait(10)

@@ -87,7 +87,13 @@ async def test_rules_are_set_before_anybody_owns_a_session() -> None:
         locations = Locations(catalog, owners, Path("/"), shared=True, directories=True)
         rules = (PermissionRule("bash", "*", "ask"),)
         guard = Ownership(
-            catalog, owners, locations, shared=True, clock=lambda: 0, claim_ms=20, rules=rules
+            catalog,
+            owners,
+            locations,
+            shared=True,
+            clock=lambda: 0,
+            claim_ms=20,
+            rules=lambda: rules,
         )
         with pytest.raises(UpstreamTimeout):
             await guard.own(ALICE, SESSION.ref)

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ..config import ClientSettings, ConfigError, load_client
+from ..config import ClientSettings, ConfigError, load_client, secrets_directory
 from ..contract.declare import SPECIFICATIONS
 from ..domain.addresses import origin_of
 from ..outbound.card import card_problems
@@ -73,10 +73,7 @@ def client_settings(arguments: argparse.Namespace) -> ClientSettings:
         home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
         usual = home / "opencode-a2a" / "peers.toml"
         config = usual if usual.is_file() else None
-    secrets_dir = arguments.secrets
-    if secrets_dir is None and "CREDENTIALS_DIRECTORY" in os.environ:  # systemd's
-        secrets_dir = Path(os.environ["CREDENTIALS_DIRECTORY"])
-    return load_client(config, secrets_dir)
+    return load_client(config, secrets_directory(arguments.secrets))
 
 
 def _target(arguments: argparse.Namespace, settings: ClientSettings) -> Target:

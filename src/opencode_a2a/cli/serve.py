@@ -26,6 +26,7 @@ from ..inbound.failures import failure
 from ..opencode.http import Endpoint
 from ..service.scheduler import TaskAtWork
 from ..store.log import now_ms
+from ..systemd import ServiceManager
 from ..web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
 from ..web.protocol import ConnectionGuard
 from .failure import CommandError
@@ -43,15 +44,17 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Watch:
-    """What a person sees of the service: its tasks, on a terminal and in `opencode-a2a status`."""
+    """What is seen of the service: on a terminal, in `opencode-a2a status`, by systemd."""
 
     command: str
     terminal: Terminal | None
+    manager: ServiceManager
     built: Built | None = None  # until it is built, and when it has ended
+    _status: str = ""  # as the manager knows it
 
     @classmethod
-    def of(cls, command: str) -> Watch:
-        return cls(command, Terminal(sys.stderr) if has_cursor(sys.stderr) else None)
+    def of(cls, command: str, manager: ServiceManager) -> Watch:
+        return cls(command, Terminal(sys.stderr) if has_cursor(sys.stderr) else None, manager)
 
     @property
     def _at_work(self) -> list[TaskAtWork]:
@@ -69,12 +72,12 @@ class Watch:
     def stopping(self, grace: float) -> None:
         """Say what the service waits for before it ends."""
         tasks = len(self._at_work)
+        self.manager.notify(STOPPING=1)
         log.info("stopping", tasks_at_work=tasks, grace_seconds=grace if tasks else 0)
         if not sys.stderr.isatty():
             return
         if tasks:
-            what = "1 task is" if tasks == 1 else f"{tasks} tasks are"
-            self.say(f"Stopping: {what} at work and may go on for {grace:g} s.")
+            self.say(f"Stopping: {self._tasks_are} at work and may go on for {grace:g} s.")
         else:
             self.say("Stopping: nothing is at work.")
         self.say("Press Ctrl-C again to stop at once.")
@@ -118,36 +121,75 @@ class Watch:
                 shown = [logs.redactor.known(task_line(task, now)) for task in tasks]
                 self.terminal.show([logs.escaped(line) for line in shown])
             if registration is not None:
-                release = self.built.release() if self.built is not None else None
-                version = release.version if release is not None else None
-                registration.update(opencode_version=version, tasks_at_work=len(tasks))
+                registration.update(opencode_version=self._version, tasks_at_work=len(tasks))
+            self._tell_status()
             await asyncio.sleep(WATCH_SECONDS)
 
+    @property
+    def _version(self) -> str | None:
+        """Of OpenCode, once that has answered."""
+        release = self.built.release() if self.built is not None else None
+        return release.version if release is not None else None
 
-async def serve(settings: Settings, watch: Watch) -> None:
-    """The command `serve`."""
-    endpoint = endpoint_of(settings)
-    if endpoint is None:
+    def ready(self, built: Built) -> None:
+        """The service takes requests from now on."""
+        self.built = built
+        self.manager.notify(READY=1)
+        self._tell_status()
+
+    def _tell_status(self) -> None:
+        """Tell the manager in a line how the service is, if that has changed."""
+        if self.built is None:
+            status = "Starting."
+        elif not self.built.is_connected():
+            status = f"{self._tasks_are} at work. OpenCode cannot be reached."
+        else:
+            status = f"{self._tasks_are} at work. OpenCode {self._version or ''} is connected."
+        if status != self._status:
+            self._status = status
+            self.manager.notify(STATUS=status)
+
+    @property
+    def _tasks_are(self) -> str:
+        tasks = len(self._at_work)
+        return "1 task is" if tasks == 1 else f"{tasks} tasks are"
+
+
+def complete(settings: Settings) -> Settings:
+    """The settings as `serve` needs them: with an OpenCode, and not without a credential."""
+    if settings.upstream.base_url is None:
         settings.upstream.base_url = DEFAULT_OPENCODE
-        endpoint = endpoint_of(settings)
-        assert endpoint is not None
-        log.info("opencode.default_address", url=DEFAULT_OPENCODE, setting="OPENCODE_BASE_URL")
-    if settings.server.bearer_token is None and not settings.server.static_auth_credentials:
+    if not settings.server.has_credentials:
         raise CommandError(
             "no credential is configured, and the service would be open to everyone. Set "
             "A2A_BEARER_TOKEN or A2A_STATIC_AUTH_CREDENTIALS.",
             2,
         )
-    with open_listener(settings) as listener:
+    return settings
+
+
+async def serve(settings: Settings, watch: Watch) -> None:
+    """The command `serve`."""
+    if settings.upstream.base_url is None:
+        log.info("opencode.default_address", url=DEFAULT_OPENCODE, setting="OPENCODE_BASE_URL")
+    endpoint = endpoint_of(complete(settings))
+    assert endpoint is not None
+    with open_listener(settings, watch.manager) as listener:
         await run_server(settings, endpoint, listener=listener, watch=watch)
 
 
-async def until_stopped(work: Coroutine[Any, Any, None], on_stop: Callable[[], None]) -> None:
+async def until_stopped(
+    work: Coroutine[Any, Any, None],
+    on_stop: Callable[[], None],
+    on_reload: Callable[[], None] = lambda: None,
+) -> None:
     """Run until the work ends, or until Ctrl-C or SIGTERM: then shut down in good order.
 
     A second signal ends the process at once. What is committed is safe, and the guardians end
     OpenCode. One Ctrl-C may arrive as several signals, such as from the terminal and from `uv run`,
     so those that follow the first closely are ignored.
+
+    SIGHUP reloads the settings, unless it says that the terminal is gone.
     """
     working = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
@@ -164,14 +206,34 @@ async def until_stopped(work: Coroutine[Any, Any, None], on_stop: Callable[[], N
         working.cancel()  # first: what is said may fail, where nobody reads it any more
         on_stop()
 
+    terminals = _terminals()
+    survives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as with nohup
+
+    def hang_up() -> None:
+        if terminals and not _terminals():
+            if not survives_terminal:
+                leave()
+        elif not working.cancelling():
+            on_reload()
+
     on_signal(leave)
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
     await asyncio.wait({working})
     if not working.cancelled():
         working.result()
 
 
-def open_listener(settings: Settings) -> socket.socket:
+def _terminals() -> list[int]:
+    """Which of its standard streams still lead to a terminal."""
+    return [descriptor for descriptor in range(3) if os.isatty(descriptor)]
+
+
+def open_listener(settings: Settings, manager: ServiceManager) -> socket.socket:
+    """The socket that the service manager has opened, or one of our own."""
     server = settings.server
+    if manager.listener is not None:
+        log.info("socket.taken", host=server.host, port=server.port)
+        return manager.listener
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -222,15 +284,18 @@ async def run_server(
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=math.ceil(grace) + 3,
         )
-        server = _Server(config)
+
+        def on_started() -> None:
+            log.info("serving", url=url)
+            if welcome:
+                watch.say(welcome)
+            watch.ready(built)
+
+        server = _Server(config, on_started)
         gc.freeze()  # these objects stay, so the collector need not search them
         gc.set_threshold(GC_THRESHOLD)
         gc.enable()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        log.info("serving", url=url)
-        if welcome:
-            watch.say(welcome)
-        watch.built = built
         looking = asyncio.create_task(_log_findings(settings))
         try:
             await asyncio.shield(serving)
@@ -281,6 +346,14 @@ def _resolve(stopping: asyncio.Future[None]) -> None:
 
 class _Server(uvicorn.Server):
     """Does not handle signals: `until_stopped` does, and shuts down more than the server."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

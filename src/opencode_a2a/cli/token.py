@@ -85,7 +85,7 @@ def show(directory: Path, *, new: bool) -> Sequence[str]:
     if new:  # beside the output, which is the token alone
         print(
             f"opencode-a2a: a new token for {root}. An `up` that runs there still takes the old "
-            "one: restart `up`.",
+            "one: restart `up`, or send it SIGHUP (`opencode-a2a status` has its process id).",
             file=sys.stderr,
         )
     return [token]

@@ -57,13 +57,24 @@ def find_opencode(settings: Settings, *, install: bool) -> str:
     return executable.find(settings.upstream.command, settings.upstream.workspace_root)
 
 
+def complete(settings: Settings, running: Settings) -> Settings:
+    """New settings as a running `up` needs them: with the kept token where none is configured."""
+    if not settings.server.has_credentials:
+        made = MadeToken.of(settings.upstream.workspace_root)
+        token = SecretStr(made.value) if made.kept else running.server.bearer_token
+        if token is None:
+            raise CommandError("no credential is configured any more, and none can be kept", 2)
+        settings.server.bearer_token = token
+    return settings
+
+
 async def up(settings: Settings, watch: Watch, opencode: str) -> None:
     """The command `up`, with this OpenCode."""
     made = None
-    if settings.server.bearer_token is None and not settings.server.static_auth_credentials:
+    if not settings.server.has_credentials:
         made = MadeToken.of(settings.upstream.workspace_root)
         settings.server.bearer_token = SecretStr(made.value)
-    with open_listener(settings) as listener:
+    with open_listener(settings, watch.manager) as listener:
         watch.say("Starting OpenCode …")
         async with _start_opencode(settings, opencode) as (managed, chosen):
             url = public_url(settings.server, listener.getsockname()[1])

@@ -43,3 +43,9 @@ def origin_of(url: str) -> str:
         host = f"[{host}]"
     port = "" if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{parts.port}"
     return f"{parts.scheme}://{host}{port}"
+
+
+def url_of_listener(host: str, port: int | str) -> str:
+    """Where a service is reached that listens there. Nobody can connect to a wildcard address."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -7,7 +7,7 @@ change cannot: the service sends it only while events arrive, because then OpenC
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -47,7 +47,7 @@ class Defaults:
     agent: str | None = None
     system: str | None = None
     variant: str | None = None
-    rules: tuple[PermissionRule, ...] = ()  # for new sessions
+    rules: Callable[[], Sequence[PermissionRule]] = tuple  # for new sessions, as they are now
     model_titles: bool = False  # OpenCode asks a model for the titles of new sessions
 
 
@@ -111,8 +111,8 @@ class OpenCode:
             body["title"] = title
         if location is not None and location.workspace is not None:
             body["workspaceID"] = location.workspace
-        if self._defaults.rules:
-            body["permission"] = [asdict(rule) for rule in self._defaults.rules]
+        if rules := self._defaults.rules():
+            body["permission"] = [asdict(rule) for rule in rules]
         await self._feed.ready()
         answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
         created = wire.read(wire.SessionInfo, answer)

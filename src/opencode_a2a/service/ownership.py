@@ -46,7 +46,7 @@ class Ownership:
     shared: bool
     clock: Callable[[], int]
     claim_ms: int  # how long a claim holds unless the claimed session is used
-    rules: tuple[PermissionRule, ...] = ()  # of the deployment
+    rules: Callable[[], Sequence[PermissionRule]] = tuple  # of the deployment, as they are now
 
     # -- sessions
 
@@ -81,10 +81,10 @@ class Ownership:
 
         The rules are set first, so that every session with an owner has them.
         """
-        if self.rules and not await self.store.owners([session.id]):
-            await self.catalog.restrict(
-                session.id, self.rules
-            )  # not created by this service, or forked
+        rules = self.rules()
+        if rules and not await self.store.owners([session.id]):
+            # It was not created by this service, or forked.
+            await self.catalog.restrict(session.id, rules)
         owner = await self.store.claim(caller.principal, session, until=until)
         if owner != caller.principal:
             raise SessionNotFound(session.id)

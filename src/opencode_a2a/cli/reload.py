@@ -1,0 +1,61 @@
+"""SIGHUP: read the settings again, and take over what a running service can.
+
+Open streams go on. Wrong settings change nothing, and each problem is logged in a line, as at the
+start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from ..config import RELOADABLE, ConfigError, Server, Settings, setting_name
+from .failure import CommandError
+from .serve import Watch
+
+log = structlog.get_logger()
+
+_RELOADABLE_NAMES = {setting_name(Server, field) for field in RELOADABLE}
+
+
+@dataclass(slots=True)
+class Reload:
+    """What SIGHUP does."""
+
+    running: Settings  # those that hold now
+    load: Callable[[Settings], Settings]  # new ones, completed for a service that has these
+    apply_to_log: Callable[[Settings], None]
+    watch: Watch
+
+    def __call__(self) -> None:
+        self.watch.manager.reloading()
+        try:
+            self._reload()
+        except ConfigError as exc:
+            self._refuse(exc.problems)
+        except CommandError as exc:
+            self._refuse([str(exc)])
+        finally:
+            self.watch.manager.notify(READY=1)
+
+    def _reload(self) -> None:
+        if self.watch.built is None:
+            raise CommandError("the service is still starting; send SIGHUP again when it serves")
+        new = self.load(self.running)
+        changed = self.running.changed(new)
+        taken = [name for name in changed if name in _RELOADABLE_NAMES or name.startswith("[")]
+        left = [name for name in changed if name not in taken]
+        settings = self.running.reloaded(new)
+        self.apply_to_log(settings)
+        cut_off = self.watch.built.reload(settings)
+        self.running = settings
+        log.info("settings.reloaded", changed=" ".join(taken) or None, requests_ended=cut_off)
+        if left:
+            log.warning("settings.need_restart", names=" ".join(left))
+
+    def _refuse(self, problems: list[str]) -> None:
+        for problem in problems:
+            log.error("settings.wrong", problem=problem)
+        log.error("settings.not_reloaded", advice="The settings from before stay in effect.")
