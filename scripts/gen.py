@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import os
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 
 from opencode_a2a import errors
 from opencode_a2a.app import publication
+from opencode_a2a.cli.settings import describe, example
 from opencode_a2a.config import (
-    Environment,
-    Outbound,
+    RELOADABLE,
+    TABLES,
     PeerSetting,
     Server,
     SettingsGroup,
-    State,
-    Upstream,
     load,
+    setting_name,
 )
 from opencode_a2a.contract.declare import COMMON_ERRORS
 from opencode_a2a.contract.publish import markdown
@@ -65,15 +64,16 @@ def settings_page() -> str:
         "Words are understood in any case and with `-` or `_`, lists as JSON or with commas,",
         "database URLs with other drivers of SQLite and PostgreSQL (`sqlite+aiosqlite`,",
         "`postgresql+asyncpg`). The log says what was taken for what.",
+        "",
+        "[settings.toml](settings.toml) has them all as a file to begin with, which",
+        "`opencode-a2a config example` prints. `config check` finds mistakes, and `config show`",
+        "says which value comes from where.",
+        "",
+        "A running service takes over new values of these settings, and of peers, at SIGHUP; all",
+        "others need a restart:",
+        f"{_code(setting_name(Server, field) for field in RELOADABLE)}.",
     ]
-    tables = (
-        ("opencode", Upstream),
-        ("a2a", Server),
-        ("task_store", State),
-        ("client", Outbound),
-        ("environment", Environment),
-    )
-    for table, group in tables:
+    for group, table in TABLES.items():
         lines += ["", f"## {str(group.__doc__).rstrip('.')} (`[{table}]`)", ""]
         lines += ["| variable | default | meaning |", "|---|---|---|"]
         lines += [_setting(group, name) for name in group.model_fields]
@@ -89,28 +89,18 @@ def settings_page() -> str:
     ]
     for name, field in PeerSetting.model_fields.items():
         default = "required" if field.is_required() else _default(field.default)
-        allowed = " ".join(f"`{word}`" for word in _words(field.annotation))
-        meaning = f"{field.description} One of {allowed}." if allowed else field.description
-        lines.append(f"| `{name}` | {default} | {meaning} |")
+        lines.append(f"| `{name}` | {default} | {describe(field)} |")
     return NOTE + "\n".join(lines) + "\n"
 
 
 def _setting(group: type[SettingsGroup], name: str) -> str:
     field = group.model_fields[name]
-    variable = f"{group.model_config['env_prefix']}{name.upper()}"
     default = "the current directory" if field.default_factory else _default(field.default)
-    allowed = " ".join(f"`{word}`" for word in _words(field.annotation))
-    meaning = f"{field.description} One of {allowed}." if allowed else field.description
-    return f"| `{variable}` | {default} | {meaning} |"
+    return f"| `{setting_name(group, name)}` | {default} | {describe(field)} |"
 
 
-def _words(annotation: object) -> Iterator[str]:
-    """What a setting may say, where that is one of a few words."""
-    for inner in get_args(annotation):
-        if get_origin(annotation) is Literal:
-            yield str(inner)
-        else:
-            yield from _words(inner)
+def _code(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
 
 
 def _default(value: object) -> str:
@@ -227,6 +217,7 @@ def documents() -> dict[str, str]:
     found = published()
     return {
         "docs/reference/settings.md": settings_page(),
+        "docs/reference/settings.toml": "\n".join(example()) + "\n",
         "docs/reference/errors.md": errors_page(),
         "docs/reference/methods.md": methods_page(),
         "docs/reference/extensions.md": extensions_page(),

@@ -21,15 +21,15 @@ from tests.running import ROOT
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize(("words", "command"), all_commands())
+@pytest.mark.parametrize(("words", "command"), list(all_commands()))
 def test_a_command_explains_itself_with_an_example_to_copy(
     words: str, command: Command, capsys: Capture
 ) -> None:
     ran = called(main, [*words.split(), "--help"], {}, capsys)
     assert (ran.code, ran.err) == (0, "")
     assert re.search(rf"^  .*opencode-a2a {words}\b", ran.out, re.MULTILINE)
-    for part in (*command.options, *command.commands):
-        assert part.help.split()[0] in ran.out
+    for help in [part.help for part in command.options] + [c.help for c in command.commands]:
+        assert help.split()[0] in ran.out
     assert ("A2A_BEARER_TOKEN   " in ran.out) is command.has_settings
 
 
@@ -77,7 +77,9 @@ except SystemExit:
         (["st"], {"status"}),
         (["up", "--in"], {"--install-opencode"}),
         (["completion", ""], {*SHELLS, "--help"}),
-        (["status", "--"], {"--json", "--help"}),
+        (["status", "--"], {"--json", "--ready", "--help"}),
+        (["config", ""], {"show", "check", "example", "--help"}),
+        (["config", "show", "--config", "x", "--j"], {"--json"}),
         (["up", "--config", ""], set()),  # bash offers files
     ],
 )

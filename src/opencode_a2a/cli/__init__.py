@@ -28,11 +28,20 @@ def main(
     """Run a command; call `before_loading` before the larger part of the program is loaded."""
     arguments = parse(argv)
     try:
+        if arguments.command == "status" and arguments.ready:
+            from .ready import check_ready
+
+            check_ready(arguments.url)
+            return
         if arguments.command in ("token", "status", "completion"):
             print_result("\n".join(_lines(arguments)))
             return
         if before_loading is not None:
             before_loading()
+        if arguments.command.startswith("config "):
+            from .settings import run_config
+
+            sys.exit(run_config(arguments))
         if arguments.command in ("call", "peers") or getattr(arguments, "peer", None):
             from .call import run_client
 
@@ -70,6 +79,8 @@ def _lines(arguments: argparse.Namespace) -> Sequence[str]:
     if arguments.command == "status":
         from . import instances
 
+        if arguments.url is not None:
+            raise CommandError("an address belongs to --ready: status --ready URL", 2)
         return instances.show(as_json=arguments.json)
     from . import completion
 

@@ -35,6 +35,9 @@ http://127.0.0.1:4096, where `opencode serve` listens unless told otherwise.
   opencode-a2a serve
 
 If OpenCode has a password (OPENCODE_SERVER_PASSWORD), set OPENCODE_AUTH_PASSWORD too.
+SIGHUP reads the settings again: credentials, permission rules and what is logged change
+at once, without ending a stream. systemd can watch the service (Type=notify) and hand it
+a socket.
 """
 
 CARD_HELP = """\
@@ -93,7 +96,7 @@ A token of your own (A2A_BEARER_TOKEN) is not shown.
 
   opencode-a2a token
   curl -H "Authorization: Bearer $(opencode-a2a token)" http://127.0.0.1:8000/tasks
-  opencode-a2a token --new        # a new one instead; then restart `up`
+  opencode-a2a token --new        # a new one instead; then restart `up`, or kill -HUP it
 """
 
 STATUS_HELP = """\
@@ -102,6 +105,43 @@ OpenCode, and how many tasks are at work.
 
   opencode-a2a status
   opencode-a2a status --json
+
+With --ready, ask one service whether it can work, such as for the health check of a
+container: exit code 0 if it can, 1 if not. Without URL it is the one at A2A_HOST and
+A2A_PORT, or at http://127.0.0.1:8000.
+
+  opencode-a2a status --ready
+  opencode-a2a status --ready http://127.0.0.1:9000
+"""
+
+CONFIG_HELP = """\
+Look at the settings. Nothing is started.
+
+  opencode-a2a config example > settings.toml
+  opencode-a2a config check --config settings.toml
+  opencode-a2a config show --config settings.toml
+"""
+
+CONFIG_SHOW_HELP = """\
+Show every setting with its value, and where that comes from: the environment, a file
+in the secrets directory, the TOML file, or the default. Secrets are not shown.
+
+  opencode-a2a config show --changed
+  opencode-a2a config show --config settings.toml --json
+"""
+
+CONFIG_CHECK_HELP = """\
+Check the settings as the start of the service would. Each problem has a line, and then
+the exit code is 2. Warnings are what the service would log and start with all the same.
+
+  opencode-a2a config check --config settings.toml --secrets /etc/opencode-a2a/secrets
+"""
+
+CONFIG_EXAMPLE_HELP = """\
+Print a TOML file with every setting at its default, and what each is for.
+
+  opencode-a2a config example > settings.toml
+  opencode-a2a serve --config settings.toml
 """
 
 DOCTOR_HELP = """\
@@ -171,15 +211,16 @@ class Command:
     commands: tuple[Command, ...] = ()  # one of them must follow: `config show`
 
 
+SECRETS = Option("--secrets", "directory with one file per secret", value="DIR", type=Path)
+SOURCES = (Option("--config", "settings in TOML", value="FILE", type=Path), SECRETS)
 CONFIG = (
-    Option("--config", "settings in TOML", value="FILE", type=Path),
-    Option("--secrets", "directory with one file per secret", value="DIR", type=Path),
+    *SOURCES,
     Option("--host", "address to listen on (A2A_HOST)", value="HOST"),
     Option("--port", "port to listen on (A2A_PORT)", value="PORT", type=int),
 )
 PEERS = (
     Option("--config", "settings in TOML, with [peers.NAME]", value="FILE", type=Path),
-    Option("--secrets", "directory with one file per secret", value="DIR", type=Path),
+    SECRETS,
 )
 CALL = (
     *PEERS,
@@ -235,8 +276,36 @@ COMMANDS = (
         "status",
         "list your running instances",
         STATUS_HELP,
-        (Option("--json", "as JSON, for programs"),),
+        (
+            Option("--json", "as JSON, for programs"),
+            Option("--ready", "ask one service whether it can work: exit code 0 or 1"),
+            Option("url", "with --ready: the address of the service", value="URL"),
+        ),
         has_settings=False,
+    ),
+    Command(
+        "config",
+        "show, check or begin the settings",
+        CONFIG_HELP,
+        commands=(
+            Command(
+                "show",
+                "show every setting, and where it comes from",
+                CONFIG_SHOW_HELP,
+                (
+                    *SOURCES,
+                    Option("--changed", "only those that have not their default"),
+                    Option("--json", "as JSON, for programs"),
+                ),
+            ),
+            Command("check", "check the settings as the start would", CONFIG_CHECK_HELP, SOURCES),
+            Command(
+                "example",
+                "print a TOML file with every setting",
+                CONFIG_EXAMPLE_HELP,
+                has_settings=False,
+            ),
+        ),
     ),
     Command(
         "card",
