@@ -32,11 +32,11 @@ from .executable import find
 from .failure import CommandError
 from .instances import Instance, running_instances
 from .outcome import COMPLETED, LEFT, USAGE
-from .printer import DIM, GREEN, RED, printable
+from .printer import printable
 from .terminal import Terminal, has_cursor
 from .token import FILE as TOKEN_FILE
 
-YELLOW = "33"
+DIM, RED, GREEN, YELLOW = "2", "31", "32", "33"  # of terminals
 MARKS = {
     Level.OK: ("✓", GREEN),
     Level.UNKNOWN: ("?", DIM),
