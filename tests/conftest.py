@@ -47,6 +47,7 @@ PROCESSES = tuple(
         "conformance/",
         "doctor/test_command.py",
         "doctor/test_service.py",
+        "deploy/test_light.py",
         "e2e/",
         "exhaustion/",
         "extensions/",

@@ -36,6 +36,11 @@ def main(
         if arguments.command in ("token", "status", "completion"):
             print_result("\n".join(_lines(arguments)))
             return
+        if arguments.command.startswith("deploy "):
+            from . import deploy
+
+            deploy.run(arguments)
+            return
         if before_loading is not None:
             before_loading()
         if arguments.command.startswith("config "):

@@ -178,6 +178,123 @@ the file that your shell reads when it starts (for zsh after `compinit`):
   opencode-a2a completion fish | source       # ~/.config/fish/config.fish
 """
 
+DEPLOY_HELP = """\
+Run instances that stay: many on a machine with systemd, each with a Linux user,
+a workspace, ports and secrets of its own, or in the background for you alone.
+
+  sudo opencode-a2a deploy init
+  sudo opencode-a2a deploy create alpha
+  opencode-a2a deploy light start demo        # without root
+
+Each command shows what it will do and asks first; --dry-run only shows it, --yes
+does not ask. docs/agent_deploy_sop.md leads through it, step by step.
+"""
+
+INIT_HELP = """\
+Prepare this machine: install a release below /opt/opencode-a2a and the systemd units.
+A release is the service and the OpenCode it works with. It is tried before it is used.
+
+  sudo opencode-a2a deploy init
+  sudo opencode-a2a deploy init --from opencode_a2a-0.1.0-py3-none-any.whl
+  sudo opencode-a2a deploy init --opencode /usr/local/bin/opencode --python python3.12
+"""
+
+CREATE_HELP = """\
+Make an instance: the user oca-NAME, a workspace in /var/lib/opencode-a2a/NAME,
+settings in /etc/opencode-a2a/NAME, two ports, and the units that run it. At the end
+it is asked a question. Its secrets are files that you provide, for root alone:
+
+  umask 077; install -d -m 700 /etc/opencode-a2a/alpha/secrets
+  random="import secrets; print(secrets.token_urlsafe(32))"
+  python3 -c "$random" > /etc/opencode-a2a/alpha/secrets/A2A_BEARER_TOKEN
+  python3 -c "$random" > /etc/opencode-a2a/alpha/secrets/OPENCODE_SERVER_PASSWORD
+  sudo opencode-a2a deploy create alpha
+
+Files whose names begin with A2A_ go to the service, all others, such as
+ANTHROPIC_API_KEY, to OpenCode alone. With ENABLE_SECRET_PERSISTENCE=true in the
+environment the command makes the first two itself, and writes what --secret names.
+"""
+
+UPDATE_HELP = """\
+Make instances what they should be, after you changed their settings or secrets, or
+with other options. Only what has changed is restarted. Without a name: all of them.
+
+  sudo opencode-a2a deploy update alpha --port 8020
+  sudo opencode-a2a deploy update
+"""
+
+LIST_HELP = """\
+List the instances, their state, address and release.
+
+  sudo opencode-a2a deploy list --json
+"""
+
+DEPLOY_STATUS_HELP = """\
+Show the units of an instance and whether it is ready. Exit code 1 if it is not.
+
+  sudo opencode-a2a deploy status alpha
+  sudo opencode-a2a deploy status alpha --ask
+"""
+
+DEPLOY_LOGS_HELP = """\
+Show the log of an instance: the service and its OpenCode.
+
+  sudo opencode-a2a deploy logs alpha --follow
+"""
+
+RESTART_HELP = """\
+Restart the service of an instance. The agent's work goes on, and connections wait.
+
+  sudo opencode-a2a deploy restart alpha
+  sudo opencode-a2a deploy restart alpha --opencode-too      # this ends its work
+"""
+
+UPGRADE_HELP = """\
+Install another release beside the present one, try it, then switch one instance after
+the other. One that does not work goes back at once, and the rest stays as it is.
+
+  sudo opencode-a2a deploy upgrade --from path/to/checkout
+  sudo opencode-a2a deploy upgrade --from opencode_a2a-0.2.0-py3-none-any.whl alpha
+"""
+
+ROLLBACK_HELP = """\
+Go back to the release before.
+
+  sudo opencode-a2a deploy rollback
+  sudo opencode-a2a deploy rollback alpha
+"""
+
+REMOVE_HELP = """\
+Remove an instance. Its data (workspace, tasks, settings, secrets) and its user stay,
+unless you say --purge.
+
+  sudo opencode-a2a deploy remove alpha --dry-run
+  sudo opencode-a2a deploy remove alpha --purge
+"""
+
+UNINSTALL_HELP = """\
+Remove everything that `deploy` has made, and nothing else: all instances, units,
+releases. Data stays, unless you say --purge.
+
+  sudo opencode-a2a deploy uninstall --dry-run
+  sudo opencode-a2a deploy uninstall --purge
+"""
+
+LIGHT_HELP = """\
+Run `opencode-a2a up` in the background, for you alone and without root: it is
+restarted when it crashes, its log is kept small, and it survives your logout.
+
+  opencode-a2a deploy light start demo --port 8000 --directory path/to/project
+  opencode-a2a deploy light status demo
+  opencode-a2a deploy light stop demo
+"""
+
+LIGHT_COMMAND_HELP = """\
+{what}
+
+  opencode-a2a deploy light {word} demo
+"""
+
 SETTINGS_HELP = """\
 Settings come from the environment, from files in a secrets directory, and from a
 TOML file, in this order; docs/reference/settings.md has them all. The most useful:
@@ -250,6 +367,107 @@ CALL = (
     Option("text", "the message", value="TEXT", many=True),
 )
 DIRECTORY = Option("directory", "the workspace (the current directory)", value="DIR", type=Path)
+INSTANCE_NAME = Option("name", "the instance", value="NAME", required=True)
+INSTANCE_NAMES = Option("names", "the instances (all)", value="NAME", many=True)
+CONFIRM = (
+    Option("--yes", "do not ask"),
+    Option("--dry-run", "show the plan and change nothing"),
+)
+RELEASE = (
+    Option(
+        "--from", "a checkout, a wheel, or opencode-a2a==VERSION (this program)", value="SOURCE"
+    ),
+    Option("--release", "its name (its version and commit)", value="NAME"),
+    Option("--python", "the Python to use (/usr/bin/python3)", value="PYTHON"),
+    Option("--opencode", "the OpenCode to use (that in PATH)", value="FILE"),
+)
+INSTANCE = (
+    Option("--host", "address to listen on (127.0.0.1)", value="HOST"),
+    Option("--port", "port to listen on (the next free one from 8010)", value="PORT", type=int),
+    Option("--opencode-port", "port of its OpenCode (10 000 more)", value="PORT", type=int),
+    Option("--public-url", "address in the Agent Card, behind a proxy", value="URL"),
+    Option("--workspace", "a directory of yours that its user can write to", value="DIR"),
+    Option("--memory", "what OpenCode and its tools may use (4G)", value="SIZE"),
+    Option("--tasks", "how many processes and threads they may have (1024)", value="N", type=int),
+    Option("--secret", "write this variable of the environment too", value="VARIABLE", many=True),
+    Option("--no-question", "do not ask it a question at the end"),
+    *CONFIRM,
+)
+LOGS = (
+    Option("--follow", "wait for more"),
+    Option("--lines", "how many (100)", value="N", type=int),
+)
+LIGHT = (
+    *CONFIG,
+    Option("--directory", "the workspace (the current directory)", value="DIR", type=Path),
+)
+PURGE = Option("--purge", "also remove data, for ever")
+
+
+def _light(word: str, what: str, *options: Option) -> Command:
+    about = LIGHT_COMMAND_HELP.format(what=what, word=word)
+    return Command(word, what, about, (*options, INSTANCE_NAME), has_settings=False)
+
+
+def _deploy(word: str, what: str, about: str, *options: Option) -> Command:
+    return Command(word, what, about, options, has_settings=False)
+
+
+DEPLOY = Command(
+    "deploy",
+    "run instances that stay: with systemd, or in the background",
+    DEPLOY_HELP,
+    has_settings=False,
+    commands=(
+        _deploy("init", "prepare this machine", INIT_HELP, *RELEASE, *CONFIRM),
+        _deploy("create", "make an instance", CREATE_HELP, *INSTANCE, INSTANCE_NAME),
+        _deploy(
+            "update",
+            "apply changed settings, secrets or options",
+            UPDATE_HELP,
+            Option("--release", "switch to this release", value="NAME"),
+            *INSTANCE,
+            INSTANCE_NAMES,
+        ),
+        _deploy("list", "list the instances", LIST_HELP, Option("--json", "as JSON, for programs")),
+        _deploy(
+            "status",
+            "show whether an instance works",
+            DEPLOY_STATUS_HELP,
+            Option("--ask", "ask it a question, too"),
+            INSTANCE_NAME,
+        ),
+        _deploy("logs", "show the log of an instance", DEPLOY_LOGS_HELP, *LOGS, INSTANCE_NAME),
+        _deploy(
+            "restart",
+            "restart the service of an instance",
+            RESTART_HELP,
+            Option("--opencode-too", "its OpenCode, too"),
+            INSTANCE_NAME,
+        ),
+        _deploy(
+            "upgrade", "switch to another release", UPGRADE_HELP, *RELEASE, *CONFIRM, INSTANCE_NAMES
+        ),
+        _deploy(
+            "rollback", "go back to the release before", ROLLBACK_HELP, *CONFIRM, INSTANCE_NAMES
+        ),
+        _deploy("remove", "remove an instance", REMOVE_HELP, PURGE, *CONFIRM, INSTANCE_NAME),
+        _deploy("uninstall", "remove everything", UNINSTALL_HELP, PURGE, *CONFIRM),
+        Command(
+            "light",
+            "run in the background, without root",
+            LIGHT_HELP,
+            has_settings=False,
+            commands=(
+                _light("start", "start it", *LIGHT),
+                _light("stop", "stop it"),
+                _light("restart", "restart it, with new options if given", *LIGHT),
+                _light("status", "show whether it runs, and where"),
+                _light("logs", "show its log", *LOGS),
+            ),
+        ),
+    ),
+)
 COMMANDS = (
     Command(
         "up",
@@ -318,6 +536,7 @@ COMMANDS = (
         ),
     ),
     Command("openapi", "print the OpenAPI document", OPENAPI_HELP, CONFIG),
+    DEPLOY,
     Command(
         "call",
         "send a message to an agent",

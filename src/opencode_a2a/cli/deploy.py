@@ -1,0 +1,384 @@
+"""The command `deploy`: arguments in, the commands of `opencode_a2a.deploy` called."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..deploy import light, release
+from ..deploy.host import LocalHost, environment
+from ..deploy.layout import CURRENT, Instance
+from ..deploy.operator import NotConfirmed, Operator
+from ..deploy.things import DeployError, Run, Step
+from . import executable
+from .failure import CommandError
+
+LOCKED = "/root"  # one operator at a time; nobody else can open it, and so keep it locked
+RUNNING_SYSTEMD = Path("/run/systemd/system")
+PERSISTENCE = "ENABLE_SECRET_PERSISTENCE"
+OF_INSTANCE = ("host", "port", "opencode_port", "public_url", "workspace", "memory", "tasks")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    _, *words = arguments.command.split()
+    try:
+        if words[0] == "light":
+            _LIGHT[words[1]](arguments)
+        else:
+            _COMMANDS[words[0]](arguments)
+    except NotConfirmed:
+        print("Nothing was changed.")
+    except DeployError as exc:
+        raise CommandError(str(exc)) from None
+    except PermissionError as exc:
+        raise CommandError(f"{exc.filename}: {exc.strerror}. Are you root?") from None
+
+
+def _operator(arguments: argparse.Namespace) -> Operator:
+    return Operator(
+        host=LocalHost(),
+        say=lambda text: print(text, flush=True),
+        confirm=lambda: _confirm(arguments),
+        environment=os.environ,
+    )
+
+
+def _confirm(arguments: argparse.Namespace) -> bool:
+    if arguments.dry_run:
+        return False
+    if os.geteuid() != 0:
+        raise CommandError(
+            "this changes the machine and needs root: use sudo. Nothing was changed."
+        )
+    if arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise CommandError("say --yes to perform the plan without being asked.", 2)
+    return input("Perform this plan? [y/N] ").strip().lower() in ("y", "yes")
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    if not RUNNING_SYSTEMD.is_dir():
+        raise DeployError("this machine is not run by systemd. `deploy light` needs none.")
+    descriptor = os.open(LOCKED, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _from(arguments: argparse.Namespace) -> str | None:
+    given: str | None = vars(arguments)["from"]
+    return given
+
+
+def _source(arguments: argparse.Namespace) -> release.Source:
+    """What is to be installed: by default what this program is."""
+    given = _from(arguments)
+    if given is None:
+        checkout = executable.CHECKOUT
+        is_checkout = (checkout / "pyproject.toml").is_file()
+        given = str(checkout) if is_checkout else f"opencode-a2a=={__version__}"
+    return release.source_of(given, name=arguments.release)
+
+
+def _install_steps(arguments: argparse.Namespace, source: release.Source) -> list[Step]:
+    if release.installed(source.name) is not None:
+        return []
+    opencode = release.check_opencode(arguments.opencode or _find_opencode())
+    python = release.check_python(arguments.python)
+    return release.install_steps(source, python=python, opencode=opencode)
+
+
+def _find_opencode() -> str:
+    """Where there is none, the one that instances have already."""
+    try:
+        return executable.find(executable.NAME, Path.cwd())
+    except CommandError:
+        present = Path(CURRENT, "bin", executable.NAME)
+        if present.exists():
+            return str(present)
+        raise
+
+
+def init(arguments: argparse.Namespace) -> None:
+    with _alone():
+        if _from(arguments) is None and release.installed(arguments.release or "") is not None:
+            _operator(arguments).init(arguments.release)
+            return
+        source = _source(arguments)
+        _operator(arguments).init(source.name, _install_steps(arguments, source))
+    if not arguments.dry_run:
+        print("The machine is prepared. Next: opencode-a2a deploy create NAME")
+
+
+def create(arguments: argparse.Namespace) -> None:
+    with _alone():
+        _operator(arguments).create(
+            arguments.name,
+            _wanted(arguments),
+            make=_secrets_to_make(arguments),
+            question=not arguments.no_question,
+        )
+
+
+def update(arguments: argparse.Namespace) -> None:
+    with _alone():
+        operator = _operator(arguments)
+        names = arguments.names or [each.name for each in operator.manifest.instances]
+        wanted = _wanted(arguments)
+        if len(names) != 1 and wanted.keys() - {"release", "memory", "tasks"}:
+            raise CommandError("name one instance to change its addresses or its workspace.", 2)
+        for name in names:
+            operator.update(
+                name,
+                wanted,
+                make=_secrets_to_make(arguments),
+                question=not arguments.no_question,
+            )
+
+
+def _wanted(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = (*OF_INSTANCE, "release")
+    given = {name: getattr(arguments, name, None) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _secrets_to_make(arguments: argparse.Namespace) -> Sequence[str] | None:
+    """The names of secrets to be written; None: the operator provides them all."""
+    if os.environ.get(PERSISTENCE, "").lower() in ("1", "true", "yes"):
+        return list(arguments.secret)
+    if arguments.secret:
+        raise CommandError(f"--secret writes secrets to disk: set {PERSISTENCE}=true for that.", 2)
+    return None
+
+
+def list_instances(arguments: argparse.Namespace) -> None:
+    operator = _operator(arguments)
+    found = operator.manifest.instances
+    active = operator.host.active([unit for each in found for unit in each.services])
+    rows = [{**asdict(each), "state": _state(each, active), "url": each.url} for each in found]
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+    elif not rows:
+        print("There is no instance. Make one: opencode-a2a deploy create NAME")
+    for row in [] if arguments.json else rows:
+        print(f"{row['name']:<20} {row['state']:<22} {row['url']:<28} {row['release']}")
+
+
+def _state(instance: Instance, active: frozenset[str]) -> str:
+    opencode, service = (unit in active for unit in instance.services)
+    if opencode and service:
+        return "running"
+    return {(True, False): "service is down", (False, True): "OpenCode is down"}.get(
+        (opencode, service), "stopped"
+    )
+
+
+def status(arguments: argparse.Namespace) -> None:
+    """Exit code 0 only if all is well."""
+    operator = _operator(arguments)
+    instance = operator.manifest.instance(arguments.name)
+    shown = ["Id", "ActiveState", "SubState", "NRestarts", "MainPID", "MemoryCurrent", "StatusText"]
+    for unit in (*instance.services, f"opencode-a2a@{instance.name}.socket"):
+        done = subprocess.run(
+            ["systemctl", "show", "-p", ",".join(shown), unit],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        facts = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+        print(f"{unit}: {facts['ActiveState']} ({facts['SubState']})", end="")
+        more = [
+            f"{name} {facts[name]}" for name in shown[3:] if facts.get(name, "[")[:1] not in "[0"
+        ]
+        print(f", {', '.join(more)}" if more else "")
+    print(f"release {instance.release}, before {instance.previous or 'none'}")
+    print(f"user {instance.user}, workspace {instance.workspace_path}")
+    operator.check(instance, question=arguments.ask)
+
+
+def logs(arguments: argparse.Namespace) -> None:
+    instance = _operator(arguments).manifest.instance(arguments.name)
+    units_of = [word for unit in instance.services for word in ("-u", unit)]
+    follow = ["-f"] if arguments.follow else []
+    os.execvp("journalctl", ["journalctl", *units_of, "-n", str(arguments.lines or 100), *follow])
+
+
+def restart(arguments: argparse.Namespace) -> None:
+    """The service alone, so that the agent's work goes on; connections wait meanwhile."""
+    operator = _operator(arguments)
+    instance = operator.manifest.instance(arguments.name)
+    opencode, service = instance.services
+    subprocess.run(
+        ["systemctl", "restart", *([opencode] if arguments.opencode_too else []), service],
+        check=True,
+    )
+    operator.check(instance, question=False)
+
+
+def remove(arguments: argparse.Namespace) -> None:
+    with _alone():
+        _operator(arguments).remove(arguments.name, purge=arguments.purge)
+
+
+def uninstall(arguments: argparse.Namespace) -> None:
+    with _alone():
+        _operator(arguments).uninstall(purge=arguments.purge)
+
+
+def upgrade(arguments: argparse.Namespace) -> None:
+    """One instance after the other; the first that does not work goes back, and stops it all."""
+    operator = _operator(arguments)
+    source = _source(arguments)
+    manifest = operator.manifest
+    names = arguments.names or [each.name for each in manifest.instances]
+    steps = _install_steps(arguments, source)
+    print(f"Plan: release {source.name}, beside those that are there")
+    for step in steps:
+        print(f"  {step}")
+    for name in names:
+        print(f"  then {name}: {manifest.instance(name).release} -> {source.name}, and ask it")
+    if not _confirm(arguments):
+        raise NotConfirmed
+    for step in steps:
+        operator.host.perform(step)
+    for name in names:
+        _switch(operator, name, to=source.name)
+    if not arguments.names:  # new instances get it too, and the operator's program is of it
+        _delegate(source.name, "init", "--release", source.name)
+    for unused in release.unused(operator.manifest.instances, current=source.name):
+        print(f"No instance runs {unused}, or would go back to it: it is removed.", flush=True)
+        operator.host.perform(Run(("rm", "-rf", str(release.folder(unused)))))
+    print(f"All of {', '.join(names) or 'nothing'} run {source.name}.")
+
+
+def _switch(operator: Operator, name: str, *, to: str) -> None:
+    before = operator.manifest.instance(name)
+    try:
+        _delegate(to, "update", name, "--release", to)
+    except DeployError as exc:
+        print(f"{name} does not work with {to}: back to {before.release}.", flush=True)
+        _delegate(before.release, "update", name, "--release", before.release)
+        raise DeployError(f"the upgrade was stopped at {name}: {exc}") from None
+
+
+def rollback(arguments: argparse.Namespace) -> None:
+    operator = _operator(arguments)
+    names = arguments.names or [each.name for each in operator.manifest.instances]
+    found = [operator.manifest.instance(name) for name in names]
+    going = [each for each in found if each.previous is not None]
+    if not going:
+        raise DeployError("there is no release before the present one.")
+    for each in going:
+        print(f"Plan: {each.name}: {each.release} -> {each.previous}")
+    if not _confirm(arguments):
+        raise NotConfirmed
+    for each in going:
+        assert each.previous is not None
+        _delegate(each.previous, "update", each.name, "--release", each.previous)
+    if not arguments.names and len({each.previous for each in going}) == 1:
+        _delegate(str(going[0].previous), "init", "--release", str(going[0].previous))
+
+
+def _delegate(name: str, *words: str) -> None:
+    """Each release knows its own units, so the program of a release switches to it."""
+    if release.installed(name) is None:
+        raise DeployError(f"the release {name} is not installed here.")
+    sys.stdout.flush()
+    command = [release.program(name), "deploy", *words, "--yes"]
+    done = subprocess.run(command, check=False, env=environment())
+    if done.returncode:
+        raise DeployError(f"`deploy {' '.join(words)}` of {name} failed; its words are above.")
+
+
+def light_start(arguments: argparse.Namespace) -> None:
+    folder = light.Folder(arguments.name)
+    print(light.start(folder, _light(arguments, folder)))
+    print(f"To see whether it runs: opencode-a2a deploy light status {folder.name}")
+
+
+def _light(arguments: argparse.Namespace, folder: light.Folder) -> light.Light:
+    """As it was started before, unless something is said."""
+    given = []
+    for name in ("host", "port", "config", "secrets"):
+        if (value := getattr(arguments, name)) is not None:
+            is_path = name in ("config", "secrets")
+            given += [f"--{name}", str(Path(value).resolve() if is_path else value)]
+    before = folder.light
+    if before is not None and not given and arguments.directory is None:
+        return before
+    known = Path(before.directory) if before is not None else Path.cwd()
+    directory = arguments.directory if arguments.directory is not None else known
+    return light.Light(folder.name, str(directory.resolve()), tuple(given))
+
+
+def light_stop(arguments: argparse.Namespace) -> None:
+    print("Stopped." if light.stop(light.Folder(arguments.name)) else "It was not running.")
+
+
+def light_restart(arguments: argparse.Namespace) -> None:
+    folder = light.Folder(arguments.name)
+    if folder.light is None:
+        raise DeployError(f"{folder.name} was never started. `start` starts it.")
+    light.stop(folder)
+    print(light.start(folder, _light(arguments, folder)))
+
+
+def light_status(arguments: argparse.Namespace) -> None:
+    """Exit code 0 only if it runs and answers."""
+    from . import instances
+
+    folder = light.Folder(arguments.name)
+    if folder.light is None or not light.is_running(folder):
+        raise CommandError(f"{arguments.name} is not running.")
+    found = [
+        each for each in instances.running_instances() if each.workspace == folder.light.directory
+    ]
+    if not found:
+        raise CommandError(
+            f"{arguments.name} is starting, or cannot start: see `deploy light logs`."
+        )
+    print(f"{arguments.name} runs at {found[0].url} in {found[0].workspace}, pid {found[0].pid}")
+
+
+def light_logs(arguments: argparse.Namespace) -> None:
+    folder = light.Folder(arguments.name)
+    if folder.light is None:
+        raise DeployError(f"{arguments.name} was never started.")
+    command = light.log_command(folder, follow=arguments.follow, lines=arguments.lines or 100)
+    os.execvp(command[0], command)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "init": init,
+    "create": create,
+    "update": update,
+    "list": list_instances,
+    "status": status,
+    "logs": logs,
+    "restart": restart,
+    "upgrade": upgrade,
+    "rollback": rollback,
+    "remove": remove,
+    "uninstall": uninstall,
+}
+_LIGHT: dict[str, Callable[[argparse.Namespace], None]] = {
+    "start": light_start,
+    "stop": light_stop,
+    "restart": light_restart,
+    "status": light_status,
+    "logs": light_logs,
+}

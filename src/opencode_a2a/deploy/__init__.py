@@ -1,0 +1,1 @@
+"""Deployment: many instances under systemd, or one user's own in the background."""

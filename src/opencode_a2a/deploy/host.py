@@ -1,0 +1,202 @@
+"""This machine: what is there, and steps performed. Holds no rule."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from .things import (
+    Change,
+    DeployError,
+    Directory,
+    File,
+    Link,
+    Made,
+    Make,
+    Remove,
+    Run,
+    Step,
+    Thing,
+    User,
+)
+
+
+class Host(Protocol):
+    """What performs plans; tests have one of their own."""
+
+    def find(self, wanted: Iterable[Thing]) -> dict[str, Thing]:
+        """Of these, by their keys, what is there now."""
+        ...
+
+    def active(self, units: Iterable[str]) -> frozenset[str]: ...
+
+    def secrets(self, folder: str) -> dict[str, str]:
+        """What is in the files of this folder, by their names. Never to be shown."""
+        ...
+
+    def read(self, path: str) -> str | None: ...
+
+    def perform(self, step: Step) -> str | None:
+        """Returns a remark if not all could be done."""
+        ...
+
+
+class LocalHost:
+    def find(self, wanted: Iterable[Thing]) -> dict[str, Thing]:
+        found = {}
+        for thing in wanted:
+            if (there := _find(thing)) is not None:
+                found[thing.key] = there
+        return found
+
+    def active(self, units: Iterable[str]) -> frozenset[str]:
+        names = list(units)
+        done = subprocess.run(
+            ["systemctl", "is-active", *names], capture_output=True, text=True, check=False
+        )
+        states = zip(names, done.stdout.split(), strict=False)
+        return frozenset(name for name, state in states if state in ("active", "activating"))
+
+    def secrets(self, folder: str) -> dict[str, str]:
+        found = {}
+        with suppress(FileNotFoundError):
+            for file in Path(folder).iterdir():
+                about = file.lstat()
+                if not stat.S_ISREG(about.st_mode):
+                    raise DeployError(f"{file} is no file. Each secret is a file of its own.")
+                if about.st_uid != 0 or about.st_mode & 0o077:
+                    raise DeployError(
+                        f"{file} can be read by others than root: chown root {file} && "
+                        f"chmod 600 {file}"
+                    )
+                found[file.name] = file.read_text(encoding="utf-8")
+        return found
+
+    def read(self, path: str) -> str | None:
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def perform(self, step: Step) -> str | None:
+        match step:
+            case Change(thing=File(is_operators=True) as file):
+                _give(Path(file.path), file.mode, file.owner)
+            case Make(thing=thing) | Change(thing=thing):
+                _make(thing)
+            case Remove(thing=made):
+                return _remove(made)
+            case Run():
+                run(step.command, may_fail=step.may_fail)
+        return None
+
+
+def environment() -> dict[str, str]:
+    """For other programs: what makes Python load this one must not reach that of a release."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+
+
+def run(command: tuple[str, ...], *, may_fail: bool = False) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment()
+        )
+    except OSError as exc:
+        raise DeployError(f"{command[0]} cannot be run: {exc.strerror}.") from None
+    if done.returncode and not may_fail:
+        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
+        raise DeployError(f"`{' '.join(command)}` failed with code {done.returncode}:\n{said}")
+    return done.stdout
+
+
+def _find(thing: Thing) -> Thing | None:
+    if isinstance(thing, User):
+        try:
+            return User(thing.name, pwd.getpwnam(thing.name).pw_dir)
+        except KeyError:
+            return None
+    path = Path(thing.path)
+    try:
+        about = path.lstat()
+        if stat.S_ISLNK(about.st_mode):
+            return Link(thing.path, str(path.readlink()))
+        mode, owner = stat.S_IMODE(about.st_mode), _names(about.st_uid, about.st_gid)
+        if stat.S_ISDIR(about.st_mode):
+            return Directory(thing.path, mode, owner)
+        return File(thing.path, path.read_text(encoding="utf-8"), mode, owner)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _names(uid: int, gid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name}:{grp.getgrgid(gid).gr_name}"
+    except KeyError:
+        return f"{uid}:{gid}"
+
+
+def _make(thing: Thing) -> None:
+    match thing:
+        case User():
+            shell = ("--shell", "/usr/sbin/nologin")
+            home = ("--home-dir", thing.home, "--no-create-home")
+            run(("useradd", "--system", "--user-group", *home, *shell, thing.name))
+        case Directory():
+            path = Path(thing.path)
+            path.mkdir(mode=0o700, exist_ok=True)
+            _give(path, thing.mode, thing.owner)
+        case File():
+            _write(thing)
+        case Link():
+            path = Path(thing.path)
+            path.parent.mkdir(exist_ok=True)
+            fresh = path.with_name(f".{path.name}.new")
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(thing.target)
+            fresh.replace(path)
+
+
+def _give(path: Path, mode: int, owner: str) -> None:
+    user, group = owner.split(":")
+    shutil.chown(path, user, group)
+    path.chmod(mode)
+
+
+def _write(file: File) -> None:
+    """Whole or not at all, and never readable for more than it should be."""
+    path = Path(file.path)
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
+        out.write(file.content)
+        out.flush()
+        os.fsync(out.fileno())
+    _give(fresh, file.mode, file.owner)
+    fresh.replace(path)
+
+
+def _remove(made: Made) -> str | None:
+    if made.kind == "user":
+        run(("userdel", made.name), may_fail=True)
+        return None
+    path = Path(made.name)
+    try:
+        if made.kind != "directory":
+            path.unlink(missing_ok=True)
+        elif made.holds == "nothing":
+            path.rmdir()
+        else:
+            shutil.rmtree(path)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        return f"{path} is left: {exc.strerror}"
+    return None

@@ -1,0 +1,84 @@
+"""What was made, written down before it is made: what can be listed, updated and removed. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from .layout import Instance
+from .things import DeployError, Made
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What there is of an instance. One that was removed without its data has only `made`."""
+
+    instance: Instance | None = None
+    made: tuple[Made, ...] = ()
+    started_with: Mapping[str, str] = field(default_factory=dict)  # by unit: a digest
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    host: tuple[Made, ...] = ()
+    records: Mapping[str, Record] = field(default_factory=dict)
+
+    @property
+    def instances(self) -> list[Instance]:
+        return [r.instance for _, r in sorted(self.records.items()) if r.instance is not None]
+
+    def instance(self, name: str) -> Instance:
+        found = self.records.get(name, Record()).instance
+        if found is None:
+            known = ", ".join(each.name for each in self.instances) or "none"
+            raise DeployError(f"there is no instance {name}. There are: {known}.")
+        return found
+
+    def made(self, name: str) -> tuple[Made, ...]:
+        return self.records.get(name, Record()).made
+
+    def with_host(self, made: Iterable[Made]) -> Manifest:
+        return replace(self, host=_together(self.host, made))
+
+    def with_record(self, name: str, record: Record) -> Manifest:
+        made = _together(self.made(name), record.made)
+        return replace(self, records={**self.records, name: replace(record, made=made)})
+
+    def without_record(self, name: str, kept: tuple[Made, ...]) -> Manifest:
+        others = {key: record for key, record in self.records.items() if key != name}
+        if kept:
+            others[name] = Record(made=kept)
+        return replace(self, records=others)
+
+    def dump(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> Manifest:
+        raw = json.loads(text)
+        if raw.get("format") != FORMAT:
+            raise DeployError("the manifest was written by another version of opencode-a2a.")
+        return cls(_made(raw["host"]), {name: _record(r) for name, r in raw["records"].items()})
+
+
+def _record(raw: dict[str, Any]) -> Record:
+    known = {each.name for each in fields(Instance)}
+    instance = raw["instance"]
+    if instance is not None:  # a later version may have added fields
+        instance = Instance(**{name: value for name, value in instance.items() if name in known})
+    return Record(instance, _made(raw["made"]), raw["started_with"])
+
+
+def _made(raw: list[dict[str, str]]) -> tuple[Made, ...]:
+    return tuple(Made(**each) for each in raw)
+
+
+def _together(old: Iterable[Made], new: Iterable[Made]) -> tuple[Made, ...]:
+    """In the order in which they were made first."""
+    by_key = {each.key: each for each in old}
+    by_key |= {each.key: each for each in new}
+    return tuple(by_key.values())

@@ -1,0 +1,189 @@
+"""The commands for many instances under systemd: look, plan, show, ask, perform, verify."""
+
+from __future__ import annotations
+
+import secrets as random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from . import check, plans, release, units
+from .host import Host
+from .layout import CURRENT, ETC, MANIFEST, PORT_DISTANCE, Instance, next_port
+from .layout import check as check_instance
+from .manifest import Manifest
+from .plans import Found, Plan
+from .things import DeployError, Directory, File, Link, Make, Step
+
+CALLERS = ("A2A_BEARER_TOKEN", "A2A_STATIC_AUTH_CREDENTIALS")
+MADE_BYTES = 32  # of a secret that is made
+MAKE_SECRET = f"python3 -c 'import secrets; print(secrets.token_urlsafe({MADE_BYTES}))'"
+
+
+class Verify(Protocol):
+    """Whether an instance works; returns what to tell the operator."""
+
+    def __call__(self, url: str, authorization: str | None, *, question: bool) -> str: ...
+
+
+def verify(url: str, authorization: str | None, *, question: bool) -> str:
+    check.wait_until_ready(url, authorization)
+    if not question or authorization is None:
+        return f"{url} is ready."
+    return f"{url} is ready, and has answered a question: {check.ask(url, authorization)[:200]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    host: Host
+    say: Callable[[str], None]
+    confirm: Callable[[], bool]  # whether the plan that was said may be performed
+    environment: Mapping[str, str]  # where secrets to be written may be
+    verify: Verify = verify
+    opencode_of: Callable[[str], str | None] = release.installed
+
+    @property
+    def manifest(self) -> Manifest:
+        text = self.host.read(MANIFEST)
+        return Manifest() if text is None else Manifest.parse(text)
+
+    def init(self, name: str, first: Sequence[Step] = ()) -> None:
+        """Prepare the machine, with these steps first: those that install the release."""
+        manifest = self.manifest
+        found = Found(self.host.find(plans.wanted_host(name)))
+        plan = plans.init(name, manifest, found)
+        folders = [s for s in plan.steps if isinstance(s, Make) and isinstance(s.thing, Directory)]
+        rest = [step for step in plan.steps if step not in folders]
+        self._perform(replace(plan, steps=[*folders, *first, *rest]), f"release {name}")
+
+    def create(
+        self, name: str, wanted: Mapping[str, Any], *, make: Sequence[str] | None, question: bool
+    ) -> None:
+        """`make`: the secrets to write, beside those that are needed; None: write none."""
+        manifest = self.manifest
+        if any(each.name == name for each in manifest.instances):
+            raise DeployError(f"there is an instance {name} already. To change it: deploy update.")
+        current = self.host.find([Link(CURRENT, "")]).get(CURRENT)
+        if not isinstance(current, Link):
+            raise DeployError("this machine is not prepared: run `opencode-a2a deploy init` first.")
+        taken = [p for each in manifest.instances for p in (each.port, each.opencode_port)]
+        port = wanted.get("port") or next_port(taken)
+        given = {
+            "port": port,
+            "opencode_port": port + PORT_DISTANCE,
+            "release": current.target.rpartition("/")[2],
+            **wanted,
+        }
+        self._bring_up(Instance(name=name, **given), make=make, question=question)
+
+    def update(
+        self,
+        name: str,
+        wanted: Mapping[str, Any],
+        *,
+        make: Sequence[str] | None = None,
+        question: bool = True,
+    ) -> None:
+        old = self.manifest.instance(name)
+        new = replace(old, **wanted)
+        if new.release != old.release:  # what was gone back from may be broken
+            came_back = new.release == old.previous
+            new = replace(new, previous=None if came_back else old.release)
+        self._bring_up(new, make=make, question=question)
+
+    def _bring_up(self, instance: Instance, *, make: Sequence[str] | None, question: bool) -> None:
+        manifest = self.manifest
+        check_instance(instance, manifest.instances)
+        opencode = self.opencode_of(instance.release)
+        if opencode is None:
+            raise DeployError(f"the release {instance.release} is not installed here.")
+        secrets = self.host.secrets(instance.secrets)
+        made = self._missing_secrets(instance, secrets, make=make)
+        secrets |= {file.path.rpartition("/")[2]: file.content for file in made}
+        wanted = [*units.templates(), *plans.wanted_instance(instance, sorted(secrets), made)]
+        found = Found(
+            self.host.find(wanted),
+            active=self.host.active([instance.target, *units.drop_ins(instance, ())]),
+            secrets=secrets,
+            opencode=opencode,
+        )
+        plan = plans.bring_up(instance, manifest, found, made)
+        self._perform(plan, f"instance {instance.name}")
+        self.check(instance, question=question)
+
+    def _missing_secrets(
+        self, instance: Instance, found: Mapping[str, str], *, make: Sequence[str] | None
+    ) -> list[File]:
+        """Secrets to be made, where the operator wants that; else what is missing is said."""
+        missing = [] if set(CALLERS) & found.keys() else [CALLERS[0]]
+        missing += [] if units.OPENCODE_PASSWORD in found else [units.OPENCODE_PASSWORD]
+        if make is None and missing:
+            commands = [f"install -d -m 700 {instance.secrets}"]
+            commands += [f"{MAKE_SECRET} > {instance.secrets}/{name}" for name in missing]
+            raise DeployError(
+                f"secrets of {instance.name} are missing. Provide them as root, such as by\n\n"
+                "  umask 077\n  " + "\n  ".join(commands) + "\n\nand the key of a model provider "
+                f"likewise, in a file with the name of its variable ({instance.secrets}/"
+                "ANTHROPIC_API_KEY). With ENABLE_SECRET_PERSISTENCE=true in the environment this "
+                "command writes them itself."
+            )
+        given = dict.fromkeys([*missing, *(make or ())])
+        return [
+            File(
+                f"{instance.secrets}/{name}",
+                self._value(name, needed=name in missing),
+                0o600,
+                is_operators=True,
+            )
+            for name in given
+            if name not in found
+        ]
+
+    def _value(self, name: str, *, needed: bool) -> str:
+        value = self.environment.get(name) or (random.token_urlsafe(MADE_BYTES) if needed else "")
+        if not value:
+            raise DeployError(f"--secret {name}: there is no such variable in the environment.")
+        return value + "\n"
+
+    def check(self, instance: Instance, *, question: bool) -> None:
+        self.say(f"Waiting for {instance.url} …")
+        authorization = check.login(self.host.secrets(instance.secrets))
+        self.say(self.verify(instance.url, authorization, question=question))
+
+    def remove(self, name: str, *, purge: bool) -> None:
+        manifest = self.manifest
+        if name not in manifest.records:
+            manifest.instance(name)  # says which there are
+        self._perform(plans.remove(name, manifest, purge=purge), f"removing {name}")
+
+    def uninstall(self, *, purge: bool) -> None:
+        manifest = self.manifest
+        if not manifest.host:
+            self.say("Nothing of opencode-a2a is deployed here.")
+            return
+        self._perform(plans.uninstall(manifest, purge=purge), "removing everything")
+
+    def _perform(self, plan: Plan, title: str) -> None:
+        if not plan.steps:
+            self.say(f"{title}: everything is as it should be.")
+            return
+        self.say(f"Plan: {title}")
+        for step in plan.steps:
+            self.say(f"  {step}")
+        if not self.confirm():
+            raise NotConfirmed
+        self.host.perform(Make(Directory(ETC)))
+        self._write(plan.before)
+        for number, step in enumerate(plan.steps, 1):
+            self.say(f"[{number}/{len(plan.steps)}] {step}")
+            if remark := self.host.perform(step):
+                self.say(remark)
+        if plan.after is not None:
+            self._write(plan.after)
+
+    def _write(self, manifest: Manifest) -> None:
+        self.host.perform(Make(File(MANIFEST, manifest.dump(), 0o600)))
+
+
+class NotConfirmed(Exception):
+    """The operator did not want the plan to be performed, or only to see it."""

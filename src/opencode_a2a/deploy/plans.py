@@ -1,0 +1,184 @@
+"""The plans: what is wanted and what is there in, steps out. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from . import units
+from .layout import MANIFEST, PROGRAM, UNITS, Instance, host_things, instance_things
+from .manifest import Manifest, Record
+from .things import (
+    Change,
+    File,
+    Link,
+    Made,
+    Make,
+    Run,
+    Step,
+    Thing,
+    changes,
+    check_ours,
+    removals,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is there."""
+
+    things: Mapping[str, Thing] = field(default_factory=dict)  # by key
+    active: frozenset[str] = frozenset()  # units that run
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    opencode: str = ""  # which OpenCode the release has: a digest of the program
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    steps: Sequence[Step]
+    before: Manifest  # written down before the first step
+    after: Manifest | None  # … and after the last; None: nothing is left to write down
+
+
+def init(release: str, manifest: Manifest, found: Found) -> Plan:
+    wanted = _host(release, manifest, found)
+    check_ours(wanted, found.things, manifest.host)
+    first, *rest = map(Made.of, wanted)  # the manifest is removed last, with its directory
+    after = manifest.with_host([first, Made("file", MANIFEST), *rest])
+    return Plan(_reloaded(changes(wanted, found.things)), after, after)
+
+
+def wanted_host(release: str) -> list[Thing]:
+    return [*host_things(release), *units.templates()]
+
+
+def wanted_instance(
+    instance: Instance, secrets: Sequence[str], made: Sequence[File] = ()
+) -> list[Thing]:
+    """`made`: secrets that are still to be written."""
+    enabled = f"{UNITS}/multi-user.target.wants/{instance.target}"
+    return [
+        *instance_things(instance),
+        *made,
+        *units.drop_in_things(instance, secrets),
+        Link(enabled, f"{UNITS}/opencode-a2a@.target"),
+    ]
+
+
+def _host(release: str, manifest: Manifest, found: Found) -> list[Thing]:
+    """A program of that name which somebody else has put there stays as it is."""
+    ours = {each.key for each in manifest.host}
+    is_foreign = PROGRAM in found.things and PROGRAM not in ours
+    return [t for t in wanted_host(release) if not (is_foreign and t.key == PROGRAM)]
+
+
+def bring_up(
+    instance: Instance, manifest: Manifest, found: Found, secrets: Sequence[File] = ()
+) -> Plan:
+    """Create an instance, or make it again what it should be; restart only what has changed."""
+    wanted = wanted_instance(instance, sorted(found.secrets), secrets)
+    check_ours(wanted, found.things, manifest.made(instance.name))
+    templates = changes(units.templates(), found.things)
+    steps = _reloaded([*templates, *changes(wanted, found.things)])
+    digests = _digests(instance, wanted, found)
+    old = manifest.records.get(instance.name, Record())
+    steps += _starts(instance, found.active, digests=digests, old=old.started_with)
+    made = tuple(map(Made.of, wanted))
+    # If a restart fails, nobody knows what the unit runs: then the next plan restarts it.
+    certain = {unit: d for unit, d in old.started_with.items() if digests.get(unit) == d}
+    before = manifest.with_record(instance.name, Record(instance, made, certain))
+    after = before.with_record(instance.name, Record(instance, made, digests))
+    return Plan(steps, before, after)
+
+
+def _reloaded(steps: Sequence[Make | Change]) -> list[Step]:
+    if any(UNITS in step.thing.key for step in steps):
+        return [*steps, Run(("systemctl", "daemon-reload"))]
+    return [*steps]
+
+
+def _starts(
+    instance: Instance,
+    active: frozenset[str],
+    *,
+    digests: Mapping[str, str],
+    old: Mapping[str, str],
+) -> list[Step]:
+    """OpenCode is restarted only if it must be: that ends the work it is at."""
+    socket = f"opencode-a2a@{instance.name}.socket"
+    stale = [u for u in digests if u in active and digests[u] != old.get(u)]
+    if socket in stale:  # a service keeps the port it has got, so all must end first
+        return [Run(("systemctl", "restart", instance.target))]
+    steps: list[Step] = [Run(("systemctl", "restart", unit)) for unit in stale]
+    if not active.issuperset({instance.target, *digests}):
+        steps.append(Run(("systemctl", "start", instance.target, *digests)))
+    return steps
+
+
+def _digests(instance: Instance, wanted: Sequence[Thing], found: Found) -> dict[str, str]:
+    """By unit: what changes when it must be restarted."""
+    opencode, service = instance.services
+    drop_ins = units.drop_ins(instance, found.secrets)
+    for_service, for_opencode = units.credentials(found.secrets)
+
+    def now(path: str) -> str:
+        thing = found.things.get(path) or next(t for t in wanted if t.key == path)
+        return thing.content if isinstance(thing, File) else ""
+
+    def digest(*parts: str) -> str:
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    socket = f"opencode-a2a@{instance.name}.socket"
+    return {
+        socket: digest(units.SOCKET, drop_ins[socket]),
+        opencode: digest(
+            units.OPENCODE,
+            drop_ins[opencode],
+            found.opencode,
+            now(f"{instance.etc}/opencode.json"),
+            *(found.secrets[file] for file in for_opencode.values()),
+        ),
+        service: digest(
+            units.SERVICE,
+            drop_ins[service],
+            instance.release,
+            now(f"{instance.etc}/config.toml"),
+            *(found.secrets[file] for file in for_service.values()),
+        ),
+    }
+
+
+def remove(name: str, manifest: Manifest, *, purge: bool) -> Plan:
+    made = manifest.made(name)
+    units_of = [f"opencode-a2a@{name}.{kind}" for kind in ("target", "socket", "service")]
+    every = (*units_of, f"opencode@{name}.service")
+    steps: list[Step] = []
+    if manifest.records[name].instance is not None:
+        steps.append(Run(("systemctl", "stop", *every)))
+    steps += removals(made, purge=purge)
+    steps.append(Run(("systemctl", "daemon-reload")))
+    steps.append(Run(("systemctl", "reset-failed", *every), may_fail=True))
+    kept = () if purge else tuple(each for each in made if each.is_data)
+    return Plan(steps, manifest, manifest.without_record(name, kept))
+
+
+def uninstall(manifest: Manifest, *, purge: bool) -> Plan:
+    """Everything that was made; what holds kept data stays with it, and so does the manifest."""
+    steps: list[Step] = []
+    after: Manifest | None = manifest
+    for name in manifest.records:
+        assert after is not None
+        plan = remove(name, after, purge=purge)
+        steps += [step for step in plan.steps if step != Run(("systemctl", "daemon-reload"))]
+        after = plan.after
+    assert after is not None
+    data = [each.name for record in after.records.values() for each in record.made]
+    kept = tuple(
+        each
+        for each in manifest.host
+        if data and (each.name == MANIFEST or any(d.startswith(f"{each.name}/") for d in data))
+    )
+    steps += [step for step in removals(manifest.host, purge=True) if step.thing not in kept]
+    steps.append(Run(("systemctl", "daemon-reload")))
+    return Plan(steps, manifest, replace(after, host=kept) if kept else None)

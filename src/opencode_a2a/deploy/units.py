@@ -1,0 +1,222 @@
+"""The systemd units: templates for all instances, and one drop-in per instance and unit. Pure.
+
+OpenCode and the service are two units, so that one is restarted without the other: a task goes on
+while the service restarts. The socket is a third: it accepts connections meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .layout import ETC, INSTANCES, UNITS, VAR, Instance
+from .things import Directory, File
+
+NOTE = "# Written by `opencode-a2a deploy`. Add what you want with `systemctl edit`.\n"
+
+# What both units have. An agent runs compilers, test suites and package managers, so OpenCode's
+# unit goes without what those would stumble over; the unit of the service has that besides.
+HARDENING = """\
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+PrivateDevices=yes
+DevicePolicy=closed
+PrivateUsers=yes
+PrivateIPC=yes
+RemoveIPC=yes
+ProtectProc=invisible
+ProtectClock=yes
+ProtectHostname=yes
+ProtectControlGroups=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+LockPersonality=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallErrorNumber=EPERM
+UMask=0077
+"""
+
+OPENCODE = f"""\
+{NOTE}[Unit]
+Description=OpenCode of the instance %i
+PartOf=opencode-a2a@%i.target
+After=network.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+User=oca-%i
+Group=oca-%i
+Environment=HOME={VAR}/%i/home SHELL=/bin/sh
+Environment=OPENCODE_CONFIG={ETC}/%i/opencode.json
+Environment=OPENCODE_DISABLE_AUTOUPDATE=1 OPENCODE_DISABLE_EMBEDDED_WEB_UI=1
+# Python's -I keeps it from loading what the agent has written to the workspace.
+ExecStart={INSTANCES}/%i/bin/python -I -m opencode_a2a.deploy.launch \\
+  {INSTANCES}/%i/bin/opencode serve --hostname 127.0.0.1 --port $OPENCODE_PORT
+Restart=always
+RestartSec=1
+KillMode=mixed
+TimeoutStopSec=10
+OOMPolicy=continue
+LimitNOFILE=65536
+SyslogIdentifier=opencode@%i
+LogExtraFields=OPENCODE_A2A_INSTANCE=%i
+
+ReadWritePaths={VAR}/%i/home {VAR}/%i/worktrees
+# The agent has the same user as the service: what the service keeps is hidden from it.
+InaccessiblePaths={VAR}/%i/state
+SystemCallFilter=@system-service
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+{HARDENING}"""
+
+SERVICE = f"""\
+{NOTE}[Unit]
+Description=A2A service of the instance %i
+PartOf=opencode-a2a@%i.target
+Requires=opencode-a2a@%i.socket
+After=network.target opencode@%i.service opencode-a2a@%i.socket
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+User=oca-%i
+Group=oca-%i
+Environment=HOME={VAR}/%i/state XDG_STATE_HOME={VAR}/%i/state
+Environment=A2A_WORKTREE_DIRECTORY={VAR}/%i/worktrees
+ExecStart={INSTANCES}/%i/bin/opencode-a2a serve --config {ETC}/%i/config.toml
+ExecReload=/bin/kill -HUP $MAINPID
+WatchdogSec=30
+Restart=always
+RestartSec=1
+TimeoutStartSec=60
+TimeoutStopSec=30
+MemoryMax=1G
+TasksMax=256
+LimitNOFILE=65536
+SyslogIdentifier=opencode-a2a@%i
+LogExtraFields=OPENCODE_A2A_INSTANCE=%i
+
+ReadWritePaths={VAR}/%i/state {VAR}/%i/worktrees
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged @resources
+MemoryDenyWriteExecute=yes
+ProcSubset=pid
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+{HARDENING}"""
+
+SOCKET = f"""\
+{NOTE}[Unit]
+Description=Port of the instance %i
+PartOf=opencode-a2a@%i.target
+
+[Socket]
+Backlog=1024
+NoDelay=yes
+# Connections wait here while the service restarts.
+TriggerLimitIntervalSec=0
+"""
+
+TARGET = f"""\
+{NOTE}[Unit]
+Description=OpenCode and the A2A service of the instance %i
+Wants=opencode@%i.service opencode-a2a@%i.socket opencode-a2a@%i.service
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+TEMPLATES = {
+    "opencode@.service": OPENCODE,
+    "opencode-a2a@.service": SERVICE,
+    "opencode-a2a@.socket": SOCKET,
+    "opencode-a2a@.target": TARGET,
+}
+
+# The file with OpenCode's password serves both: the service logs in with it.
+OPENCODE_PASSWORD = "OPENCODE_SERVER_PASSWORD"
+SERVICE_PREFIX = "A2A_"
+
+
+def credentials(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Which secret goes to the service and which to OpenCode, under which name: {name: file}.
+
+    Those of the service begin with A2A_. All others, such as the keys of model providers, go to
+    OpenCode alone.
+    """
+    service, opencode = {}, {}
+    for name in sorted(names):
+        if name.upper().startswith(SERVICE_PREFIX):
+            service[name] = name
+        else:
+            opencode[name] = name
+        if name == OPENCODE_PASSWORD:
+            service["OPENCODE_AUTH_PASSWORD"] = name
+    return service, opencode
+
+
+def templates() -> list[File]:
+    return [File(f"{UNITS}/{name}", content) for name, content in TEMPLATES.items()]
+
+
+def drop_ins(instance: Instance, secrets: Iterable[str]) -> dict[str, str]:
+    """What is special to an instance, by the name of the unit."""
+    service, opencode = credentials(secrets)
+    workspace = instance.workspace_path
+    settings = {
+        "A2A_HOST": instance.host,
+        "A2A_PORT": str(instance.port),
+        "OPENCODE_BASE_URL": f"http://127.0.0.1:{instance.opencode_port}",
+        "OPENCODE_WORKSPACE_ROOT": workspace,
+    }
+    if instance.public_url is not None:
+        settings["A2A_PUBLIC_URL"] = instance.public_url
+    address = f"[{instance.host}]" if ":" in instance.host else instance.host
+    return {
+        f"opencode@{instance.name}.service": _section(
+            "Service",
+            f"WorkingDirectory={_path(workspace)}",
+            f"ReadWritePaths={_path(workspace)}",
+            f"Environment=OPENCODE_PORT={instance.opencode_port}",
+            f"MemoryMax={instance.memory}",
+            f"TasksMax={instance.tasks}",
+            *_load(instance, opencode),
+        ),
+        f"opencode-a2a@{instance.name}.service": _section(
+            "Service",
+            f"WorkingDirectory={_path(workspace)}",
+            f"ReadWritePaths={_path(workspace)}",
+            *(f'Environment="{name}={_path(value)}"' for name, value in settings.items()),
+            *_load(instance, service),
+        ),
+        f"opencode-a2a@{instance.name}.socket": _section(
+            "Socket", f"ListenStream={address}:{instance.port}"
+        ),
+    }
+
+
+def drop_in_things(instance: Instance, secrets: Iterable[str]) -> list[Directory | File]:
+    things: list[Directory | File] = []
+    for unit, content in drop_ins(instance, secrets).items():
+        folder = f"{UNITS}/{unit}.d"
+        things += [Directory(folder), File(f"{folder}/instance.conf", content)]
+    return things
+
+
+def _load(instance: Instance, names: Mapping[str, str]) -> list[str]:
+    return [f"LoadCredential={name}:{instance.secrets}/{file}" for name, file in names.items()]
+
+
+def _section(name: str, *lines: str) -> str:
+    return "\n".join([NOTE + f"[{name}]", *lines, ""])
+
+
+def _path(value: str) -> str:
+    """`%` begins a specifier in a unit."""
+    return value.replace("%", "%%")

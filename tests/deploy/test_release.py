@@ -1,0 +1,53 @@
+"""Where a release comes from, and how one is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.deploy.release import check_opencode, install_steps, source_of
+from opencode_a2a.deploy.things import DeployError
+from tests.running import ROOT
+
+
+def test_a_checkout_is_installed_with_pinned_packages_only() -> None:
+    source = source_of(str(ROOT), name=None)
+    assert source.name.startswith("0.1.0-")
+    packages, own = source.pip
+    assert "--require-hashes" in packages
+    assert own == ("--no-deps", "--no-build-isolation", str(ROOT))
+
+
+def test_a_wheel_and_a_version_give_a_release_its_name(tmp_path: Path) -> None:
+    wheel = tmp_path / "opencode_a2a-0.2.0-py3-none-any.whl"
+    wheel.touch()
+    assert source_of(str(wheel), name=None).name == "0.2.0"
+    assert source_of("opencode-a2a==0.3.0", name=None).name == "0.3.0"
+    assert source_of("opencode-a2a==0.3.0", name="tuesday").name == "tuesday"
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("nosuch", None), ("opencode_a2a-1-py3-none-any.whl", None), ("opencode-a2a==1", "../etc")],
+)
+def test_what_is_no_source_or_no_name_is_refused(given: str, name: str | None) -> None:
+    with pytest.raises(DeployError):
+        source_of(given, name=name)
+
+
+def test_a_release_is_tried_before_it_is_declared_whole(tmp_path: Path) -> None:
+    opencode = tmp_path / "opencode"
+    opencode.write_bytes(b"\x7fELF")
+    source = source_of("opencode-a2a==1.0", name=None)
+    steps = [str(each) for each in install_steps(source, python="python3", opencode=opencode)]
+    assert steps[0] == "> rm -rf /opt/opencode-a2a/releases/1.0"  # what an interrupted run has left
+    assert "opencode_a2a.deploy.trial" in steps[-2]
+    assert "release.json" in steps[-1]
+
+
+def test_a_script_is_not_taken_for_opencode(tmp_path: Path) -> None:
+    script = tmp_path / "opencode"
+    script.write_text("#!/usr/bin/env node\n")
+    with pytest.raises(DeployError, match="no executable for Linux"):
+        check_opencode(str(script))
