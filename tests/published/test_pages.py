@@ -15,7 +15,8 @@ from opencode_a2a.domain.scopes import DEFAULT_SCOPES, Scope
 from tests.pages import FENCE, PAGES, blocks, commands, difference, with_known
 from tests.running import ROOT
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FOLDERS = (ROOT / "docs", ROOT / "scripts")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(p for folder in FOLDERS for p in folder.rglob("*.md"))])
 GUIDE = ROOT / "docs" / "guide.md"
 # Other projects link to these.
 PROMISED_ANCHORS = {
