@@ -10,7 +10,7 @@ MAKEFLAGS += -j2
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick pythons chaos interop bench bench-smoke check fix gen pin clean
+.PHONY: help run test quick pythons chaos interop deploy-test bench bench-smoke check fix gen pin clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -32,6 +32,9 @@ chaos: .venv/.dev node_modules/.dev ## kill and cut things at random: make chaos
 
 interop: .venv/.dev node_modules/.dev ## A2A clients written elsewhere, and other versions of OpenCode (installs GBs; tens of minutes)
 	$(BIN)/python -m tests.interop $(ARGS)
+
+deploy-test: .venv/.dev node_modules/.dev ## the deployment on a real systemd in a container (root; Debian's systemd-container, mmdebstrap)
+	$(BIN)/python -m tests.machine $(ARGS)
 
 bench: .venv/.bench node_modules/.dev ## measure everything, and write docs/performance.md (minutes; on an idle machine)
 	$(BIN)/python -m bench --write docs $(ARGS)
