@@ -9,10 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .config import ClientSettings, ConfigError, Outbound, PeerSetting
+from .config import ClientSettings, ConfigError, Outbound, PeerSetting, Settings
 from .domain.addresses import is_loopback, origin_of
 from .outbound.egress import Egress
-from .outbound.target import Login, PeerLimits, Target
+from .outbound.failures import PeerNotAllowed
+from .outbound.target import CallablePeers, Login, PeerLimits, Target
 
 
 def egress_of(outbound: Outbound) -> Egress:
@@ -49,6 +50,35 @@ def find_target(settings: ClientSettings, word: str) -> Target:
         headers["Authorization"] = _basic(outbound.basic_auth.get_secret_value())
     target = _target(url, outbound)
     return replace(target, login=Login(origins_of(url), tuple(headers.items())))
+
+
+def callable_peers(settings: Settings, own_url: str) -> CallablePeers | None:
+    """The peers that the model may call, or None; ConfigError if a credential cannot be read."""
+    outbound = settings.outbound
+    if settings.server.max_call_depth == 0:
+        return None
+    targets = {
+        name: target_of(name, peer, outbound)
+        for name, peer in settings.peers.items()
+        if peer.model_may_call
+    }
+
+    def stranger(word: str) -> Target:
+        """Of an address that the model names: never with a credential, never a private host."""
+        try:
+            url = _url(word)
+        except ConfigError as exc:
+            raise PeerNotAllowed(exc.problems[0]) from None
+        assert url is not None  # it has a scheme
+        return replace(_target(url, outbound), name=url, named=False)
+
+    if not targets and not outbound.allow_any_peer:
+        return None
+    return CallablePeers(
+        targets,
+        stranger=stranger if outbound.allow_any_peer else None,
+        own_origins=origins_of(own_url),
+    )
 
 
 def target_of(name: str, peer: PeerSetting, outbound: Outbound) -> Target:

@@ -28,7 +28,11 @@ Json = dict[str, Any]
 
 
 class Echo(AgentExecutor):
-    """Says every word of a message as a piece of its answer; the first word may tell otherwise."""
+    """Says every word of a message as a piece of its answer; some messages tell it otherwise."""
+
+    def __init__(self) -> None:
+        self.at_work: set[str] = set()  # tasks that wait
+        self.canceled: set[str] = set()
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         assert context.message is not None
@@ -49,7 +53,10 @@ class Echo(AgentExecutor):
             await updater.reject(updater.new_agent_message([Part(text="Not my field.")]))
             return
         if text == "wait":
+            self.at_work.add(task.id)
             await asyncio.Event().wait()
+        if text == "where are we":
+            text = task.context_id
         for position, word in enumerate(text.split(" ")):
             await updater.add_artifact(
                 [Part(text=f"{word} ")], artifact_id="words", append=position > 0
@@ -59,11 +66,14 @@ class Echo(AgentExecutor):
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         assert context.task_id is not None
         assert context.context_id is not None
+        self.canceled.add(context.task_id)
         await TaskUpdater(event_queue, context.task_id, context.context_id).cancel()
 
 
 @asynccontextmanager
-async def sdk_agent(line: str, transport: str, *, streams: bool = True) -> AsyncIterator[str]:
+async def sdk_agent(
+    line: str, transport: str, *, streams: bool = True, echo: Echo | None = None
+) -> AsyncIterator[str]:
     """The address of an agent that speaks only this."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -79,7 +89,7 @@ async def sdk_agent(line: str, transport: str, *, streams: bool = True) -> Async
         default_input_modes=["text/plain"],
         default_output_modes=["text/plain"],
     )
-    handler = DefaultRequestHandler(Echo(), InMemoryTaskStore(), card)
+    handler = DefaultRequestHandler(echo or Echo(), InMemoryTaskStore(), card)
     speaks = create_jsonrpc_routes if transport == "JSONRPC" else create_rest_routes
     extra: Json = {"rpc_url": "/"} if transport == "JSONRPC" else {}
     routes = speaks(handler, enable_v0_3_compat=line == "0.3", **extra)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from opencode_a2a.cli.downloads import save_files
 from opencode_a2a.cli.outcome import exit_code
 from opencode_a2a.outbound.client import (
     Outgoing,
@@ -22,6 +21,7 @@ from opencode_a2a.outbound.client import (
     Reconnecting,
     Resumed,
 )
+from opencode_a2a.outbound.downloads import save_files
 from opencode_a2a.outbound.egress import Egress
 from opencode_a2a.outbound.failures import (
     AnswerTooLarge,

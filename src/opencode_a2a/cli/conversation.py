@@ -15,6 +15,7 @@ from typing import Any
 
 from ..domain.addresses import origin_of
 from ..outbound.client import Outgoing, Peer, PeerCall, Peers, PeerUpdate, Received
+from ..outbound.downloads import save_files
 from ..outbound.failures import (
     AuthRequired,
     InputRequired,
@@ -25,7 +26,6 @@ from ..outbound.failures import (
 from ..outbound.target import Target
 from ..outbound.transcript import File, Json, Transcript
 from . import last_conversations
-from .downloads import save_files
 from .failure import CommandError
 from .keyboard import LineReader
 from .outcome import LEFT

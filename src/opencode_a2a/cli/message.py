@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import mimetypes
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..outbound.transcript import Json
+from ..outbound.workspace_files import file_part
 from .failure import CommandError
 from .outcome import USAGE
 
@@ -26,24 +25,8 @@ def message_parts(text: str, files: Sequence[Path]) -> list[Json]:
         total += len(content)
         if total > MAX_FILE_BYTES:
             raise CommandError(f"--file {file}: more than {MAX_FILE_BYTES} bytes", USAGE)
-        parts.append(
-            {
-                "raw": base64.b64encode(content).decode(),
-                "filename": file.name,
-                "mediaType": _media_type(file, content),
-            }
-        )
+        parts.append(file_part(file, content))
     return parts
-
-
-def _media_type(file: Path, content: bytes) -> str:
-    if known := mimetypes.guess_type(file.name)[0]:
-        return known
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return "application/octet-stream"
-    return "text/plain"
 
 
 def message_metadata(arguments: argparse.Namespace) -> Json | None:

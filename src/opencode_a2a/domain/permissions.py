@@ -1,17 +1,19 @@
-"""Which requests a caller has allowed beforehand, by saying "always" to one like them."""
+"""Which requests are allowed beforehand, and what the agent's rules say about the others."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .values import PermissionAsk
+from .values import PermissionAction, PermissionAsk, PermissionRule
 
 
 @dataclass(frozen=True, slots=True)
 class AllowRule:
+    """A caller has said "always" to a request like this."""
+
     permission: str
     pattern: str
 
@@ -22,6 +24,18 @@ def covers(grants: Iterable[AllowRule], ask: PermissionAsk) -> bool:
     return bool(ask.patterns) and all(
         any(_matcher(pattern).fullmatch(asked) for pattern in patterns) for asked in ask.patterns
     )
+
+
+def action_of(
+    rules: Sequence[PermissionRule], permission: str, pattern: str = "*"
+) -> PermissionAction | None:
+    """What the rules say about a permission: the last that matches counts; None if none does."""
+    for rule in reversed(rules):
+        if _matcher(rule.permission).fullmatch(permission) and _matcher(rule.pattern).fullmatch(
+            pattern
+        ):
+            return rule.action
+    return None
 
 
 @lru_cache(maxsize=512)

@@ -214,6 +214,8 @@ def _extent(interrupt: Interrupt) -> str:
 
 
 def _who(interrupt: Interrupt) -> str:
+    if interrupt.peer is not None:
+        return f"The peer {_in_one_line(interrupt.peer)}, which the agent has called,"
     if interrupt.subagent is None:
         return "The agent"
     name = interrupt.subagent.agent

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from .catalog import Location
 from .events import AgentEvent
+from .peer_calls import CallSite, ToolResult
 from .permissions import AllowRule
 from .task import Task, TaskHead
 from .updates import LogEntry, Update
@@ -17,6 +18,7 @@ from .values import (
     FileChange,
     Interrupt,
     ModelRef,
+    PermissionRule,
     Prompt,
     SessionRef,
     TaskQuery,
@@ -284,7 +286,7 @@ class InterruptStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerConversation:
-    """Where a conversation with a peer goes on: the peer's own context, and its unfinished task."""
+    """Where a conversation with a peer goes on: the peer's own context, and its last task there."""
 
     context_id: str
     task_id: str | None = None
@@ -317,4 +319,26 @@ class Files(Protocol):
 
     async def fetch(self, url: str, limit: int) -> Fetched:
         """The file, or `Refused`."""
+        ...
+
+
+class PeerTools(Protocol):
+    """What the tools do by which the agent calls other agents."""
+
+    async def run(self, tool: str, arguments: Mapping[str, Any], site: CallSite) -> ToolResult:
+        """Never raises for what a peer, or the model, has done wrong: the model gets to read it.
+
+        Canceled, it has the peer cancel what it works on.
+        """
+        ...
+
+
+class ToolHost(Protocol):
+    """Where the agent gets these tools from."""
+
+    async def offer(self, session: SessionRef) -> Callable[[str | None], Sequence[PermissionRule]]:
+        """Let a session have the tools, if that is possible; what an agent's rules are there.
+
+        The rules are those that people and operators have made, without what this needs itself.
+        """
         ...

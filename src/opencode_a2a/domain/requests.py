@@ -115,9 +115,10 @@ def details(interrupt: Interrupt, *, settled: bool = False) -> dict[str, Any]:
 
     Of one that is `settled`, what tells it from others: the rest may be long, and was shown.
     """
+    peer: dict[str, Any] = {"peer": interrupt.peer} if interrupt.peer is not None else {}
     if isinstance(interrupt, QuestionAsk):
-        return {"questions": [asdict(question) for question in interrupt.questions]}
-    shown: dict[str, Any] = {
+        return peer | {"questions": [asdict(question) for question in interrupt.questions]}
+    shown = peer | {
         "permission": interrupt.permission,
         "patterns": list(interrupt.patterns),
     }

@@ -308,6 +308,7 @@ class PermissionAsk:
     call_id: str | None = None  # the tool call that waits
     arguments: Mapping[str, Any] | None = None  # of the call, where nothing else tells
     subagent: SubAgent | None = None  # who asks, if not the agent itself
+    peer: str | None = None  # another agent that it has called asks for this
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +335,7 @@ class QuestionAsk:
     questions: tuple[Question, ...]
     call_id: str | None = None
     subagent: SubAgent | None = None  # who asks, if not the agent itself
+    peer: str | None = None  # another agent that it has called asks this
 
 
 Interrupt: TypeAlias = PermissionAsk | QuestionAsk
@@ -364,13 +366,16 @@ class QuestionDecision:
 Decision: TypeAlias = PermissionDecision | QuestionDecision
 
 
+PermissionAction: TypeAlias = Literal["allow", "ask", "deny"]
+
+
 @dataclass(frozen=True, slots=True)
 class PermissionRule:
     """What the agent may do: the last rule that matches counts."""
 
     permission: str
     pattern: str
-    action: Literal["allow", "ask", "deny"]
+    action: PermissionAction
 
 
 @dataclass(frozen=True, slots=True)

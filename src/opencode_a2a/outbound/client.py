@@ -216,7 +216,8 @@ class Peer:
     def context(self, seconds: float, **headers: str) -> ClientCallContext:
         if self.extensions:
             headers[EXTENSIONS_HEADER] = ",".join(self.extensions)
-        return ClientCallContext(timeout=seconds, service_parameters=headers)
+        parameters = dict(self.target.call_headers) | headers
+        return ClientCallContext(timeout=seconds, service_parameters=parameters)
 
 
 class PeerCall:

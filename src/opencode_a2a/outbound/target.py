@@ -5,9 +5,11 @@ Light enough for whoever only wants to know what could be called: nothing here l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ..domain.addresses import origin_of
+from .failures import PeerNotAllowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,11 @@ class Login:
 
     origins: frozenset[str] = frozenset()
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not appear in a log: each value, and what follows the scheme in it."""
+        return tuple(text for _, value in self.headers for text in (value, value.split()[-1]))
 
     def headers_for(self, url: str) -> tuple[tuple[str, str], ...]:
         return self.headers if origin_of(url) in self.origins else ()
@@ -44,5 +51,29 @@ class Target:
     line: str | None = None  # None: the newest that both speak
     own_order: bool = False  # of the transports, rather than the peer's
     streams: bool = True
+    call_headers: tuple[tuple[str, str], ...] = ()  # for every request of a call; not secret
     extensions: tuple[str, ...] = ()  # to activate in any case
     welcome_extensions: tuple[str, ...] = ()  # to activate if its card lists them
+
+
+@dataclass(frozen=True, slots=True)
+class CallablePeers:
+    """The agents that the model may call."""
+
+    targets: Mapping[str, Target]
+    stranger: Callable[[str], Target] | None = None  # one that is only known by its address
+    own_origins: frozenset[str] = frozenset()  # of this service
+
+    def find(self, word: str, headers: Mapping[str, str]) -> Target:
+        target = self.targets.get(word)
+        if target is None and self.stranger is not None and "://" in word:
+            target = self.stranger(word)
+        if target is None:
+            names = ", ".join(sorted(self.targets)) or "none"
+            raise PeerNotAllowed(f"There is no agent of this name. Those you can call: {names}.")
+        self.check_origin(target.url)
+        return replace(target, call_headers=tuple(headers.items()))
+
+    def check_origin(self, url: str) -> None:
+        if origin_of(url) in self.own_origins:
+            raise PeerNotAllowed("That is the service you work for: it cannot call itself.")

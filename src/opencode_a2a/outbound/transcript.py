@@ -106,6 +106,7 @@ class Request:
 
     id: str
     type: str  # permission or question
+    details: Json = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -212,7 +213,7 @@ class Transcript:
             yield Todos(
                 tuple(
                     (str(todo.get("content", "")), todo.get("status") == "completed")
-                    for todo in _dicts(progress.get("todos"))
+                    for todo in dicts(progress.get("todos"))
                 )
             )
         elif progress.get("type") == "retry":
@@ -228,9 +229,9 @@ class Transcript:
         shared = _at(metadata, "shared")
         self.usage = _at(shared, "usage") or self.usage
         self.session_id = _at(shared, "session").get("id") or self.session_id
-        found = _dicts(shared.get("interrupts")) or _dicts([shared.get("interrupt")])
+        found = dicts(shared.get("interrupts")) or dicts([shared.get("interrupt")])
         self.requests = tuple(
-            Request(str(each.get("request_id")), str(each.get("type")))
+            Request(str(each.get("request_id")), str(each.get("type")), _at(each, "details"))
             for each in found
             if each.get("phase") == "asked"
         )
@@ -355,6 +356,6 @@ def _at(value: Any, *names: str) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _dicts(value: Any) -> list[Json]:
+def dicts(value: Any) -> list[Json]:
     """The objects in a list: metadata of other agents may be anything."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -47,11 +47,11 @@ from ..errors import (
     WorktreeBusy,
     WorkWouldBeLost,
 )
+from ..locks import KeyedLock
 from ..paths import make_private_directory
 from . import git
 from .checkout import Checkout
 from .locations import Locations
-from .locks import KeyedLock
 
 logger = structlog.get_logger()
 

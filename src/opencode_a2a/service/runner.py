@@ -83,7 +83,7 @@ from ..errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from .locks import KeyedLock
+from ..locks import KeyedLock
 from .sessions import Sessions
 from .stopping import stop
 

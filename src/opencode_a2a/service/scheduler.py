@@ -30,7 +30,7 @@ from ..domain.task import Task, TaskHead
 from ..domain.updates import InterruptAnswered, InterruptOpened
 from ..domain.values import CallPath, Prompt, TaskState, deepest
 from ..errors import StoreUnavailable, UpstreamBusy
-from .locks import KeyedLock
+from ..locks import KeyedLock
 from .runner import Prepare, Runner, Tools, log_wait
 from .sessions import Sessions
 

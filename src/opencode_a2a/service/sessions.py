@@ -10,9 +10,9 @@ from ..domain.isolation import ContextWorktree
 from ..domain.ports import Agent, AgentSession, Bindings
 from ..domain.values import Caller, FileChange, Isolation, SessionRef, WorktreeRef
 from ..errors import IsolationFailed, ServiceError
+from ..locks import KeyedLock
 from .isolation import ContextWorktrees
 from .locations import Locations
-from .locks import KeyedLock
 
 
 class Sessions:

@@ -37,9 +37,9 @@ from ..errors import (
     UnsupportedOperation,
     UpstreamBusy,
 )
+from ..locks import KeyedLock
 from .inputs import Inputs
 from .interrupts import Interrupts
-from .locks import KeyedLock
 from .options import OptionsResolver
 from .scheduler import Scheduler
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from ..outbound.client import Peer
-from ..outbound.failures import AnswerTooLarge, PeerError, PeerProtocolError
-from ..outbound.transcript import File
+from .client import Peer
+from .failures import AnswerTooLarge, PeerError, PeerProtocolError
+from .transcript import File
 
 MAX_STEM, MAX_SUFFIX = 100, 20  # characters of a name
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.cli.downloads import file_name, write_file
+from opencode_a2a.outbound.downloads import file_name, write_file
 from opencode_a2a.outbound.transcript import File
 
 
