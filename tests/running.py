@@ -220,11 +220,12 @@ def service(
     directory: Path,
     *,
     serving: str = r"event=serving url=(\S+)",
+    config: str = "",
     **settings: str,
 ) -> Iterator[Service]:
     """The service on an upstream; `settings` are its environment variables.
 
-    `serving` is what its log says once it serves, and where.
+    `serving` is what its log says once it serves, and where; `config` is a file with settings.
     """
     env = isolated(
         directory / "home",
@@ -239,6 +240,7 @@ def service(
     if "A2A_STATIC_AUTH_CREDENTIALS" not in settings:
         env["A2A_BEARER_TOKEN"] = TOKEN
     command = [str(Path(sys.executable).parent / "opencode-a2a"), "serve"]
+    command += ["--config", config] if config else []
     with running(command, env | settings, upstream.workspace) as program:
         found = program.wait_for(serving)
         yield Service(found[1], program)

@@ -12,16 +12,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import cast
+from urllib.parse import urlsplit
 
+import structlog
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as RequestScope
 
 from . import __version__, logs
 from .config import Server, Settings, State
 from .contract.dispatch import Contract
-from .domain.addresses import origin_of, url_of_listener
+from .domain.addresses import is_loopback, origin_of, url_of_listener
 from .domain.ports import Agent
 from .domain.release import Release
 from .domain.scopes import Scope
@@ -34,14 +37,16 @@ from .inbound.failures import failure
 from .inbound.health import Health
 from .inbound.openapi import Api
 from .inbound.operations import Operations
-from .inbound.published import Deployment, PeerCalls, Published
+from .inbound.published import Deployment, Published
+from .inbound.published import PeerCalls as DeclaredCalls
 from .inbound.routes import add_routes
 from .inbound.sse import Streams
 from .opencode.agent import Defaults, OpenCode
 from .opencode.catalog import OpenCodeCatalog
 from .opencode.http import Endpoint
 from .outbound.files import NamedFiles
-from .peers import egress_of
+from .outbound.target import CallablePeers
+from .peers import callable_peers, egress_of, limits_of
 from .service.creator import Creator
 from .service.git import in_root, in_root_only
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
@@ -50,6 +55,7 @@ from .service.isolation import ContextWorktrees
 from .service.locations import Locations
 from .service.options import CatalogOptionsResolver, OptionsResolver
 from .service.ownership import Ownership
+from .service.peer_calls import OfferedTools, PeerCalls
 from .service.recovery import Recovery
 from .service.scheduler import Scheduler, SchedulerLimits, TaskAtWork
 from .service.sessions import Sessions
@@ -68,6 +74,8 @@ from .web.hosts import HostCheck
 from .web.origins import OriginCheck
 from .web.payloads import PayloadLog
 from .web.trace import Trace
+
+logger = structlog.get_logger()
 
 PUBLIC_PATHS = frozenset(
     {"/health", "/ready", "/docs", "/.well-known/agent-card.json", "/.well-known/agent.json"}
@@ -101,7 +109,10 @@ async def build(
     """
     logs.redactor.add(*settings.secrets, *endpoint.secrets)  # some were made for this run
     current = _CurrentSettings(settings)
-    async with _open_adapters(settings, endpoint, rules=current.rules) as adapters:
+    async with (
+        _open_adapters(settings, endpoint, rules=current.rules) as adapters,
+        _peer_calls(settings, adapters, endpoint=endpoint, url=url) as peer_calls,
+    ):
         agent = agent or adapters.opencode
         locations = _locations(settings, adapters)
         worktrees = _worktrees(settings, adapters, locations=locations)
@@ -112,6 +123,7 @@ async def build(
             interrupts=adapters.interrupts,
             limits=_limits(settings),
             clock=now_ms,
+            peer_calls=peer_calls if agent is adapters.opencode else None,
         )
         async with scheduler.running(stopping):
             services = _services(
@@ -131,7 +143,13 @@ async def build(
                 inputs=services.inputs,
                 clock=now_ms,
             )
-            parts = _Parts(adapters=adapters, services=services, tasks=tasks, stopping=stopping)
+            parts = _Parts(
+                adapters=adapters,
+                services=services,
+                tasks=tasks,
+                stopping=stopping,
+                calls_peers=peer_calls is not None,
+            )
             application = _Application(current, parts, url=url)
             async with (
                 Recovery.open(adapters.log, scheduler, inputs=services.inputs),
@@ -167,6 +185,7 @@ class _Parts:
     services: Services
     tasks: Tasks
     stopping: asyncio.Future[None]
+    calls_peers: bool
 
 
 class _Application:
@@ -198,7 +217,11 @@ class _Application:
         settings, parts = self._current.settings, self._parts
         server, opencode = settings.server, parts.adapters.opencode
         published = publication(
-            settings, self._url, services=parts.services, release=lambda: opencode.release
+            settings,
+            self._url,
+            services=parts.services,
+            release=lambda: opencode.release,
+            calls_peers=parts.calls_peers,
         )
         operations = Operations(
             tasks=parts.tasks,
@@ -257,6 +280,56 @@ async def _open_adapters(
             opencode=opencode,
             files=files,
         )
+
+
+@asynccontextmanager
+async def _peer_calls(
+    settings: Settings, adapters: _Adapters, *, endpoint: Endpoint, url: str
+) -> AsyncIterator[PeerCalls | None]:
+    """The agent's calls to other agents; None where it cannot make any."""
+    peers = callable_peers(settings, url)
+    if peers is not None and not is_loopback(urlsplit(endpoint.base_url).hostname or ""):
+        logger.warning(
+            "tools.off", reason="OpenCode is on another machine, and cannot reach the tools here"
+        )
+        peers = None
+    if peers is None:
+        yield None
+        return
+    logs.redactor.add(*(secret for each in peers.targets.values() for secret in each.login.secrets))
+    calls = PeerCalls(max_depth=settings.server.max_call_depth)
+    serving = asyncio.create_task(_serve_tools(settings, adapters, peers=peers, calls=calls))
+    try:
+        async with calls.running():
+            yield calls
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _serve_tools(
+    settings: Settings, adapters: _Adapters, *, peers: CallablePeers, calls: PeerCalls
+) -> None:
+    """Until it is canceled. The service starts meanwhile: what this loads takes a second."""
+    try:
+        for module in (".outbound.peer_tools", ".toolserver"):
+            await asyncio.to_thread(import_module, module, __package__)
+        from .outbound.client import Peers
+        from .outbound.peer_tools import PeerToolbox, tool_specs
+        from .toolserver import ToolServer
+
+        client = Peers(egress_of(settings.outbound), limits_of(settings.outbound))
+        toolbox = PeerToolbox(client, peers, adapters.conversations)
+        async with ToolServer.open(tool_specs(peers), calls.serve) as server:
+            logs.redactor.add(*server.headers.values())
+            host = adapters.opencode.tools(server.url, server.headers)
+            calls.tools.set_result(OfferedTools(host, toolbox))
+            await asyncio.Event().wait()
+    except Exception:
+        logger.exception("tools.internal_error")
+    finally:
+        if not calls.tools.done():
+            calls.tools.set_result(None)
 
 
 @asynccontextmanager
@@ -414,9 +487,11 @@ def publication(
     *,
     services: Services | None = None,
     release: Callable[[], Release | None] = lambda: None,
+    calls_peers: bool = True,
 ) -> Published:
     """What the service publishes with these settings. Without services, no method can be called.
 
+    `calls_peers`: the agent can get the tools for that, if the settings let it have them.
     `release` is asked for the connected OpenCode whenever something is published.
     """
     server = settings.server
@@ -444,16 +519,17 @@ def publication(
             "always_scope": server.permission_always,
             "rules": [rule.model_dump() for rule in server.permission_rules],
         },
-        peer_calls=_peer_calls(settings),
+        peer_calls=_declared_calls(settings, offered=calls_peers),
     )
     contract = Contract(ALL, enabled=server.toggles, services=services)
     return Published(facts, contract, deployment=deployment, release=release)
 
 
-def _peer_calls(settings: Settings) -> PeerCalls:
-    return PeerCalls(
-        peers=tuple(sorted(name for name, peer in settings.peers.items() if peer.model_may_call)),
-        any_peer=settings.outbound.allow_any_peer,
+def _declared_calls(settings: Settings, *, offered: bool) -> DeclaredCalls:
+    peers = tuple(sorted(name for name, peer in settings.peers.items() if peer.model_may_call))
+    return DeclaredCalls(
+        peers=peers if offered else (),
+        any_peer=settings.outbound.allow_any_peer and offered,
         max_depth=settings.server.max_call_depth,
     )
 

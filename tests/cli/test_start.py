@@ -42,7 +42,8 @@ LATER = {
     *("alembic", "mako"),  # to migrate an older database
     *("aiohttp", "yarl"),  # to ask OpenCode, and to fetch files
     *("sqlalchemy.orm", "sqlalchemy.dialects.postgresql"),  # for other databases, or never
-    *("opencode_a2a.demo.model", "a2a", "httpx", "jsonschema"),  # for the demo; for tests
+    *("a2a", "httpx", "mcp", "mcp_types", "opencode_a2a.toolserver"),  # for those who have peers
+    *("opencode_a2a.demo.model", "jsonschema"),  # for the demo; for tests
     *TERMINAL,
 }
 DEFAULTS = {  # of other parameters, so they have to be built

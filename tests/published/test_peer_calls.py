@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from opencode_a2a import app
 from opencode_a2a.app import publication
 from opencode_a2a.config import load
 from opencode_a2a.inbound.published import Published
+from opencode_a2a.opencode.http import Endpoint
 
 PEERS = """
 [peers.reviewer]
@@ -64,3 +66,16 @@ def test_callers_and_nobody_else_are_told_which_peers_the_agent_may_call(
 def test_any_peer_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     found = published(monkeypatch, None, A2A_CLIENT_ALLOW_ANY_PEER="true")
     assert peer_calls(found)["enabled"]
+
+
+async def test_an_opencode_elsewhere_cannot_reach_the_tools(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(PEERS)
+    monkeypatch.setenv("A2A_BEARER_TOKEN", "x")
+    found = publication(load(config), "http://127.0.0.1:8000", calls_peers=False)
+    assert peer_calls(found) == {"enabled": False, "peers": [], "any_peer": False, "max_depth": 3}
+    far, unused = Endpoint("http://10.0.0.1:4096"), cast(Any, None)
+    async with app._peer_calls(load(config), unused, endpoint=far, url="http://here") as calls:
+        assert calls is None

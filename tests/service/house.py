@@ -25,6 +25,7 @@ from opencode_a2a.domain.values import (
 )
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts
+from opencode_a2a.service.peer_calls import PeerCalls
 from opencode_a2a.service.scheduler import Scheduler, SchedulerLimits
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
@@ -145,6 +146,7 @@ async def house(
     agent: ScriptedAgent | None = None,
     always: Literal["context", "workspace"] = "context",
     clock: Callable[[], int] = now_ms,
+    peer_calls: PeerCalls | None = None,
 ) -> AsyncIterator[House]:
     agent = agent or ScriptedAgent()
     async with (
@@ -158,6 +160,7 @@ async def house(
             interrupts=SqlInterrupts(database),
             limits=replace(limits, grace=0),
             clock=clock,
+            peer_calls=peer_calls,
         )
         await stack.enter_async_context(scheduler.running())
         interrupts = Interrupts(

@@ -11,8 +11,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
@@ -29,6 +29,7 @@ from ..store.log import now_ms
 from ..systemd import ServiceManager
 from ..web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
 from ..web.protocol import ConnectionGuard
+from ..web.server import QuietServer
 from .failure import CommandError
 from .instances import Instance, Registration
 from .terminal import Terminal, has_cursor, task_line
@@ -344,8 +345,8 @@ def _resolve(stopping: asyncio.Future[None]) -> None:
         stopping.set_result(None)
 
 
-class _Server(uvicorn.Server):
-    """Does not handle signals: `until_stopped` does, and shuts down more than the server."""
+class _Server(QuietServer):
+    """`until_stopped` handles the signals."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -354,7 +355,3 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

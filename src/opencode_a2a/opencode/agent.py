@@ -34,6 +34,7 @@ from .feed import SILENCE_SECONDS, Feed, Subscription
 from .http import Endpoint, Http
 from .identity import Identity
 from .ids import new_id, part_id
+from .tools import OpenCodeTools
 
 PAGE_SIZE = 50  # messages read at once when catching up
 ABORT_WAIT_SECONDS = 1.0  # seconds an abort waits for events
@@ -121,6 +122,17 @@ class OpenCode:
 
     async def delete(self, ref: SessionRef) -> None:
         await self._http.call("DELETE", "session", ref.id)
+
+    def tools(self, url: str, headers: Mapping[str, str]) -> OpenCodeTools:
+        """What offers the tools of this MCP server to sessions."""
+        return OpenCodeTools(
+            self._http,
+            self._feed,
+            url=url,
+            headers=headers,
+            rules=self._defaults.rules,
+            directory=self._defaults.directory,
+        )
 
     def session(self, ref: SessionRef) -> OpenCodeSession:
         return OpenCodeSession(ref, http=self._http, feed=self._feed, defaults=self._defaults)

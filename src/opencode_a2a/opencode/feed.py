@@ -104,6 +104,7 @@ class Feed:
         self._counter = _EventCounter() if debug else None
         self._connected = False
         self._connections = 0  # made so far
+        self._disposals: Counter[str] = Counter()  # by directory
         self._problem: UpstreamError | None = None
         self._changed = asyncio.Event()  # set, and replaced, when one of these two has changed
 
@@ -143,6 +144,10 @@ class Feed:
         while self._connections <= number:
             await self._changed.wait()
         return self._connections
+
+    def instance(self, directory: str) -> tuple[int, int]:
+        """Changes when OpenCode may have forgotten what it was told for a directory."""
+        return self._connections, self._disposals[directory]
 
     async def subscribe(self, session: str) -> Subscription:
         """Events of a session and of those it starts; live from now on, until it is left."""
@@ -256,6 +261,8 @@ class Feed:
                 return
             session = session_of(raw)
             if session is None:
+                if raw["type"] == "server.instance.disposed":
+                    self._disposals[raw["properties"]["directory"]] += 1
                 return
             subscription = self._routes.get(session)
             if subscription is None:

@@ -84,6 +84,8 @@ from ..errors import (
     UpstreamUnreachable,
 )
 from ..locks import KeyedLock
+from .calling_session import CallingSession
+from .peer_calls import PeerCalls
 from .sessions import Sessions
 from .stopping import stop
 
@@ -136,6 +138,7 @@ class Tools:
     slots: Slots
     clock: Callable[[], int]
     changes_seconds: float
+    peer_calls: PeerCalls | None = None  # None where the agent cannot call peers
 
 
 def _future() -> asyncio.Future[None]:
@@ -410,9 +413,10 @@ class Runner:
 
     async def _open_session(self, isolation: Isolation | None) -> SessionOpened:
         owner, context_id = self.head.owner, self.head.context_id
-        self._session = await self.tools.sessions.serving(
+        session = await self.tools.sessions.serving(
             owner, context_id, title=self.title, isolation=isolation, fresh=self.run.fresh
         )
+        self._session = self._with_peers(session)
         rules: Sequence[AllowRule] = ()
         if not self.run.fresh:
             with suppress(StoreUnavailable):  # to ask once too often does no harm
@@ -423,12 +427,18 @@ class Runner:
     async def _renew_session(self) -> SessionOpened:
         assert self._session is not None
         gone = self._session.ref
-        self._session = await self.tools.sessions.renewed(
+        session = await self.tools.sessions.renewed(
             self.head.owner, self.head.context_id, title=self.title, gone=gone
         )
+        self._session = self._with_peers(session)
         ref = self._session.ref
         logger.warning("session.renewed", task=self.head.id, gone=gone.id, session=ref.id)
         return SessionOpened(ref.id, ref.title, worktree=ref.worktree)
+
+    def _with_peers(self, session: AgentSession) -> AgentSession:
+        if (calls := self.tools.peer_calls) is None:
+            return session
+        return CallingSession(session, calls, head=self.head, path=lambda: self.path)
 
     async def _deliver(self, effect: Deliver, session: AgentSession) -> Delivered:
         interrupt, wanted = effect.interrupt, True

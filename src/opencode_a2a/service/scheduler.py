@@ -31,6 +31,7 @@ from ..domain.updates import InterruptAnswered, InterruptOpened
 from ..domain.values import CallPath, Prompt, TaskState, deepest
 from ..errors import StoreUnavailable, UpstreamBusy
 from ..locks import KeyedLock
+from .peer_calls import PeerCalls
 from .runner import Prepare, Runner, Tools, log_wait
 from .sessions import Sessions
 
@@ -85,6 +86,7 @@ class Scheduler:
         interrupts: InterruptStore,
         limits: SchedulerLimits,
         clock: Callable[[], int],
+        peer_calls: PeerCalls | None = None,
     ) -> None:
         self.deciding: KeyedLock[str] = KeyedLock()  # by task: what is decided first counts
         self._log = log
@@ -97,6 +99,7 @@ class Scheduler:
             slots=self,
             clock=clock,
             changes_seconds=limits.abort,
+            peer_calls=peer_calls,
         )
         self._runners: dict[str, Runner] = {}
         bounds = Bounds(
