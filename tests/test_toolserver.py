@@ -57,7 +57,7 @@ async def opened(tools: Tools) -> AsyncIterator[tuple[ToolServer, httpx.AsyncCli
     accept = {"accept": "application/json, text/event-stream"}
     async with (
         asyncio.timeout(PATIENCE),
-        ToolServer.open(TOOLS, tools.serve) as server,
+        ToolServer.open(lambda: TOOLS, tools.serve) as server,
         httpx.AsyncClient(headers=accept, trust_env=False, timeout=PATIENCE) as http,
     ):
         yield server, http

@@ -111,7 +111,7 @@ async def build(
     current = _CurrentSettings(settings)
     async with (
         _open_adapters(settings, endpoint, rules=current.rules) as adapters,
-        _peer_calls(settings, adapters, endpoint=endpoint, url=url) as peer_calls,
+        _peer_calls(current, adapters, endpoint=endpoint, url=url) as peer_calls,
     ):
         agent = agent or adapters.opencode
         locations = _locations(settings, adapters)
@@ -134,22 +134,17 @@ async def build(
                 scheduler=scheduler,
                 rules=current.rules,
             )
+            options = _options(settings, adapters, services=services, sessions=sessions)
             tasks = Tasks(
                 agent=agent,
                 log=adapters.log,
                 scheduler=scheduler,
                 interrupts=services.interrupts,
-                options=_options(settings, adapters, services=services, sessions=sessions),
+                options=options,
                 inputs=services.inputs,
                 clock=now_ms,
             )
-            parts = _Parts(
-                adapters=adapters,
-                services=services,
-                tasks=tasks,
-                stopping=stopping,
-                calls_peers=peer_calls is not None,
-            )
+            parts = _Parts(adapters, services, tasks=tasks, stopping=stopping)
             application = _Application(current, parts, url=url)
             async with (
                 Recovery.open(adapters.log, scheduler, inputs=services.inputs),
@@ -169,6 +164,7 @@ class _CurrentSettings:
     """The settings that hold now; a reload puts others in their place."""
 
     settings: Settings
+    peers: CallablePeers | None = None  # that the agent can call; None where it has no tools for it
 
     def rules(self) -> tuple[PermissionRule, ...]:
         return tuple(
@@ -185,7 +181,6 @@ class _Parts:
     services: Services
     tasks: Tasks
     stopping: asyncio.Future[None]
-    calls_peers: bool
 
 
 class _Application:
@@ -208,7 +203,17 @@ class _Application:
         return self._app(scope, receive, send)
 
     def reload(self, settings: Settings) -> int:
-        """Take these settings over; how many requests were cut off."""
+        """Take these settings over; how many requests were cut off.
+
+        ConfigError, and nothing is changed, if the credential of a peer cannot be read.
+        """
+        peers = callable_peers(settings, self._url)
+        if self._current.peers is not None:
+            self._current.peers = peers = peers or CallablePeers({})
+            logs.redactor.add(*peers.secrets)
+        elif peers is not None:
+            reason = "the agent had nobody to call when the service started, so restart it"
+            logger.warning("tools.off", reason=reason)
         self._current.settings = settings
         self._app = self._made()
         return self.authenticator.replace(credentials_of(settings.server))
@@ -221,7 +226,7 @@ class _Application:
             self._url,
             services=parts.services,
             release=lambda: opencode.release,
-            calls_peers=parts.calls_peers,
+            calls_peers=self._current.peers is not None,
         )
         operations = Operations(
             tasks=parts.tasks,
@@ -284,10 +289,10 @@ async def _open_adapters(
 
 @asynccontextmanager
 async def _peer_calls(
-    settings: Settings, adapters: _Adapters, *, endpoint: Endpoint, url: str
+    current: _CurrentSettings, adapters: _Adapters, *, endpoint: Endpoint, url: str
 ) -> AsyncIterator[PeerCalls | None]:
     """The agent's calls to other agents; None where it cannot make any."""
-    peers = callable_peers(settings, url)
+    peers = callable_peers(current.settings, url)
     if peers is not None and not is_loopback(urlsplit(endpoint.base_url).hostname or ""):
         logger.warning(
             "tools.off", reason="OpenCode is on another machine, and cannot reach the tools here"
@@ -296,9 +301,10 @@ async def _peer_calls(
     if peers is None:
         yield None
         return
-    logs.redactor.add(*(secret for each in peers.targets.values() for secret in each.login.secrets))
-    calls = PeerCalls(max_depth=settings.server.max_call_depth)
-    serving = asyncio.create_task(_serve_tools(settings, adapters, peers=peers, calls=calls))
+    current.peers = peers
+    logs.redactor.add(*peers.secrets)
+    calls = PeerCalls(max_depth=current.settings.server.max_call_depth)
+    serving = asyncio.create_task(_serve_tools(current, adapters, calls))
     try:
         async with calls.running():
             yield calls
@@ -307,10 +313,13 @@ async def _peer_calls(
         await asyncio.gather(serving, return_exceptions=True)
 
 
-async def _serve_tools(
-    settings: Settings, adapters: _Adapters, *, peers: CallablePeers, calls: PeerCalls
-) -> None:
+async def _serve_tools(current: _CurrentSettings, adapters: _Adapters, calls: PeerCalls) -> None:
     """Until it is canceled. The service starts meanwhile: what this loads takes a second."""
+
+    def peers() -> CallablePeers:
+        assert current.peers is not None, "otherwise there are no tools"
+        return current.peers
+
     try:
         for module in (".outbound.peer_tools", ".toolserver"):
             await asyncio.to_thread(import_module, module, __package__)
@@ -318,9 +327,10 @@ async def _serve_tools(
         from .outbound.peer_tools import PeerToolbox, tool_specs
         from .toolserver import ToolServer
 
-        client = Peers(egress_of(settings.outbound), limits_of(settings.outbound))
+        outbound = current.settings.outbound
+        client = Peers(egress_of(outbound), limits_of(outbound))
         toolbox = PeerToolbox(client, peers, adapters.conversations)
-        async with ToolServer.open(tool_specs(peers), calls.serve) as server:
+        async with ToolServer.open(lambda: tool_specs(peers()), calls.serve) as server:
             logs.redactor.add(*server.headers.values())
             host = adapters.opencode.tools(server.url, server.headers)
             calls.tools.set_result(OfferedTools(host, toolbox))

@@ -30,6 +30,7 @@ from .web.server import QuietServer
 HOST, PATH = "127.0.0.1", "/mcp"
 # Longer than OpenCode keeps a connection: a call on one that is being closed would be lost.
 KEEP_ALIVE_SECONDS = 86_400
+Specify = Callable[[], Sequence[ToolSpec]]  # the tools as the model is told of them now
 Report = Callable[[str], Awaitable[None]]
 Serve = Callable[[str, Mapping[str, Any], Report], Awaitable[ToolResult]]
 
@@ -43,7 +44,7 @@ class ToolServer:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, tools: Sequence[ToolSpec], serve: Serve) -> AsyncIterator[ToolServer]:
+    async def open(cls, tools: Specify, serve: Serve) -> AsyncIterator[ToolServer]:
         with socket.create_server((HOST, 0)) as listener:
             host = f"{HOST}:{listener.getsockname()[1]}"
             # No page of a browser has a reason to be here, so no origin is allowed.
@@ -91,20 +92,18 @@ class _Login:
         await app(scope, receive, send)
 
 
-def _server(tools: Sequence[ToolSpec], serve: Serve) -> Server[Any]:
-    listed = types.ListToolsResult(
-        tools=[
-            types.Tool(
-                name=each.name, description=each.description, input_schema=dict(each.arguments)
-            )
-            for each in tools
-        ]
-    )
-
+def _server(tools: Specify, serve: Serve) -> Server[Any]:
     async def list_tools(
         _: ServerRequestContext[Any], params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        return listed
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(
+                    name=each.name, description=each.description, input_schema=dict(each.arguments)
+                )
+                for each in tools()
+            ]
+        )
 
     async def call_tool(
         context: ServerRequestContext[Any], params: types.CallToolRequestParams

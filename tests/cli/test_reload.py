@@ -36,7 +36,10 @@ permission_rules = {rules}
 static_auth_credentials = [
 {credentials}
 ]
+{peers}
 """
+PEER = '[peers.{name}]\nurl = "http://127.0.0.1:9"\n'
+FIRST_PEER = PEER.format(name="first")
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 Address = tuple[str, int]
 ONE_RULE = '[{ permission = "bash", pattern = "git *", action = "deny" }]'
@@ -59,8 +62,10 @@ class Lab:
         level: str = "info",
         rules: str = "[]",
         basic: bool = False,
+        peers: str = FIRST_PEER,
     ) -> None:
-        write(self.file, *tokens, port=port, level=level, rules=rules, basic=basic)
+        text = settings(*tokens, port=port, level=level, rules=rules, basic=basic, peers=peers)
+        self.file.write_text(text)
 
     def reload(self, said: str = r"event=settings\.(?:reloaded|not_reloaded)\b.*\n") -> str:
         """What the log says about it, from the signal on."""
@@ -83,15 +88,17 @@ class Lab:
         return self.client.get("/tasks", headers=headers).status_code
 
 
-def write(file: Path, *tokens: str, port: int | str, level: str, rules: str, basic: bool) -> None:
+def settings(*tokens: str, port: int | str, level: str, rules: str, basic: bool, peers: str) -> str:
     entries = [
         f'  {{ scheme = "bearer", token = "{token}", principal = "{token.partition("-")[0]}" }},'
         for token in tokens
     ]
     if basic:
         entries.append('  { scheme = "basic", username = "bob", password = "bob-password" },')
-    text = SETTINGS.format(port=port, level=level, rules=rules, credentials="\n".join(entries))
-    file.write_text(text)
+    credentials = "\n".join(entries)
+    return SETTINGS.format(
+        port=port, level=level, rules=rules, credentials=credentials, peers=peers
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,16 @@ def lab(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
     secrets.mkdir()
     secret = secrets / "a2a_bearer_token"
     secret.write_text("secret-1")
-    write(file, "alice-1", "bob-1", port=0, level="info", rules="[]", basic=False)
+    file.write_text(
+        settings(
+            *("alice-1", "bob-1"),
+            port=0,
+            level="info",
+            rules="[]",
+            basic=False,
+            peers=FIRST_PEER,
+        )
+    )
     env = isolated(
         folder / "home",
         OPENCODE_BASE_URL=fake.base_url,
@@ -212,6 +228,30 @@ def test_a_new_way_to_log_in_is_in_the_card_at_once(lab: Lab) -> None:
     card = lab.client.get("/.well-known/agent-card.json", headers={"a2a-version": "1.0"}).json()
     assert set(card["securitySchemes"]) == {"bearer", "basic"}
     assert lab.client.get("/tasks", auth=("bob", "bob-password")).status_code == 200
+
+
+def test_the_agent_can_call_other_peers_after_a_reload(lab: Lab) -> None:
+    def callable_peers() -> list[str]:
+        card = lab.client.get("/extendedAgentCard", headers={"authorization": "Bearer alice-1"})
+        [profile] = [
+            each["params"]
+            for each in card.json()["capabilities"]["extensions"]
+            if each["uri"].endswith("#a2a-compatibility-profile-v1")
+        ]
+        found: list[str] = profile["runtime_features"]["peer_calls"]["peers"]
+        return found
+
+    lab.write("alice-1")
+    lab.reload()
+    assert callable_peers() == ["first"]
+    second = PEER.format(name="second")
+    lab.write("alice-1", peers=second + 'bearer_token = "env:NO_SUCH_VARIABLE"')
+    said = lab.reload()
+    assert "[peers.second]: NO_SUCH_VARIABLE is not set" in said
+    assert callable_peers() == ["first"]
+    lab.write("alice-1", peers=second)
+    assert "[peers.first] [peers.second]" in lab.reload()
+    assert callable_peers() == ["second"]
 
 
 def test_the_log_level_changes_and_what_needs_a_restart_is_named(lab: Lab) -> None:

@@ -79,7 +79,7 @@ class Agent:
         may_read: Callable[[str], bool] = lambda path: True,
     ) -> Agent:
         kept = Kept()
-        box = PeerToolbox(Peers(Egress(), limits), peers, kept)
+        box = PeerToolbox(Peers(Egress(), limits), lambda: peers, kept)
 
         async def ask(interrupt: Interrupt) -> Decision:
             agent.asked.append(interrupt)
@@ -168,8 +168,8 @@ async def test_the_last_call_can_be_looked_at_and_canceled(echo: Agent) -> None:
 
 
 async def test_peers_are_listed_with_what_they_can_do(echo: Agent) -> None:
-    peers = {**echo.box._callable.targets, "down": Target("http://127.0.0.1:9", name="down")}
-    echo.box._callable = CallablePeers(peers)
+    peers = {**echo.box._callable().targets, "down": Target("http://127.0.0.1:9", name="down")}
+    echo.box._callable = lambda: CallablePeers(peers)
     listed = (await echo.run("peers")).text
     assert "echo: Echo. Says what you say.\n  - Echo: Echoes." in listed
     assert "down: cannot be called now. Nobody accepts connections" in listed

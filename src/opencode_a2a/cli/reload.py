@@ -48,8 +48,8 @@ class Reload:
         taken = [name for name in changed if name in _RELOADABLE_NAMES or name.startswith("[")]
         left = [name for name in changed if name not in taken]
         settings = self.running.reloaded(new)
-        self.apply_to_log(settings)
         cut_off = self.watch.built.reload(settings)
+        self.apply_to_log(settings)
         self.running = settings
         log.info("settings.reloaded", changed=" ".join(taken) or None, requests_ended=cut_off)
         if left:

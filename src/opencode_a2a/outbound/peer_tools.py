@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,7 +128,10 @@ class PeerToolbox:
     """Implements `domain.ports.PeerTools`."""
 
     def __init__(
-        self, peers: Peers, callable_peers: CallablePeers, conversations: PeerConversations
+        self,
+        peers: Peers,
+        callable_peers: Callable[[], CallablePeers],  # as they are now
+        conversations: PeerConversations,
     ) -> None:
         self._peers = peers
         self._callable = callable_peers
@@ -148,7 +151,7 @@ class PeerToolbox:
             if not isinstance(asked, PeerArguments):
                 result = ToolResult(await self._list())
             else:
-                target = self._callable.find(asked.peer, site.headers)
+                target = self._callable().find(asked.peer, site.headers)
                 audit = audit.bind(peer=target.name)
                 result = ToolResult(await self._speak(tool, asked, _Talk(self, target, site)))
             outcome = "completed"
@@ -162,9 +165,9 @@ class PeerToolbox:
     # -- the tools
 
     async def _list(self) -> str:
-        targets = self._callable.targets.values()
+        targets = self._callable().targets.values()
         found = list(await asyncio.gather(*map(self._about, targets)))
-        if self._callable.stranger is not None:
+        if self._callable().stranger is not None:
             found.append("You can also call other agents, by their URL as the name.")
         return "\n".join(found)
 
@@ -207,7 +210,7 @@ class PeerToolbox:
     @asynccontextmanager
     async def connect(self, target: Target) -> AsyncIterator[Peer]:
         async with self._peers.connect(target) as peer:
-            self._callable.check_origin(peer.url)
+            self._callable().check_origin(peer.url)
             yield peer
 
     async def keep(self, key: tuple[str, str, str], conversation: PeerConversation) -> None:

@@ -64,6 +64,10 @@ class CallablePeers:
     stranger: Callable[[str], Target] | None = None  # one that is only known by its address
     own_origins: frozenset[str] = frozenset()  # of this service
 
+    @property
+    def secrets(self) -> list[str]:
+        return [secret for each in self.targets.values() for secret in each.login.secrets]
+
     def find(self, word: str, headers: Mapping[str, str]) -> Target:
         target = self.targets.get(word)
         if target is None and self.stranger is not None and "://" in word:
