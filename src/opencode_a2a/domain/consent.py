@@ -72,7 +72,9 @@ PHRASES: dict[str, dict[Sense, str]] = {
         Sense.FILLER: "please, pls, plz, thanks, thank you, thank you very much, thx, just",
         Sense.UNCLEAR: """
             please go, always sure, you may approve, you can approve, you may accept,
-            you can accept, you may confirm, you can confirm, you may grant, you can grant
+            you can accept, you may confirm, you can confirm, you may grant, you can grant,
+            please do approve, please do accept, please do confirm, please do grant,
+            confirm that, i confirm that
         """,
     },
     "German": {
@@ -201,10 +203,16 @@ _DECIDING = """
     accepté, accepter, autorisé, autoriser, confirmé, aprobar, aceptar, autorizar, 批准, 允许,
     允許, 准许, 准許, 同意, 确认, 确定, 確定, 許可, 許可して, 承認
 """
+# What one of these is said of may be conceded only: granted that, you can …
+_CONCEDING = """
+    sure, certainly, of course, agreed, i agree, allowed, approved, accepted, confirmed, granted,
+    permission granted, permitted, you may, you can
+"""
 # Always to confirm is to be asked each time.
 _CONFIRMING = "confirm, confirmed, bestätigt, confirmé, confirmado, 确认, 确定, 確定"
 # These may also be "if", or the concession of "可以是可以, 但…", unless they stand by themselves.
 _BY_THEMSELVES = "sí, 是"
+_IF = "si"  # without its accent it is a yes only as the first word
 
 # These refuse also where a reason follows without a pause. "no" and "don't" do not: no problem.
 _FIRM_NOES = """
@@ -259,8 +267,10 @@ def read(text: str) -> PermissionDecision | None:
             return None if _denies_twice(folded, found) else PermissionDecision("reject")
         if not senses or not senses <= _ALLOWING or not _is_plain(folded, found):
             return None
-        first_is_accented = "í" in text[: origins[found[0].end]].lower()
-        if _holds_condition(folded, found, first_is_accented=first_is_accented):
+        accented = {
+            each for each in found if "í" in text[origins[each.start] : origins[each.end]].lower()
+        }
+        if _holds_condition(folded, found, accented=accented):
             return None
         return PermissionDecision("always" if Sense.ALWAYS in senses else "once")
     first = next((each for each in found if each.sense not in _SILENT), None)
@@ -291,6 +301,9 @@ def _is_plain(folded: str, found: list[_Found]) -> bool:
         this_alone = Sense.THIS in senses and Sense.YES not in senses  # is it what is always so?
         if this_alone or Sense.ONCE in senses or words & patterns.confirming:
             return False
+    for phrase, after in pairwise(found):
+        if phrase.words in patterns.conceding and after.sense is Sense.THIS:
+            return False
     for index, (sense, _, _, end) in enumerate(found):
         following = found[index + 1 :]
         # Once approved, once that …
@@ -303,14 +316,17 @@ def _is_plain(folded: str, found: list[_Found]) -> bool:
     return True
 
 
-def _holds_condition(folded: str, found: list[_Found], *, first_is_accented: bool) -> bool:
-    """Whether a phrase that must stand by itself does not: hazlo si procede."""
+def _holds_condition(folded: str, found: list[_Found], *, accented: set[_Found]) -> bool:
+    """Whether a phrase may begin a condition: hazlo si procede, ok, si …"""
     for index, phrase in enumerate(found):
-        if phrase.words in _patterns().by_themselves and not (index == 0 and first_is_accented):
-            begins = index == 0 or _PAUSE.match(folded, found[index - 1].end)
-            ends = phrase is found[-1] or _PAUSE.match(folded, phrase.end)
-            if not begins or not ends:
-                return True
+        first = index == 0
+        if phrase.words not in _patterns().by_themselves or (first and phrase in accented):
+            continue
+        begins = first or _PAUSE.match(folded, found[index - 1].end)
+        ends = phrase is found[-1] or _PAUSE.match(folded, phrase.end)
+        is_if = phrase.words == _IF and not first and phrase not in accented
+        if not begins or not ends or is_if:
+            return True
     return False
 
 
@@ -390,6 +406,7 @@ class _Patterns:
     phrase: re.Pattern[str]
     asking: frozenset[str]
     deciding: frozenset[str]
+    conceding: frozenset[str]
     confirming: frozenset[str]
     by_themselves: frozenset[str]
     firm_noes: frozenset[str]
@@ -414,6 +431,7 @@ def _patterns() -> _Patterns:
         phrase=re.compile(_any_of(list(senses))),
         asking=frozenset(phrases(_ASKING)),
         deciding=frozenset(phrases(_DECIDING)),
+        conceding=frozenset(phrases(_CONCEDING)),
         confirming=frozenset(phrases(_CONFIRMING)),
         by_themselves=frozenset(phrases(_BY_THEMSELVES)),
         firm_noes=frozenset(phrases(_FIRM_NOES)),
