@@ -263,17 +263,20 @@ def test_a_sub_agents_tool_calls_are_signs_of_life_with_a_beginning_and_an_end()
     assert feed(turn, call("pending")) == []
     updates = feed(
         turn,
-        call("running", subtitle="Looks"),
-        call("running", subtitle="Looks", output="some"),
-        call("completed", title="Looked", output="all"),
-        call("running", subtitle="Looks"),  # read late
-        call("completed", title="Looked", output="all"),
+        call("running", subtitle="Looks", started_at=10),
+        call("running", subtitle="Looks", started_at=11, output="some"),
+        call("completed", title="Looked", started_at=12, ended_at=13, output="all"),
+        call("running", subtitle="Looks", started_at=11),  # read late
+        call("completed", title="Looked", started_at=12, ended_at=13, output="all"),
     )
     who = SubAgent(CHILD, "explore")
-    told_of = [(u.type, u.status, u.tool, u.title, u.subagent) for u in map(_progress, updates)]
+    told_of = [
+        (u.type, u.status, u.tool, u.title, u.subagent, u.started_at, u.ended_at)
+        for u in map(_progress, updates)
+    ]
     assert told_of == [
-        ("tool-call", "running", "bash", "Looks", who),
-        ("tool-call", "completed", "bash", "Looked", who),
+        ("tool-call", "running", "bash", "Looks", who, 10, None),
+        ("tool-call", "completed", "bash", "Looked", who, 10, 13),
     ]
     assert "secret" not in str(updates)
 

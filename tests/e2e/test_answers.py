@@ -164,6 +164,9 @@ async def test_what_a_sub_agent_does_is_reported_with_its_name_from_its_beginnin
         assert who["session_id"] in call["output"]
         assert who["session_id"] != shared(task)["session"]["id"]
     assert {(p["tool"], p["title"]) for p in others if "tool" in p} >= {("bash", "Looks around")}
+    [running, completed] = [p for p in others if p["type"] == "tool-call"]
+    assert "ended_at" not in running
+    assert running["started_at"] == completed["started_at"] <= completed["ended_at"]
     own = [(p["type"], p["message_id"]) for p in told if "subagent" not in p]
     begun, ended = ([m for kind, m in own if kind == k] for k in ("step-start", "step-finish"))
     assert begun == ended, "a step and its end name the same message"

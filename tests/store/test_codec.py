@@ -169,6 +169,8 @@ progress = st.builds(
     maybe,
     maybe,
     maybe,
+    st.none() | counts,
+    st.none() | counts,
     answerers,
 )
 changes = st.builds(

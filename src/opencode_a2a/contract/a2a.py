@@ -108,6 +108,8 @@ class ProgressMark(Shape):
     tool: str = Field(default="", description="With tool-call, which only sub-agents have")
     call_id: str = Field(default="", description="With tool-call")
     title: str = Field(default="", description="With tool-call: what it is about")
+    started_at: str = Field(default="", description="With tool-call")
+    ended_at: str = Field(default="", description="With tool-call, when it is over")
     attempt: int = Field(default=0, description="With retry")
     next: str = Field(default="", description="With retry: when")
     message: str = Field(default="", description="With retry and run: why")

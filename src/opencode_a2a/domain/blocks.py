@@ -196,10 +196,7 @@ class Blocks:
             self._blocks[event.part_id] = block
             block.call = event.call
             return [*self._commentary(self._texts()), block.whole_call(event.call)]
-        known, call = block.call, event.call
-        if known is not None and known.started_at is not None:
-            # Some versions of OpenCode begin again with each report of a running call.
-            call = replace(call, started_at=known.started_at)
+        known, call = block.call, event.call.begun_as(block.call)
         if known == call or (known is not None and known.over and not call.over):
             return []
         more = _more_output(known, call) if known is not None else None

@@ -7,7 +7,7 @@ turn follows the sub-agent sessions of its own session too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
@@ -43,6 +43,15 @@ class ToolCall:
     @property
     def over(self) -> bool:
         return self.status in ("completed", "error")
+
+    def begun_as(self, known: ToolCall | None) -> ToolCall:
+        """This call with the start that was first reported.
+
+        Some agents begin again with each report of a running call.
+        """
+        if known is None or known.started_at is None:
+            return self
+        return replace(self, started_at=known.started_at)
 
     def told(self) -> dict[str, Any]:
         """The call as clients get it, without what it does not have."""

@@ -328,7 +328,9 @@ class Turn:
         if event.session in self.family:
             if event.child is not None:
                 self._add_subagent(event.child)
-            self._calls[event.call.call_id] = _for_requests(event.call)
+            call = event.call.begun_as(self._calls.get(event.call.call_id))
+            event = replace(event, call=call)
+            self._calls[call.call_id] = _for_requests(call)
             if event.refused:
                 self._refused.add(event.call.call_id)
             if self._unexplained and event.call.status != "pending":
@@ -351,6 +353,8 @@ class Turn:
             tool=call.tool,
             call_id=call.call_id,
             title=call.title or call.subtitle,
+            started_at=call.started_at,
+            ended_at=call.ended_at,
         )
         over = (replace(progress, status=status) for status in ("completed", "error"))
         if any(_identity(each) in self._reported for each in over):
@@ -549,13 +553,18 @@ def _identity(progress: Progress) -> Progress:
         tool=None,
         call_id=None,
         title=None,
+        started_at=None,
+        ended_at=None,
         answered_by=None,
     )
 
 
 def _for_requests(call: ToolCall) -> ToolCall:
-    """What matters of a call to what it asks for: its status, and until it is over its input."""
-    kept = ToolCall(call.call_id, call.tool, call.status)
+    """What matters of a call to what it asks for: its status, and until it is over its input.
+
+    When it began is for the next report of it.
+    """
+    kept = ToolCall(call.call_id, call.tool, call.status, started_at=call.started_at)
     return kept if call.over else replace(kept, subtitle=call.subtitle, input=call.input)
 
 

@@ -148,6 +148,8 @@ class Progress:
     tool: str | None = None
     call_id: str | None = None
     title: str | None = None
+    started_at: int | None = None  # of a tool call
+    ended_at: int | None = None
     answered_by: AnsweredBy | None = None  # with step-start, of the agent itself
 
 

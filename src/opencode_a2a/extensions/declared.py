@@ -137,7 +137,15 @@ STREAM_HINTS = Extension(
         "progress_fields": {
             "step-start": ["message_id", "subagent", "model", "agent", "variant"],
             "step-finish": ["message_id", "subagent", "usage"],
-            "tool-call": ["message_id", "subagent", "tool", "call_id", "title"],
+            "tool-call": [
+                "message_id",
+                "subagent",
+                "tool",
+                "call_id",
+                "title",
+                "started_at",
+                "ended_at",
+            ],
             "phase": ["artifact_id"],
             "retry": ["attempt", "next", "message", "subagent"],
             "todo": ["todos"],

@@ -704,6 +704,9 @@ def _progress(progress: Progress) -> Json:
     for name in ("message_id", "tool", "call_id", "title"):
         if (value := getattr(progress, name)) is not None:
             body[name] = value
+    for name in ("started_at", "ended_at"):
+        if (moment := getattr(progress, name)) is not None:
+            body[name] = timestamp(moment)
     if progress.subagent is not None:
         body["subagent"] = _subagent(progress.subagent)
     if progress.usage is not None:
