@@ -242,9 +242,8 @@ class OpenCodeSession:
                 "POST", kind, request_id, verb, query=self._directory_query, body=body or None
             )
         except UpstreamHttpError as exc:
-            if exc.facts.get("upstream_status") == 404:
-                return False  # somebody else has decided, or OpenCode has lost the request
-            raise
+            _raise_unless_absent(exc)
+            return False  # somebody else has decided, or OpenCode has lost the request
         return True
 
     async def reject_pending(self, family: Collection[str]) -> None:
@@ -319,12 +318,28 @@ def _gone_if_unknown() -> Iterator[None]:
         raise
 
 
-def _names_nothing(exc: UpstreamHttpError) -> bool:
-    """Whether OpenCode says that it has no such session or message.
+def _raise_unless_absent(exc: UpstreamHttpError) -> None:
+    """Raise, unless OpenCode says that it has no such thing.
 
-    The 404 of a proxy, or of a version without the route, does not have this name.
+    After the 404 of a proxy nothing is known: a prompt is not sent twice for it, and a decision is
+    delivered again.
     """
-    return (exc.facts["upstream_status"], exc.facts["name"]) == (404, "NotFoundError")
+    if _names_nothing(exc):
+        return
+    if exc.facts["upstream_status"] == 404:
+        raise UpstreamUnreachable("Something else than OpenCode has answered.") from exc
+    raise exc
+
+
+def _names_nothing(exc: UpstreamHttpError) -> bool:
+    """Whether OpenCode says that it has no such session, message or request.
+
+    The 404 of a proxy, or of a version without the route, does not have such a name:
+    NotFoundError, PermissionNotFoundError, QuestionNotFoundError.
+    """
+    name = exc.facts["name"]
+    is_opencodes = isinstance(name, str) and name.endswith("NotFoundError")
+    return exc.facts["upstream_status"] == 404 and is_opencodes
 
 
 def _stored_events(message: StoredMessage) -> list[ev.AgentEvent]:
