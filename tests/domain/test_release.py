@@ -6,17 +6,28 @@ import json
 
 import pytest
 
-from opencode_a2a.domain.release import TRIED, Release
+from opencode_a2a.domain.release import FEATURES, TRIED, Release
 from tests.running import ROOT
+
+BEFORE_1_15 = ["session_metadata", "session_model", "clean_retries", "branches_of_workspaces"]
+BEFORE_1_17 = [
+    "lists_of_one_directory",
+    "diffs_of_one_message",
+    "commands_in_permissions",
+    "denials_for_subagents",
+    "external_directory_of_commands",
+]
+BEFORE_1_18 = ["refusals_without_workspaces"]
 
 
 @pytest.mark.parametrize(
     ("version", "lacks"),
     [
-        ("1.14.41", ["session_metadata", "external_directory_of_commands"]),
-        ("1.15.0", ["external_directory_of_commands"]),
-        ("1.15.0-beta.1", ["external_directory_of_commands"]),
-        ("1.17.20", []),
+        ("1.14.41", [*BEFORE_1_15, *BEFORE_1_17, *BEFORE_1_18]),
+        ("1.15.0", [*BEFORE_1_17, *BEFORE_1_18]),
+        ("1.15.0-beta.1", [*BEFORE_1_17, *BEFORE_1_18]),
+        ("1.17.19", BEFORE_1_18),
+        ("1.18.33", []),
         ("2.0.0", []),
         ("0.0.0-my-branch", []),
         ("local", []),
@@ -41,6 +52,19 @@ def test_a_version_lacks_what_came_later(version: str, lacks: list[str]) -> None
 def test_a_version_that_was_not_tried(version: str, older: bool, newer: bool) -> None:
     release = Release(version)
     assert (release.is_older_than_tried, release.is_newer_than_tried) == (older, newer)
+
+
+@pytest.mark.parametrize(("version", "does"), [("1.17.19", True), ("1.18.0", False), ("x", False)])
+def test_older_versions_take_the_greatest_id_for_the_newest_message(
+    version: str, does: bool
+) -> None:
+    assert Release(version).orders_messages_by_id is does
+
+
+def test_the_page_on_compatibility_says_what_each_version_lacks() -> None:
+    page = (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
+    for feature in FEATURES:
+        assert f"| `{feature.name}` | {feature.since} |" in page
 
 
 def test_the_newest_tried_version_is_the_pinned_one() -> None:

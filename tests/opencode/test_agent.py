@@ -10,9 +10,19 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from opencode_a2a.domain.events import MessageSeen
 from opencode_a2a.domain.ports import SessionGone
 from opencode_a2a.domain.release import Release
-from opencode_a2a.domain.values import Prompt, SessionRef
+from opencode_a2a.domain.values import (
+    Decision,
+    Interrupt,
+    PermissionAsk,
+    PermissionDecision,
+    Prompt,
+    QuestionAsk,
+    QuestionDecision,
+    SessionRef,
+)
 from opencode_a2a.errors import UpstreamHttpError, UpstreamUnreachable
 from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.http import Endpoint, Http
@@ -66,12 +76,55 @@ async def test_only_opencode_itself_says_that_it_does_not_have_a_prompt(
         session = opencode.session(await opencode.create("title", "context"))
         assert not await session.has(opencode.new_message_id())
 
-        async def of_a_proxy(*_: object, **__: object) -> None:
-            raise UpstreamHttpError("No such page.", upstream_status=404, name=None)
-
-        monkeypatch.setattr(Http, "call", of_a_proxy)
+        monkeypatch.setattr(Http, "call", answer_of_a_proxy)
         with pytest.raises(UpstreamUnreachable):
             await session.has(opencode.new_message_id())
+
+
+@pytest.mark.parametrize(
+    ("ask", "decision"),
+    [
+        (PermissionAsk("per_gone", "ses_1", "bash"), PermissionDecision("once")),
+        (QuestionAsk("que_gone", "ses_1", ()), QuestionDecision(None)),
+    ],
+    ids=["permission", "question"],
+)
+async def test_only_opencode_itself_says_that_a_request_is_decided(
+    ask: Interrupt, decision: Decision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decision that somebody else has answered is delivered again."""
+    async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
+        session = opencode.session(await opencode.create("title", "context"))
+        assert not await session.settle(ask, decision)
+
+        monkeypatch.setattr(Http, "call", answer_of_a_proxy)
+        with pytest.raises(UpstreamUnreachable):
+            await session.settle(ask, decision)
+
+
+async def test_a_prompt_is_the_newest_message_also_by_its_id_where_that_makes_the_order() -> None:
+    """It may have waited for another answer, whose id is greater than the one it was given."""
+    async with serve() as fake, asyncio.timeout(PATIENCE):
+        fake.version = "1.17.19"
+        async with agent_on(fake) as opencode:
+            await until_version(opencode, fake.version)
+            ref, given = await opencode.create("title", "context"), opencode.new_message_id()
+            session = opencode.session(ref)
+            assert not await session.has(given)
+            between = opencode.new_message_id()
+            await session.prompt(Prompt(given, ("hello",)))
+            assert await session.has(given)
+            stored = await opencode.http.call("GET", "session", ref.id, "message")
+            assert between < stored[0]["info"]["id"]
+            after_restart = opencode.session(ref)
+            assert await after_restart.has(given)
+            told = [e for e in await after_restart.read(given) if isinstance(e, MessageSeen)]
+            assert told[0].message_id == given
+            assert {each.parent_id for each in told} <= {None, given}
+
+
+async def answer_of_a_proxy(*_: object, **__: object) -> None:
+    raise UpstreamHttpError("No such page.", upstream_status=404, name=None)
 
 
 async def test_the_feed_goes_on_after_a_fault_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +152,10 @@ async def test_the_version_is_read_at_each_connection() -> None:
                 fake.control("drop")
                 await until_version(opencode, "9.0.0")
     lines = [line for line in said if line["event"].startswith("opencode.version")]
+    lacks = ", ".join(f"{each.name} (since {each.since})" for each in Release("1.15.13").lacks)
+    assert lacks
     assert [(line["event"], line.get("lacks")) for line in lines] == [
-        ("opencode.version", "external_directory_of_commands (since 1.17)"),
+        ("opencode.version", lacks),
         ("opencode.version", "nothing"),
         ("opencode.version.untried", None),
     ]

@@ -50,6 +50,7 @@ from opencode_a2a.domain.values import (
 from opencode_a2a.opencode.agent import Defaults, OpenCodeSession
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
+from opencode_a2a.opencode.identity import Identity
 from opencode_a2a.opencode.wire import parent_of, session_of, translate
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
@@ -173,7 +174,9 @@ class Stored:
     async def read(self, session: str, since: str) -> Sequence[AgentEvent]:
         http = cast(Http, self)
         ref = SessionRef(session, directory="/srv/demo")
-        return await OpenCodeSession(ref, http, Feed(http), Defaults("/srv/demo")).read(since)
+        feed, defaults = Feed(http), Defaults("/srv/demo")
+        identity = Identity(http, feed)
+        return await OpenCodeSession(ref, http, feed, defaults, identity).read(since)
 
     async def call(self, method: str, *path: str, query: Any = None) -> Any:
         match method, *path:

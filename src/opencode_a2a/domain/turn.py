@@ -572,7 +572,14 @@ def _explained(ask: Interrupt, call: ToolCall | None) -> Interrupt:
     """What a person needs to decide and only the tool call tells: why, and with what."""
     if call is None or isinstance(ask, QuestionAsk):
         return ask
-    shown = ask.command or ask.filepath or ask.diff
+    command = ask.command
+    if command is None and ask.permission == "bash" and call.tool == "bash":
+        given = (call.input or {}).get("command")  # older agents tell it only here
+        command = given if isinstance(given, str) else None
+    shown = command or ask.filepath or ask.diff
     return replace(
-        ask, title=ask.title or call.subtitle, arguments=None if shown else call.input or None
+        ask,
+        command=command,
+        title=ask.title or call.subtitle,
+        arguments=None if shown else call.input or None,
     )

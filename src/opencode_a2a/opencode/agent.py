@@ -33,7 +33,7 @@ from . import wire
 from .feed import SILENCE_SECONDS, Feed, Subscription
 from .http import Endpoint, Http
 from .identity import Identity
-from .ids import new_id, part_id
+from .ids import dated_id, new_id, part_id, prompt_id
 from .tools import OpenCodeTools
 
 PAGE_SIZE = 50  # messages read at once when catching up
@@ -135,15 +135,26 @@ class OpenCode:
         )
 
     def session(self, ref: SessionRef) -> OpenCodeSession:
-        return OpenCodeSession(ref, http=self._http, feed=self._feed, defaults=self._defaults)
+        return OpenCodeSession(
+            ref, http=self._http, feed=self._feed, defaults=self._defaults, identity=self._identity
+        )
 
 
 class OpenCodeSession:
-    def __init__(self, ref: SessionRef, http: Http, feed: Feed, defaults: Defaults) -> None:
+    def __init__(
+        self,
+        ref: SessionRef,
+        http: Http,
+        feed: Feed,
+        defaults: Defaults,
+        identity: Identity,
+    ) -> None:
         self.ref = ref
         self._http = http
         self._feed = feed
         self._defaults = defaults
+        self._identity = identity
+        self._dated_ids: dict[str, str] = {}  # of prompts, where the order needs them
         self._subscription: Subscription | None = None
         self._directory_query = {"directory": ref.directory or defaults.directory}
 
@@ -152,10 +163,14 @@ class OpenCodeSession:
         return self._subscription
 
     async def prompt(self, prompt: Prompt) -> None:
+        await self._feed.ready()
+        message_id, release = prompt.message_id, await self._identity.known()
+        if release.orders_messages_by_id:
+            message_id = self._dated_ids.setdefault(message_id, dated_id(message_id))
         body: dict[str, Any] = {
-            "messageID": prompt.message_id,
+            "messageID": message_id,
             "parts": [
-                {"id": part_id(prompt.message_id, i), **wire.prompt_part(part)}
+                {"id": part_id(message_id, i), **wire.prompt_part(part)}
                 for i, part in enumerate(prompt.parts)
             ],
         }
@@ -168,20 +183,36 @@ class OpenCodeSession:
         body |= {name: value for name, value in extras.items() if value}
         if (model := selected.model or self.ref.model) is not None:
             body["model"] = {"providerID": model.provider, "modelID": model.model}
-        await self._feed.ready()
         with _gone_if_unknown():
-            await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
+            if release.takes_prompts_of_no_session:
+                await self._http.call("GET", "session", self.ref.id)
+            # OpenCode before 1.15 works in the directory of the request, not of the session.
+            await self._http.call(
+                "POST",
+                "session",
+                self.ref.id,
+                "prompt_async",
+                query=self._directory_query,
+                body=body,
+            )
 
     async def has(self, message_id: str) -> bool:
         try:
             await self._http.call("GET", "session", self.ref.id, "message", message_id)
         except UpstreamHttpError as exc:
-            if _names_nothing(exc):
-                return False
-            if exc.facts["upstream_status"] == 404:  # a prompt must not be sent twice for that
-                raise UpstreamUnreachable("Something else than OpenCode has answered.") from exc
-            raise
+            _raise_unless_absent(exc)
+            return await self._has_dated(message_id)
         return True
+
+    async def _has_dated(self, message_id: str) -> bool:
+        """Look for a prompt under whatever id it was sent, maybe by an earlier process."""
+        try:
+            found = await self._messages_since(message_id)
+        except SessionGone:
+            return False
+        if found:
+            self._dated_ids[message_id] = found[0].info.id
+        return bool(found)
 
     async def read(self, since: str) -> Sequence[ev.AgentEvent]:
         # The status is read first. If the message completes in between, it is read as complete, and
@@ -221,7 +252,7 @@ class OpenCodeSession:
 
     async def abort(self) -> None:
         await self._wait_for_events()
-        await self._http.call("POST", "session", self.ref.id, "abort")
+        await self._http.call("POST", "session", self.ref.id, "abort", query=self._directory_query)
 
     async def _wait_for_events(self) -> None:
         """Wait a moment for events. The request is sent in any case: OpenCode may still get it."""
@@ -254,6 +285,12 @@ class OpenCodeSession:
         )
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
+        if (
+            message_id not in self._dated_ids
+            and (await self._identity.known()).orders_messages_by_id
+        ):
+            await self._has_dated(message_id)
+        message_id = self._dated_ids.get(message_id, message_id)
         answer = await self._http.call(
             "GET", "session", self.ref.id, "diff", query={"messageID": message_id}
         )
@@ -300,7 +337,7 @@ class OpenCodeSession:
                 )
             messages = [*wire.read(list[StoredMessage], answer), *messages]
             for index, message in enumerate(messages):
-                if message.info.id == since:
+                if prompt_id(message.info.id) == since:
                     return messages[index:]
             cursor = headers.get("X-Next-Cursor")
             if cursor is None:

@@ -27,6 +27,7 @@ class Identity:
         self._http = http
         self._feed = feed
         self.release: Release | None = None
+        self._asked = False  # OpenCode has answered, whether or not with a version
 
     @classmethod
     @asynccontextmanager
@@ -40,15 +41,24 @@ class Identity:
             with suppress(asyncio.CancelledError):
                 await following
 
+    async def known(self) -> Release:
+        """The version of the connected OpenCode; one that does not tell is taken for the newest."""
+        if not self._asked:
+            await self._ask()
+        return self.release or Release(TRIED[-1])
+
     async def _follow(self) -> None:
         connection = 0
         while True:
             connection = await self._feed.connection_after(connection)
             with suppress(UpstreamError):  # the feed tells, and the next connection asks again
-                if self._http.health is None:  # not a probe, but another answer woke the feed
-                    await self._http.probe(PROBE_TIMEOUT)
-                self._learn(self._http.health)
-                self._http.health = None
+                await self._ask()
+
+    async def _ask(self) -> None:
+        if self._http.health is None:  # not a probe, but another answer woke the feed
+            await self._http.probe(PROBE_TIMEOUT)
+        self._learn(self._http.health)
+        self._http.health, self._asked = None, True
 
     def _learn(self, health: Any) -> None:
         version = health.get("version") if isinstance(health, dict) else None

@@ -7,12 +7,14 @@ all sessions, so an id must never come from a caller.
 from __future__ import annotations
 
 import itertools
+import re
 import secrets
 import string
 import time
 
 _ALPHABET = string.digits + string.ascii_letters
 _counter = itertools.count()
+_DATED = re.compile(r"msg_[0-9a-f]{12}([0-9a-zA-Z]{14})([0-9a-f]{12})")
 
 
 def new_id(prefix: str) -> str:
@@ -25,3 +27,18 @@ def new_id(prefix: str) -> str:
 def part_id(message_id: str, index: int) -> str:
     """The same part of the same message always has the same id."""
     return f"prt_{message_id.removeprefix('msg_')}{index:03d}"
+
+
+def dated_id(message_id: str) -> str:
+    """The id of a prompt with the time of now; its own time follows at the end.
+
+    Some versions of OpenCode take the greatest id for the newest message, and do not answer a
+    prompt whose id is older than the last answer.
+    """
+    return f"{new_id('msg')[:16]}{message_id[16:]}{message_id[4:16]}"
+
+
+def prompt_id(message_id: str) -> str:
+    """The id of a prompt as this service knows it: without the time that `dated_id` gave it."""
+    dated = _DATED.fullmatch(message_id) if len(message_id) == 42 else None
+    return f"msg_{dated[2]}{dated[1]}" if dated else message_id

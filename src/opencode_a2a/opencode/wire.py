@@ -38,6 +38,7 @@ from ..domain.values import (
     file_at,
 )
 from ..errors import UpstreamPayloadError
+from .ids import prompt_id
 
 T = TypeVar("T")
 
@@ -241,10 +242,10 @@ def message_events(info: MessageInfo) -> list[ev.AgentEvent]:
     return [
         ev.MessageSeen(
             session=intern(info.session),
-            message_id=intern(info.id),
+            message_id=intern(prompt_id(info.id)),
             speaker=speaker,
             created=info.time.created,
-            parent_id=intern(info.parent) if info.parent else None,
+            parent_id=intern(prompt_id(info.parent)) if info.parent else None,
             completed=info.time.completed is not None,
             finish=info.finish,
             problem=problem(info.error) if info.error is not None and not aborted else None,
