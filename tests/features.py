@@ -8,15 +8,20 @@ from functools import cache
 
 import pytest
 
-from opencode_a2a.domain.release import TRIED, Release
+from opencode_a2a.domain.release import FEATURES, TRIED, Release
 
 
 def require(feature: str) -> None:
     """Skip the test where the OpenCode of this run lacks what it is about."""
-    release = _release()
-    for lacking in release.lacks:
-        if lacking.name == feature:
-            pytest.skip(f"needs {feature}, which OpenCode has since {lacking.since}")
+    if not available(feature):
+        [since] = [known.since for known in FEATURES if known.name == feature]
+        pytest.skip(f"needs {feature}, which OpenCode has since {since}")
+
+
+def available(feature: str) -> bool:
+    """For one step of a test that is about more."""
+    assert feature in {known.name for known in FEATURES}, feature
+    return feature not in {lacking.name for lacking in _release().lacks}
 
 
 @cache

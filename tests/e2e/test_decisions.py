@@ -30,12 +30,14 @@ from tests.e2e.asks import (
 from tests.e2e.behind import Behind
 from tests.e2e.clients import LINES, PythonClient, Refusal, ask
 from tests.e2e.seen import PATIENCE, answer, error, reaches, says, shared, state
+from tests.features import require
 from tests.running import Service, Upstream, real_opencode, service
 
 LINE = LINES[0]
 GONE, EXPIRED = -32052, -32053
 NAME = {"question": "What name?", "header": "Name", "options": []}
 QUESTION = tool("question", questions=[NAME])
+DENIED = "specified a rule which prevents"
 
 
 async def until(client: PythonClient, task: Task, *states: str) -> Task:
@@ -337,13 +339,26 @@ async def test_the_rules_of_a_deployment_hold_in_new_sessions(
             asked = await client.send(ask(str(mark), context=context))
             assert (state(asked), mark.made) == ("input-required", False)
             await client.cancel(asked.id)
-            for prompt in (bash("uname -s"), sub_agent(bash("uname -s"))):
-                denied = await client.send(ask(prompt, context=context))
-                assert state(denied) == "completed"
-                assert "specified a rule which prevents" in answer(denied)
+            denied = await client.send(ask(bash("uname -s"), context=context))
+            assert (state(denied), DENIED in answer(denied)) == ("completed", True)
+
+
+async def test_a_sub_agent_inherits_what_the_rules_of_a_deployment_deny(
+    opencode: Upstream, tmp_path: Path
+) -> None:
+    require("denials_for_subagents")
+    rules = [
+        {"permission": "bash", "pattern": "touch *", "action": "ask"},
+        {"permission": "bash", "pattern": "uname *", "action": "deny"},
+    ]
+    with service(opencode, tmp_path, A2A_PERMISSION_RULES=json.dumps(rules)) as ruled:
+        async with PythonClient.connect(ruled, LINE) as client:
+            denied = await client.send(ask(sub_agent(bash("uname -s"))))
+            assert (state(denied), DENIED in answer(denied)) == ("completed", True)
             # OpenCode hands only refusals on to a sub-agent: what is to be asked for there, too,
             # belongs into its own configuration. Should this change, say so in the guide.
-            await client.send(ask(sub_agent(str(mark)), context=context))
+            mark = Mark(opencode)
+            await client.send(ask(sub_agent(str(mark)), context=denied.context_id))
             assert mark.made
 
 

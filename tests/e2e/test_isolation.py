@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 import uuid
@@ -14,7 +15,7 @@ import pytest
 from tests.running import Service, Upstream
 
 Json = dict[str, Any]
-CONTEXTS = 4
+CONTEXTS = int(os.environ.get("CONTEXTS", "4"))
 SECONDS = 300.0  # on a busy machine; each directory costs OpenCode more than a second of work
 MODES = ["text/plain", "text/x-diff"]  # the answer and the changes
 AUTHOR = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")

@@ -333,8 +333,12 @@ def _text(parts: Parts) -> str:
 
 
 def _files(parts: Parts) -> set[str]:
-    """The names of files, directories and agents. Only what exists becomes a part."""
-    return {part.get("filename") or part["name"] for part in parts if part["type"] != "text"}
+    """The names of files, directories and agents. Only what exists becomes a part.
+
+    For OpenCode before 1.15 a bare @ is the workspace itself, which has an empty name.
+    """
+    named = (part.get("filename", part.get("name")) for part in parts if part["type"] != "text")
+    return {name for name in named if name}
 
 
 def _foretold(pair: Pair, parts: Parts) -> bool:

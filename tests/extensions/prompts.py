@@ -15,9 +15,11 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         case "initialize":
             return {
                 "protocolVersion": params["protocolVersion"],
-                "capabilities": {"prompts": {}},
+                "capabilities": {"prompts": {}, "tools": {}},
                 "serverInfo": {"name": "prompts", "version": "1"},
             }
+        case "tools/list":  # OpenCode before 1.17 uses no server without tools
+            return {"tools": []}
         case "prompts/list":
             return {"prompts": [{"name": "tell", "arguments": [{"name": "what"}]}]}
         case "prompts/get":

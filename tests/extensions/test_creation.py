@@ -18,6 +18,7 @@ import pytest
 
 from tests.chaos.line import Line as Wire
 from tests.extensions.conftest import EVERYTHING, Inside, Json, Line, line, settings
+from tests.features import require
 from tests.running import Upstream, real_opencode, service, until_ready
 
 CREATE = "opencode.workspaces.create"
@@ -60,6 +61,7 @@ def refusal(caller: Line, request: Json) -> Json:
 def test_where_workspaces_are_switched_off_the_answer_says_how_to_switch_them_on(
     caller: Line, without: Upstream, branch: str | None
 ) -> None:
+    require("refusals_without_workspaces")
     before = git(without.workspace)
     error = refusal(caller, {"type": "worktree", "branch": branch})
     assert (error["data"]["type"], error["data"]["method"]) == ("METHOD_DISABLED", CREATE)
@@ -136,6 +138,7 @@ async def test_what_was_made_and_never_heard_of_is_removed(
 
 
 def test_a_branch_that_was_there_before_stays(alice: Line, inside: Inside) -> None:
+    require("branches_of_workspaces")
     name = f"kept-{uuid.uuid4().hex[:8]}"
     subprocess.run(["git", "branch", name], cwd=inside.workspace, check=True)
     before = git(inside.workspace)

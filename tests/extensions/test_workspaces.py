@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.extensions.conftest import EVERYTHING, Inside, Json, Line, settings
+from tests.features import available
 from tests.running import Upstream, service
 
 CHANGES: dict[str, Json] = {
@@ -124,12 +125,8 @@ def test_a_clone_is_no_worktree_though_opencode_takes_it_for_one(
     liar.mkdir()
     (liar / ".git").write_text((made(alice, inside) / ".git").read_text())
     sessions = [inside.session("in a copy", copy) for copy in (clone, liar)]
-    assert (
-        str(clone)
-        in inside.http.get(
-            "/experimental/worktree", params={"directory": str(inside.workspace)}
-        ).json()
-    )
+    told = inside.http.get("/experimental/worktree", params={"directory": str(inside.workspace)})
+    assert {str(clone), str(liar)} & set(told.json())  # older versions take only one for it
     assert not worktrees(alice) & {str(clone), str(liar), str(inside.workspace)}
     for copy in (clone, liar):
         for method in ("opencode.worktrees.remove", "opencode.worktrees.reset"):
@@ -201,14 +198,17 @@ def test_a_workspace_is_made_listed_used_and_removed(alice: Line, inside: Inside
     request = {"type": "worktree", "branch": f"b-{uuid.uuid4().hex[:8]}"}
     item = alice.call("opencode.workspaces.create", request=request)["item"]
     workspace = item["workspace_id"]
-    assert (item["type"], item["branch"]) == ("worktree", request["branch"])
+    assert item["type"] == "worktree"
+    if available("branches_of_workspaces"):
+        assert item["branch"] == request["branch"]
     assert item in alice.call("opencode.workspaces.list")["items"]
     session = inside.http.post("/session", params={"workspace": workspace}, json={}).json()["id"]
     routed = {"opencode": {"workspace": {"id": workspace}, "directory": "/nowhere"}}
     for method in ("projects.current", "worktrees.list", "sessions.list", "providers.list"):
         alice.call(f"opencode.{method}", metadata=routed)
-    listed = alice.call("opencode.sessions.list", metadata=routed)["items"]
-    assert [item["id"] for item in listed] == [session]
+    if available("lists_of_one_directory"):
+        listed = alice.call("opencode.sessions.list", metadata=routed)["items"]
+        assert [item["id"] for item in listed] == [session]
     for _ in range(2):  # nobody's, then her own: it works outside the root, but in her workspace
         assert alice.call("opencode.sessions.unrevert", session_id=session)["item"]["id"] == session
     assert alice.call("opencode.workspaces.remove", workspace_id=workspace) == {"ok": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,9 +29,18 @@ def install_client(client: Client) -> Path:
 
 
 def install_opencode(version: str) -> Path:
-    """The command of this version."""
+    """The command of this version, which it must also be by its own account.
+
+    Where npm has no program of that version for this system, the installer of OpenCode takes one
+    that it finds in a folder above: the pinned one.
+    """
     folder = _install_node(FOLDER / f"opencode-{version}", (f"opencode-ai@{version}",))
-    return folder / "node_modules" / ".bin" / "opencode"
+    command = folder / "node_modules" / ".bin" / "opencode"
+    asked = subprocess.run([command, "--version"], check=True, capture_output=True, text=True)
+    if (told := asked.stdout.strip()) != version:
+        shutil.rmtree(folder)
+        raise NotInstalled(f"OpenCode {told} was installed in place of {version}.")
+    return command
 
 
 def command(client: Client, plan: str) -> tuple[Sequence[str], Path]:

@@ -15,14 +15,22 @@ from tests.running import ROOT
 
 from .environments import NotInstalled, install_opencode
 
-# The conversations of every client, in two forms that share neither protocol line nor binding.
-TESTS = "tests/e2e/test_any_client.py"
-CHOSEN = "python and (1.0-rpc or 0.3-rest)"
+# All that rests on OpenCode, in two forms that share neither protocol line nor binding. The pages
+# of the documentation, who may call what, and what is published are about this service alone.
+TESTS = (
+    "tests/e2e",
+    "tests/extensions",
+    "--ignore=tests/e2e/test_pages.py",
+    "--ignore=tests/extensions/test_access.py",
+    "--ignore=tests/extensions/test_published.py",
+)
+CHOSEN = "not javascript and not 1.0-rest and not 0.3-rpc"
 VERSION_SECONDS = 3600
 
 
 def run(versions: Iterable[str]) -> dict[str, Any]:
-    return {"tests": f"{TESTS} -k '{CHOSEN}'", "rows": {v: _row(v) for v in versions}}
+    tests = f"pytest {' '.join(TESTS)} -k '{CHOSEN}'"
+    return {"tests": tests, "rows": {version: _row(version) for version in versions}}
 
 
 def _row(version: str) -> dict[str, Any]:
@@ -36,7 +44,7 @@ def _row(version: str) -> dict[str, Any]:
         report = Path(folder) / "report.xml"
         pytest = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"--junitxml={report}"]
         subprocess.run(
-            [*pytest, TESTS, "-k", CHOSEN],
+            [*pytest, *TESTS, "-k", CHOSEN],
             cwd=ROOT,
             env=os.environ | {"OPENCODE_COMMAND": str(command)},
             timeout=VERSION_SECONDS,
