@@ -1,7 +1,8 @@
 """Bring a database to the schema of this program, or refuse to touch one that is newer.
 
 A new SQLite file gets the tables of `tables.py`, which are exactly what the migrations make. To
-load Alembic and run the migrations instead would add a fifth to the CPU time of a first start.
+load Alembic and run the migrations instead would add half to the CPU time of a first start (1.08 s
+instead of 0.73 s to the Agent Card).
 """
 
 from __future__ import annotations
