@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "config": frozenset({"domain", "errors", "paths", "spellings"}),
     "peers": frozenset({"config", "domain.addresses", "outbound"}),
     "doctor": frozenset(
-        {"config", "domain", "errors", "opencode", "outbound", "paths", "peers", "store"}
+        {"config", "deploy", "domain", "errors", "opencode", "outbound", "paths", "peers", "store"}
     ),
     "spellings": frozenset(),
     "redaction": frozenset(),

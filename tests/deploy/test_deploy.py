@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from opencode_a2a.deploy import plans
-from opencode_a2a.deploy.layout import ETC, MANIFEST, Instance, check, next_port
+from opencode_a2a.deploy.drift import Drift, unit_drift
+from opencode_a2a.deploy.layout import ETC, MANIFEST, UNITS, Instance, check, next_port
 from opencode_a2a.deploy.manifest import Manifest
 from opencode_a2a.deploy.operator import NotConfirmed, Operator
 from opencode_a2a.deploy.things import (
@@ -123,6 +124,33 @@ def test_a_second_run_changes_nothing() -> None:
         "release 1.0: everything is as it should be.",
         "instance alpha: everything is as it should be.",
     ]
+
+
+def test_the_units_drift_until_an_update_and_are_none_after_an_uninstall() -> None:
+    site = Site()
+    assert unit_drift(site.host) is None
+    site.created()
+    assert unit_drift(site.host) == Drift([], {"alpha": []})
+    site.host.put(f"{SECRETS}/ANTHROPIC_API_KEY", "sk-1\n")  # no unit loads it yet
+    drift = unit_drift(site.host)
+    assert drift is not None
+    keys = [step.thing.key for step in drift.own["alpha"]]
+    assert (drift.shared, keys) == ([], [f"{UNITS}/opencode@alpha.service.d/instance.conf"])
+    site.operator.update("alpha", {})
+    assert unit_drift(site.host) == Drift([], {"alpha": []})
+    site.operator.uninstall(purge=False)
+    assert MANIFEST in site.host.things
+    assert unit_drift(site.host) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "address"),
+    [({}, "http://127.0.0.1:8010"), ({"public_url": "https://a.test"}, "https://a.test")],
+)
+def test_the_last_line_is_how_to_look_for_problems(wanted: dict[str, Any], address: str) -> None:
+    site = Site().created()
+    site.operator.update("alpha", wanted)
+    assert site.said[-1].endswith(f": opencode-a2a doctor --url {address}")
 
 
 def test_nothing_is_changed_without_consent() -> None:

@@ -110,6 +110,8 @@ class Operator:
         plan = plans.bring_up(instance, manifest, found, made)
         self._perform(plan, f"instance {instance.name}")
         self.check(instance, question=question)
+        seen_at = instance.public_url or instance.url
+        self.say(f"To look for problems, as clients see it: opencode-a2a doctor --url {seen_at}")
 
     def _missing_secrets(
         self, instance: Instance, found: Mapping[str, str], *, make: Sequence[str] | None

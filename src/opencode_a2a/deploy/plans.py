@@ -57,10 +57,13 @@ def wanted_instance(
     instance: Instance, secrets: Sequence[str], made: Sequence[File] = ()
 ) -> list[Thing]:
     """`made`: secrets that are still to be written."""
+    return [*instance_things(instance), *made, *wanted_units(instance, secrets)]
+
+
+def wanted_units(instance: Instance, secrets: Sequence[str]) -> list[Thing]:
+    """What an instance has of its own beside the templates. `secrets`: their names."""
     enabled = f"{UNITS}/multi-user.target.wants/{instance.target}"
     return [
-        *instance_things(instance),
-        *made,
         *units.drop_in_things(instance, secrets),
         Link(enabled, f"{UNITS}/opencode-a2a@.target"),
     ]

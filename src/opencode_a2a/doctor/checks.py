@@ -8,10 +8,12 @@ from time import time
 from typing import Any
 
 from ..config import ClientSettings, ConfigError
+from ..deploy.host import LocalHost
 from ..outbound.client import Peers
 from ..outbound.failures import PeerBusy, PeerError, PeerTimeout, PeerUnreachable
 from ..peers import egress_of, limits_of, target_of
 from . import judgement as j
+from .deployed import DEPLOYED
 from .machine import MACHINE, PROGRAM, STORE, Store, installed_at
 from .opencode import OPENCODE, OpenCodeLook, ask_model, opencode_clock
 from .question import PROMPT
@@ -108,6 +110,7 @@ ALL: tuple[Check[Any], ...] = (
     *PROGRAM,
     *STORE,
     *MACHINE,
+    *DEPLOYED,
     *OPENCODE,
     *TOGETHER,
     *SITE,
@@ -131,6 +134,7 @@ def examine_installation(
         *(check.on(installation) for check in PROGRAM),
         *(check.on(store) for check in STORE),
         *(check.on(installation) for check in MACHINE),
+        *(check.on(LocalHost()) for check in DEPLOYED),
         *(check.on(opencode) for check in OPENCODE),
         *(check.on(together) for check in TOGETHER),
         *(check.on(look) for check in SITE),

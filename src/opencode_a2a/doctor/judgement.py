@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import MIN_SECRET_LENGTH, SECRET_COMMAND
 from ..domain.release import TRIED, Release
@@ -17,6 +17,9 @@ from ..store.database import MIN_FREE_BYTES
 from ..store.examine import StoreFacts
 from ..store.migrate import HEAD
 from .verdict import Finding, Level, Verdict, fine, found
+
+if TYPE_CHECKING:  # a service that starts does without
+    from ..deploy.drift import Drift
 
 WARNING, ERROR = Level.WARNING, Level.ERROR
 
@@ -326,6 +329,40 @@ PORT_FORBIDDEN = Finding(
     "The service cannot listen on its address: it is none of this machine, or needs rights.",
     "Choose another with A2A_HOST and A2A_PORT.",
 )
+
+UNITS_MISSING = Finding(
+    "units.missing",
+    WARNING,
+    "A unit of a deployed instance is not there, or the instance does not start with the machine.",
+    "`opencode-a2a deploy update NAME` as root writes it; where there is no instance yet, "
+    "`opencode-a2a deploy init`. `--dry-run` shows the steps first.",
+)
+UNITS_OTHER = Finding(
+    "units.other",
+    WARNING,
+    "A unit of a deployed instance is not what this version writes: another version wrote it, "
+    "somebody has edited it or its rights, or there are secrets that it does not load.",
+    "`opencode-a2a deploy update NAME` as root writes it again; where there is no instance yet, "
+    "`opencode-a2a deploy init`. `--dry-run` shows the steps first. Changes of your own belong "
+    "in `systemctl edit`.",
+)
+
+
+def judge_units(drift: Drift | None) -> Verdict:
+    if drift is None:
+        return fine("`deploy` has made no instance here.")
+    count = f"{len(drift.own)} deployed instance{'' if len(drift.own) == 1 else 's'}"
+    missing, other = drift.missing, drift.other
+    if not missing and not other:
+        return fine(f"The units of {count} are those of this version.")
+    says = [f"Not there: {', '.join(missing)}."] if missing else []
+    says += [f"Not as this version writes it: {', '.join(other)}."] if other else []
+    # What is shared is written with any instance, and concerns all of them.
+    names = [name for name, each in drift.own.items() if each or drift.shared]
+    command = f"update {' '.join(names)}" if names else "init"
+    fix = f"sudo opencode-a2a deploy {command} (with --dry-run it only shows what it would do)"
+    return found(UNITS_MISSING if missing else UNITS_OTHER, " ".join(says), fix)
+
 
 CLOCK_WRONG = Finding(
     "clock.wrong",
