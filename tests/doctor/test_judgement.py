@@ -167,7 +167,7 @@ def test_a_clock_before_the_installation_is_wrong_whatever_others_say() -> None:
     [
         ("1.18.33", None),
         ("1.18.99", None),
-        ("1.17.20", None),
+        ("1.17.19", "opencode.lacks"),
         ("1.15.13", "opencode.lacks"),
         ("1.13.0", "opencode.untested"),
         ("1.19.0", "opencode.untested"),
