@@ -58,6 +58,15 @@ def test_a_command_that_fails_is_quoted_with_its_words() -> None:
     assert LocalHost().perform(Run(("false",), may_fail=True)) is None
 
 
+def test_what_a_command_makes_can_be_read_by_instances_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)  # as after the secrets were written
+    try:
+        LocalHost().perform(Run(("mkdir", f"{tmp_path}/release")))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "release").stat().st_mode & 0o777 == 0o755
+
+
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     assert LocalHost().secrets(str(tmp_path / "nosuch")) == {}
     (tmp_path / "A2A_BEARER_TOKEN").write_text("x")

@@ -28,6 +28,9 @@ from .things import (
     User,
 )
 
+# Whoever has just written secrets may have a umask that would hide a release from its instances.
+UMASK = 0o022
+
 
 class Host(Protocol):
     """What performs plans; tests have one of their own."""
@@ -107,7 +110,12 @@ def environment() -> dict[str, str]:
 def run(command: tuple[str, ...], *, may_fail: bool = False) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment()
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(),
+            umask=UMASK,
         )
     except OSError as exc:
         raise DeployError(f"{command[0]} cannot be run: {exc.strerror}.") from None
