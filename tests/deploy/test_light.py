@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.deploy import light
-from opencode_a2a.deploy.light import Folder, Light, Log, Process, Supervisor
+from opencode_a2a.deploy.light import (
+    Folder,
+    Light,
+    Log,
+    Process,
+    Supervisor,
+    logout_remark,
+)
 from opencode_a2a.deploy.things import DeployError
 from tests.cli.commands import run
 from tests.running import opencode_command
@@ -51,6 +58,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))  # so there is no systemd
     return Folder("demo")
+
+
+def test_who_starts_it_learns_that_a_logout_would_end_it(tmp_path: Path) -> None:
+    assert "as root: loginctl enable-linger dev" in logout_remark("dev", tmp_path)
+    (tmp_path / "dev").touch()
+    assert logout_remark("dev", tmp_path) == ""
 
 
 def test_a_name_cannot_leave_its_directory(folder: Folder) -> None:

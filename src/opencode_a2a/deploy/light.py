@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shlex
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from .things import DeployError
 
 LOG_BYTES, LOG_FILES = 5_000_000, 4
 FIRST_PAUSE, LONGEST_PAUSE, STABLE_SECONDS = 0.5, 60.0, 30.0
+LINGER = Path("/var/lib/systemd/linger")  # has a file for each user whose systemd outlives a logout
 STOP_SECONDS, START_SECONDS, POLL = 60.0, 10.0, 0.05
 # What a unit of `systemd --user` gets of the environment: how to find programs and files.
 KEPT_VARIABLES = (
@@ -139,7 +141,8 @@ def start(folder: Folder, light: Light) -> str:
     if has_systemd():
         _write_unit(folder, light)
         _systemctl("enable", "--now", _unit(folder.name))
-        return f"systemd runs it: systemctl --user status {_unit(folder.name)}"
+        found = f"systemd runs it: systemctl --user status {_unit(folder.name)}"
+        return found + logout_remark(pwd.getpwuid(os.getuid()).pw_name)
     subprocess.Popen(
         [sys.executable, "-P", "-m", "opencode_a2a.deploy.light", folder.name],
         stdin=subprocess.DEVNULL,
@@ -154,6 +157,16 @@ def start(folder: Folder, light: Light) -> str:
             raise DeployError(f"the supervisor did not start; see {folder.log}")
         time.sleep(POLL)
     return f"its log: {folder.log}"
+
+
+def logout_remark(user: str, linger: Path = LINGER) -> str:
+    """What to do so that it goes on after a logout, where systemd would end it."""
+    if (linger / user).exists():
+        return ""
+    return (
+        "\nIt ends when you log out, as systemd ends all of yours then. To keep it running: "
+        f"loginctl enable-linger (if that is denied, as root: loginctl enable-linger {user})"
+    )
 
 
 def stop(folder: Folder) -> bool:
