@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.deploy.release import check_opencode, install_steps, source_of
+from opencode_a2a.deploy.release import (
+    OPENCODE,
+    check_opencode,
+    install_steps,
+    opencode_beside,
+    source_of,
+)
 from opencode_a2a.deploy.things import DeployError
 from tests.running import ROOT
 
@@ -44,6 +50,16 @@ def test_a_release_is_tried_before_it_is_declared_whole(tmp_path: Path) -> None:
     assert steps[0] == "> rm -rf /opt/opencode-a2a/releases/1.0"  # what an interrupted run has left
     assert "opencode_a2a.deploy.trial" in steps[-2]
     assert "release.json" in steps[-1]
+
+
+def test_a_release_gets_the_opencode_of_its_checkout(tmp_path: Path) -> None:
+    assert opencode_beside(str(tmp_path)) is None
+    file = tmp_path / OPENCODE
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert opencode_beside(str(tmp_path)) == str(file)
+    assert opencode_beside("opencode-a2a==0.1.0") is None
+    assert opencode_beside(None) is None
 
 
 def test_a_script_is_not_taken_for_opencode(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ def _source(arguments: argparse.Namespace) -> release.Source:
 def _install_steps(arguments: argparse.Namespace, source: release.Source) -> list[Step]:
     if release.installed(source.name) is not None:
         return []
-    opencode = release.check_opencode(arguments.opencode or _find_opencode())
+    beside = release.opencode_beside(_from(arguments))
+    opencode = release.check_opencode(arguments.opencode or beside or _find_opencode())
     python = release.check_python(arguments.python)
     return release.install_steps(source, python=python, opencode=opencode)
 

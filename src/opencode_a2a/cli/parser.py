@@ -379,7 +379,7 @@ RELEASE = (
     ),
     Option("--release", "its name (its version and commit)", value="NAME"),
     Option("--python", "the Python to use (/usr/bin/python3)", value="PYTHON"),
-    Option("--opencode", "the OpenCode to use (that in PATH)", value="FILE"),
+    Option("--opencode", "the OpenCode to use (that of the checkout, or in PATH)", value="FILE"),
 )
 INSTANCE = (
     Option("--host", "address to listen on (127.0.0.1)", value="HOST"),

@@ -21,6 +21,7 @@ from .things import DeployError, File, Make, Run, Step
 
 PINS = ("requirements/run.txt", "requirements/build.txt")
 NAME = re.compile(r"[\w][\w.+-]{0,80}")
+OPENCODE = "node_modules/opencode-ai/bin/opencode.exe"  # where npm puts it, in a checkout
 WHEEL = re.compile(r"opencode_a2a-([^-]+)-.*\.whl")
 UNREACHABLE = ("/root/", "/home/", "/tmp/", "/run/user/")  # for the units
 
@@ -127,6 +128,12 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def opencode_beside(given: str | None) -> str | None:
+    """The OpenCode that `npm ci` has put into a checkout: the version it was tested with."""
+    found = Path(given or "", OPENCODE)
+    return str(found) if given and found.is_file() else None
+
+
 def check_opencode(path: str) -> Path:
     """The program itself: what npm puts into PATH may be a link to it."""
     found = Path(path).resolve()
@@ -134,7 +141,7 @@ def check_opencode(path: str) -> Path:
         if file.read(4) != b"\x7fELF":
             raise DeployError(
                 f"{found} is no executable for Linux. Name OpenCode's own with --opencode; npm "
-                "installs it as node_modules/opencode-ai/bin/opencode.exe."
+                f"installs it as {OPENCODE}."
             )
     return found
 
