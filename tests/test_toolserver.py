@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from opencode_a2a.domain.peer_calls import ToolResult, ToolSpec
-from opencode_a2a.toolserver import Report, ToolServer
+from opencode_a2a.domain.peer_calls import Report, ToolResult, ToolSpec
+from opencode_a2a.toolserver import ToolServer
 
 TOOLS = (ToolSpec("call", "Calls.", {"type": "object", "properties": {"peer": {}}}),)
 PATIENCE = 30.0

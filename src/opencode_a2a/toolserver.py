@@ -24,14 +24,13 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import __version__
-from .domain.peer_calls import SERVER, ToolResult, ToolSpec
+from .domain.peer_calls import SERVER, Report, ToolResult, ToolSpec
 from .web.server import QuietServer
 
 HOST, PATH = "127.0.0.1", "/mcp"
 # Longer than OpenCode keeps a connection: a call on one that is being closed would be lost.
 KEEP_ALIVE_SECONDS = 86_400
 Specify = Callable[[], Sequence[ToolSpec]]  # the tools as the model is told of them now
-Report = Callable[[str], Awaitable[None]]
 Serve = Callable[[str, Mapping[str, Any], Report], Awaitable[ToolResult]]
 
 
@@ -88,7 +87,7 @@ class _Login:
         if not secrets.compare_digest(given, self._login):
             app = PlainTextResponse("This is for OpenCode only.\n", 401)
         elif scope["path"] != PATH:
-            app = PlainTextResponse("There is nothing here.\n", 404)
+            app = PlainTextResponse(f"The tools are at {PATH}.\n", 404)
         await app(scope, receive, send)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,7 @@ from opencode_a2a.domain.events import (
     ToolCall,
     ToolSnapshot,
 )
-from opencode_a2a.domain.peer_calls import CallSite, ToolResult, call_key
+from opencode_a2a.domain.peer_calls import CallSite, Report, ToolResult, call_key
 from opencode_a2a.domain.updates import InterruptResolved
 from opencode_a2a.domain.values import (
     AnsweredBy,
@@ -36,8 +36,9 @@ from opencode_a2a.domain.values import (
     Text,
     Usage,
 )
-from opencode_a2a.errors import UpstreamUnreachable
+from opencode_a2a.errors import UpstreamHttpError, UpstreamTimeout, UpstreamUnreachable
 from opencode_a2a.service import calling_session, peer_calls
+from opencode_a2a.service.calling_session import CallingSession
 from opencode_a2a.service.peer_calls import OfferedTools, PeerCalls
 from opencode_a2a.service.scheduler import SchedulerLimits
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
@@ -53,10 +54,12 @@ class Tools:
 
     does: Callable[[CallSite], Awaitable[str]]
     sites: list[CallSite] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, tool: str, arguments: Mapping[str, Any], site: CallSite) -> ToolResult:
         self.sites.append(site)
+        self.begun.set()
         try:
             return ToolResult(await self.does(site))
         except asyncio.CancelledError:
@@ -89,7 +92,7 @@ class Peers:
     host: Host
 
     async def call(
-        self, arguments: Mapping[str, Any] = ARGUMENTS, report: peer_calls.Report | None = None
+        self, arguments: Mapping[str, Any] = ARGUMENTS, report: Report | None = None
     ) -> ToolResult:
         """What OpenCode does once a call is allowed."""
 
@@ -190,7 +193,10 @@ async def test_different_calls_do_not_wait_for_each_other() -> None:
     assert call_key("a2a_call", {"a": 1}) != call_key("a2a_call", {"a": "1"})
 
 
-async def test_a_call_that_does_not_arrive_keeps_no_other_waiting() -> None:
+async def test_a_call_that_does_not_arrive_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_calls, "LATE_SECONDS", 0.01)
     async with peers(name_of_task) as at:
         _, first = await calling(at, "c", "one")
         await first.until(lambda: allowed(first, "one"))
@@ -200,6 +206,82 @@ async def test_a_call_that_does_not_arrive_keeps_no_other_waiting() -> None:
         first.say(replace(made, call=given_up))
         await second.until(lambda: allowed(second, "two"))
         assert await at.call() == ToolResult(two)
+
+
+async def test_a_call_that_arrives_after_its_task_was_canceled_is_no_other_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_calls, "LATE_SECONDS", 3600.0)
+    async with peers(name_of_task) as at:
+        one, first = await calling(at, "c", "one")
+        await first.until(lambda: allowed(first, "one"))
+        await at.house.tasks.cancel(Caller("alice"), one)
+        two, second = await calling(at, "d", "two")
+        assert await at.call() == peer_calls.STOPPED
+        await second.until(lambda: allowed(second, "two"))
+        assert await at.call() == ToolResult(two)
+
+
+async def test_a_call_is_its_tasks_also_where_the_answer_to_its_permission_was_lost() -> None:
+    async with peers(name_of_task) as at:
+        one, first = await at.house.working("c")
+        first.begin()
+        first.no_reply, first.unheard = UpstreamTimeout("slow"), True
+        calls_tool(first, "one")
+        await first.until(lambda: allowed(first, "one"))
+        two, second = await calling(at, "d", "two")
+        assert await at.call() == ToolResult(one)
+        await second.until(lambda: allowed(second, "two"))
+        assert await at.call() == ToolResult(two)
+
+
+async def test_a_call_that_is_allowed_twice_waits_for_its_turn_all_the_same() -> None:
+    async def done() -> ToolResult:
+        return ToolResult("done")
+
+    async def yes() -> bool:
+        return True
+
+    async def quiet(note: str) -> None:
+        pass
+
+    calls, inner = PeerCalls(max_depth=3), ScriptedSession(SessionRef("ses_0"))
+    session = CallingSession(inner, calls, head=cast(Any, None), path=CallPath)
+    call = ToolCall("two", "a2a_call", "running", input=dict(ARGUMENTS))
+    ask = PermissionAsk("per_two", "ses_0", "a2a_call", ("*",), call_id="two")
+    session.sift([ToolSnapshot("ses_0", "answer", "part", call)])
+    inner.open_requests = frozenset({"per_two"})
+    async with asyncio.timeout(PATIENCE), calls.running():
+        first = calls.announce(call, allow=yes, start=lambda: asyncio.create_task(done()))
+        assert await first.allowed()
+        answers = [asyncio.create_task(session.settle(ask, ONCE)) for _ in range(2)]
+        for _ in range(5):  # whatever happens, they wait for the first to arrive
+            await asyncio.sleep(0)
+        assert inner.settled == []
+        assert await calls.serve("call", ARGUMENTS, quiet) == ToolResult("done")
+        assert await asyncio.gather(*answers) == [True, True]
+        assert inner.settled == [("per_two", ONCE)]
+
+
+async def test_a_call_that_opencode_does_not_allow_keeps_no_other_waiting() -> None:
+    async with peers(name_of_task) as at:
+        _, first = await at.house.working("c")
+        first.begin()
+        first.no_reply = UpstreamHttpError("no", upstream_status=400)
+        calls_tool(first, "one")
+        await first.until(lambda: first.being_told)
+        two, second = await calling(at, "d", "two")
+        await second.until(lambda: allowed(second, "two"))
+        assert await at.call() == ToolResult(two)
+
+
+async def test_a_request_that_names_no_call_is_refused() -> None:
+    async with peers(name_of_task) as at:
+        _, session = await at.house.working("c")
+        session.begin()
+        session.ask(PermissionAsk("per_x", session.ref.id, "a2a_call", ("*",)))
+        await session.until(lambda: session.settled)
+        assert session.settled == [("per_x", calling_session.NOT_ALLOWED)]
 
 
 async def test_a_call_that_no_task_has_announced_is_refused() -> None:
@@ -287,7 +369,10 @@ async def made(at: Peers) -> tuple[str, ScriptedSession, asyncio.Task[ToolResult
     """A call that is being made."""
     task, session = await calling(at, "c", "one")
     await session.until(lambda: allowed(session, "one"))
-    return task, session, asyncio.create_task(at.call())
+    call = asyncio.create_task(at.call())
+    async with asyncio.timeout(PATIENCE):
+        await at.tools.begun.wait()
+    return task, session, call
 
 
 async def test_what_a_peer_asks_is_asked_and_answered_like_a_question_of_the_agent() -> None:
@@ -323,7 +408,6 @@ async def wait(site: CallSite) -> str:
 async def test_canceling_the_task_stops_its_call_and_no_other() -> None:
     async with peers(wait) as at:
         task, _, call = await made(at)
-        await at.house.agent.until(lambda: at.tools.sites)
         _, other = await calling(at, "d", "two")
         await other.until(lambda: allowed(other, "two"))
         still = asyncio.create_task(at.call())
@@ -332,6 +416,31 @@ async def test_canceling_the_task_stops_its_call_and_no_other() -> None:
         assert at.tools.stopped.is_set()
         assert not still.done()
         still.cancel()
+
+
+async def test_a_call_that_is_stopped_more_than_once_still_tells_its_peer() -> None:
+    peer_answers, peer_told = asyncio.Event(), asyncio.Event()
+    telling = asyncio.Event()
+
+    async def tell_the_peer(site: CallSite) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            telling.set()
+            await peer_answers.wait()
+            peer_told.set()
+        return ""
+
+    async with peers(tell_the_peer) as at:
+        task, _, call = await made(at)
+        canceling = asyncio.create_task(at.house.tasks.cancel(Caller("alice"), task))
+        async with asyncio.timeout(PATIENCE):
+            await telling.wait()
+            await canceling  # which stops the calls of the session in several places
+            call.cancel()  # and OpenCode does not wait for the result any more
+            await asyncio.wait({call})
+            peer_answers.set()
+            await peer_told.wait()
 
 
 async def test_nothing_is_allowed_once_the_task_is_being_stopped() -> None:
@@ -407,8 +516,9 @@ async def test_a_fault_of_ours_fails_the_call_and_not_the_task() -> None:
 
 async def test_only_files_that_the_agent_may_read_are_sent() -> None:
     async def look(site: CallSite) -> str:
-        return f"{site.may_read('a.txt')} {site.may_read('x/.env')}"
+        return f"{site.may_read('a.txt')} {site.may_read('x/.env')} {site.may_read('x.py')}"
 
-    async with peers(look, PermissionRule("read", "*.env", "ask")) as at:
+    rules = [PermissionRule("read", "*.txt", "allow"), PermissionRule("read", "*.env", "ask")]
+    async with peers(look, *rules) as at:
         _, _, call = await made(at)
-        assert await call == ToolResult("True False")
+        assert await call == ToolResult("True False False")

@@ -21,6 +21,9 @@ TOOL_NAMES = frozenset({CALL, f"{SERVER}_peers", f"{SERVER}_status", f"{SERVER}_
 # The last rule that matches counts, so a session with both asks.
 DENY = PermissionRule(f"{SERVER}_*", "*", "deny")
 ASK = PermissionRule(f"{SERVER}_*", "*", "ask")
+ASK_ALWAYS = (PermissionRule("*", "*", "ask"),)  # where the rules are not known, a person decides
+
+Report = Callable[[str], Awaitable[None]]  # that a call goes on
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from pydantic import Field
 
-from ..domain.peer_calls import ASK, CALL, DENY, SERVER
+from ..domain.peer_calls import ASK, ASK_ALWAYS, CALL, DENY, SERVER
 from ..domain.permissions import action_of
 from ..domain.values import PermissionAction, PermissionRule, SessionRef
 from ..errors import UpstreamError
@@ -26,7 +26,6 @@ from .http import Http
 logger = structlog.get_logger()
 
 CALL_MS = 300_000  # until OpenCode gives up on a call that shows no sign of life
-ASK_ALWAYS = (PermissionRule("*", "*", "ask"),)  # where the rules are not known
 
 
 class _Rule(wire.Wire):
@@ -39,7 +38,7 @@ class _Rule(wire.Wire):
         return PermissionRule(self.permission, self.pattern, self.action)
 
 
-class _Ruled(wire.Wire):
+class _HasRules(wire.Wire):
     """A session or an agent."""
 
     name: str = ""
@@ -112,7 +111,7 @@ class OpenCodeTools:
             logger.info("tools.registered", directory=directory)
         answer = await self._http.call("GET", "agent", query=query)
         self._agents[directory] = {
-            agent.name: agent.rules for agent in wire.read(list[_Ruled], answer)
+            agent.name: agent.rules for agent in wire.read(list[_HasRules], answer)
         }
         self._registered[directory] = instance
 
@@ -121,7 +120,7 @@ class OpenCodeTools:
 
         Where somebody has denied the tools to the session, they stay denied.
         """
-        found = wire.read(_Ruled, await self._http.call("GET", "session", session)).rules
+        found = wire.read(_HasRules, await self._http.call("GET", "session", session)).rules
         action = action_of(found, CALL)
         if action != "deny" and not (action == "ask" and DENY in found):
             body = {"permission": [asdict(DENY), asdict(ASK)]}

@@ -26,7 +26,7 @@ from ..domain.events import (
     ToolSnapshot,
 )
 from ..domain.exchange import refuses
-from ..domain.peer_calls import SERVER, TOOL_NAMES, CallSite, ToolResult
+from ..domain.peer_calls import ASK_ALWAYS, SERVER, TOOL_NAMES, CallSite, ToolResult
 from ..domain.permissions import action_of
 from ..domain.ports import AgentSession
 from ..domain.task import TaskHead
@@ -44,7 +44,7 @@ from ..domain.values import (
 )
 from ..errors import CallTooDeep, ServiceError
 from .calls import call_headers
-from .peer_calls import PeerCalls
+from .peer_calls import AnnouncedCall, PeerCalls, stop
 
 logger = structlog.get_logger()
 T = TypeVar("T")
@@ -55,7 +55,6 @@ NOT_ALLOWED = PermissionDecision(
     "reject", "The rules of this workspace forbid calls to other agents. Go on without."
 )
 BROKEN = ToolResult("The service failed while it made this call. Go on without it.", failed=True)
-NOT_KNOWN = (PermissionRule("*", "*", "ask"),)  # where the rules cannot be read, a person decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,7 @@ class CallingSession:
     _started: dict[str, ToolSnapshot] = field(default_factory=dict)  # calls of ours, by id
     _unexplained: dict[str, PermissionAsk] = field(default_factory=dict)  # by call
     _answered: set[str] = field(default_factory=set)  # requests for calls that nobody else decides
+    _announced: dict[str, AnnouncedCall] = field(default_factory=dict)  # by call
     _requests: dict[str, _PeerRequest] = field(default_factory=dict)  # of peers
     _stopping: bool = False  # what is allowed now would still be done
     _news: list[AgentEvent] = field(default_factory=list)
@@ -109,8 +109,9 @@ class CallingSession:
         found = self.sift(stored)
         waiting = end.open_requests if isinstance(end, CaughtUp) else frozenset()
         kept_back = {ask.request_id for ask in self._unexplained.values()} | self._answered
-        found += [InterruptAsked(self.ref.id, each.interrupt) for each in self._requests.values()]
-        return [*found, CaughtUp(self.ref.id, waiting - kept_back | self._requests.keys())]
+        asked = {k: each.interrupt for k, each in self._requests.items() if not each.decided.done()}
+        found += [InterruptAsked(self.ref.id, each) for each in asked.values()]
+        return [*found, CaughtUp(self.ref.id, waiting - kept_back | asked.keys())]
 
     async def abort(self) -> None:
         self._stopping = True
@@ -123,13 +124,13 @@ class CallingSession:
             if not request.decided.done():
                 request.decided.set_result(decision)
             return True
-        started = self._started.get(interrupt.call_id or "")
-        if started is None or refuses(decision) or not _is_ours(interrupt):
+        if refuses(decision) or not _is_ours(interrupt):
             return await self.inner.settle(interrupt, decision)
         # "always" would keep OpenCode from asking, and then nobody announces the next call.
-        allowed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._begin(started.call.call_id, self._grant(interrupt, started.call, allowed))
-        return await allowed
+        started = self._started.get(interrupt.call_id or "")
+        if started is None:
+            return await self.inner.settle(interrupt, ONCE)
+        return await self._allow_call(interrupt, started.call)
 
     async def reject_pending(self, family: Collection[str]) -> None:
         self.stop_calls()
@@ -173,10 +174,10 @@ class CallingSession:
     def _on_request(self, ask: PermissionAsk) -> list[AgentEvent]:
         """A call asks just before it tells what it was called with: wait for that."""
         started = self._started.get(ask.call_id or "")
-        if ask.session != self.ref.id:
-            action = "deny"  # a sub-agent's, where its rules were changed
+        if ask.session != self.ref.id or ask.call_id is None:
+            action = "deny"  # a sub-agent's, where its rules were changed; or nobody knows for what
         elif started is None:
-            self._unexplained[ask.call_id or ""] = ask
+            self._unexplained[ask.call_id] = ask
             return []
         else:
             rules = self._rules_for(started.call)
@@ -188,33 +189,28 @@ class CallingSession:
             if action == "deny" or started is None:
                 self._begin(ask.call_id or "", self._refuse(ask))
             elif not self._stopping:
-                self._begin(started.call.call_id, self._grant(ask, started.call))
+                self._begin(started.call.call_id, self._allow_unasked(ask, started.call))
         return []
 
-    async def _grant(
-        self, ask: PermissionAsk, call: ToolCall, allowed: asyncio.Future[bool] | None = None
-    ) -> None:
-        async def allow() -> bool:
-            try:
-                wanted = await self.inner.settle(ask, ONCE)
-            except ServiceError as exc:
-                self._answered.discard(ask.request_id)  # the next read brings it back
-                if allowed is None:
-                    logger.warning("peer.call.delayed", task=self.head.id, problem=exc.type)
-                    return False
-                allowed.set_exception(exc)
-                return False
-            if allowed is not None:
-                allowed.set_result(wanted)
-            return wanted
-
+    async def _allow_unasked(self, ask: PermissionAsk, call: ToolCall) -> None:
         try:
-            await self.calls.expect(
-                call, allow=allow, start=lambda: self._begin(call.call_id, self._make(call))
+            await self._allow_call(ask, call)
+        except ServiceError as exc:
+            self._answered.discard(ask.request_id)  # the next read brings it back
+            logger.warning("peer.call.delayed", task=self.head.id, problem=exc.type)
+
+    async def _allow_call(self, ask: PermissionAsk, call: ToolCall) -> bool:
+        """Allow a call when it is its turn; whether OpenCode still asked for that."""
+        announced = self._announced.get(call.call_id)
+        if announced is not None and announced.in_doubt:
+            return await self.inner.settle(ask, ONCE)
+        if announced is None or announced.over.is_set():
+            announced = self._announced[call.call_id] = self.calls.announce(
+                call,
+                allow=lambda: self.inner.settle(ask, ONCE),
+                start=lambda: self._begin(call.call_id, self._make(call)),
             )
-        finally:
-            if allowed is not None and not allowed.done():  # the call was stopped before
-                allowed.set_result(False)
+        return await announced.allowed()
 
     async def _refuse(self, ask: PermissionAsk) -> None:
         try:
@@ -230,13 +226,16 @@ class CallingSession:
 
     def _stop_call(self, call_id: str) -> None:
         """OpenCode does not wait for this call any more, if it ever made it."""
-        for task in [task for task, each in self._work.items() if each == call_id]:
-            task.cancel()
+        if (announced := self._announced.pop(call_id, None)) is not None:
+            announced.give_up()
+        for task, each in self._work.items():
+            if each == call_id:
+                stop(task)
 
     def stop_calls(self) -> None:
         """Stop the calls of this session. Their peers are told meanwhile."""
-        for task in list(self._work):
-            task.cancel()
+        for call_id in {*self._announced, *self._work.values()}:
+            self._stop_call(call_id)
 
     # -- making a call
 
@@ -258,7 +257,7 @@ class CallingSession:
             headers=headers,
             ask=self._ask,
             add_usage=self._add_usage,
-            may_read=lambda path: action_of(rules, "read", path) in ("allow", None),
+            may_read=lambda path: action_of(rules, "read", path) == "allow",
         )
         try:
             return await tools.tools.run(tool, call.input or {}, site)
@@ -285,7 +284,7 @@ class CallingSession:
         """The rules of the agent that makes a call."""
         started = self._started.get(call.call_id)
         agent = self._agents.get(started.message_id) if started is not None else None
-        return self._rules(agent) if self._rules is not None else NOT_KNOWN
+        return self._rules(agent) if self._rules is not None else ASK_ALWAYS
 
     # -- what the session reports
 
