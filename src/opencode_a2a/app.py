@@ -108,10 +108,10 @@ async def build(
     Tests of the protocol itself pass another `agent`, which does the tasks.
     """
     logs.redactor.add(*settings.secrets, *endpoint.secrets)  # some were made for this run
-    current = _CurrentSettings(settings)
+    current = _CurrentSettings(settings, own_urls=(url, endpoint.base_url))
     async with (
         _open_adapters(settings, endpoint, rules=current.rules) as adapters,
-        _peer_calls(current, adapters, endpoint=endpoint, url=url) as peer_calls,
+        _peer_calls(current, adapters, endpoint=endpoint) as peer_calls,
     ):
         agent = agent or adapters.opencode
         locations = _locations(settings, adapters)
@@ -164,6 +164,7 @@ class _CurrentSettings:
     """The settings that hold now; a reload puts others in their place."""
 
     settings: Settings
+    own_urls: tuple[str, ...]  # of this service and of its OpenCode
     peers: CallablePeers | None = None  # that the agent can call; None where it has no tools for it
 
     def rules(self) -> tuple[PermissionRule, ...]:
@@ -207,7 +208,7 @@ class _Application:
 
         ConfigError, and nothing is changed, if the credential of a peer cannot be read.
         """
-        peers = callable_peers(settings, self._url)
+        peers = callable_peers(settings, *self._current.own_urls)
         if self._current.peers is not None:
             self._current.peers = peers = peers or CallablePeers({})
             logs.redactor.add(*peers.secrets)
@@ -289,10 +290,10 @@ async def _open_adapters(
 
 @asynccontextmanager
 async def _peer_calls(
-    current: _CurrentSettings, adapters: _Adapters, *, endpoint: Endpoint, url: str
+    current: _CurrentSettings, adapters: _Adapters, *, endpoint: Endpoint
 ) -> AsyncIterator[PeerCalls | None]:
     """The agent's calls to other agents; None where it cannot make any."""
-    peers = callable_peers(current.settings, url)
+    peers = callable_peers(current.settings, *current.own_urls)
     if peers is not None and not is_loopback(urlsplit(endpoint.base_url).hostname or ""):
         logger.warning(
             "tools.off", reason="OpenCode is on another machine, and cannot reach the tools here"
@@ -331,7 +332,7 @@ async def _serve_tools(current: _CurrentSettings, adapters: _Adapters, calls: Pe
         client = Peers(egress_of(outbound), limits_of(outbound))
         toolbox = PeerToolbox(client, peers, adapters.conversations)
         async with ToolServer.open(lambda: tool_specs(peers()), calls.serve) as server:
-            logs.redactor.add(*server.headers.values())
+            logs.redactor.add(server.secret)
             host = adapters.opencode.tools(server.url, server.headers)
             calls.tools.set_result(OfferedTools(host, toolbox))
             await asyncio.Event().wait()

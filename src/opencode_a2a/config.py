@@ -844,8 +844,8 @@ class Outbound(SettingsGroup):
     )
     allow_any_peer: bool = Field(
         default=False,
-        description="The agent may call any address that is allowed here, not only the peers in "
-        "`[peers.NAME]`.",
+        description="The agent may call any public address that is allowed here, not only the "
+        "peers in `[peers.NAME]`.",
     )
     bearer_token: Token | None = Field(
         default=None,

@@ -52,8 +52,11 @@ def find_target(settings: ClientSettings, word: str) -> Target:
     return replace(target, login=Login(origins_of(url), tuple(headers.items())))
 
 
-def callable_peers(settings: Settings, own_url: str) -> CallablePeers | None:
-    """The peers that the model may call, or None; ConfigError if a credential cannot be read."""
+def callable_peers(settings: Settings, *own_urls: str) -> CallablePeers | None:
+    """The peers that the model may call, or None; ConfigError if a credential cannot be read.
+
+    `own_urls` are those of this service and of its OpenCode, which are no peers.
+    """
     outbound = settings.outbound
     if settings.server.max_call_depth == 0:
         return None
@@ -63,7 +66,7 @@ def callable_peers(settings: Settings, own_url: str) -> CallablePeers | None:
         if peer.model_may_call
     }
 
-    def stranger(word: str) -> Target:
+    def by_address(word: str) -> Target:
         """Of an address that the model names: never with a credential, never a private host."""
         try:
             url = _url(word)
@@ -76,8 +79,8 @@ def callable_peers(settings: Settings, own_url: str) -> CallablePeers | None:
         return None
     return CallablePeers(
         targets,
-        stranger=stranger if outbound.allow_any_peer else None,
-        own_origins=origins_of(own_url),
+        by_address=by_address if outbound.allow_any_peer else None,
+        own_origins=frozenset().union(*map(origins_of, own_urls)),
     )
 
 
@@ -90,12 +93,19 @@ def target_of(name: str, peer: PeerSetting, outbound: Outbound) -> Target:
         headers["Authorization"] = _basic(_secret(name, peer.basic_auth))
     elif peer.api_key is not None:
         headers[peer.api_key_header] = _secret(name, peer.api_key)
+    # The scheme is no secret, nor are other header fields.
+    secret_fields = {"authorization", peer.api_key_header.lower()}
+    secrets = [
+        value.split()[-1]
+        for field, value in headers.items()
+        if field.lower() in secret_fields and value.strip()
+    ]
     origins = origins_of(peer.url) | frozenset(peer.credential_origins)
     target = _target(peer.url, outbound)
     return replace(
         target,
         name=name,
-        login=Login(origins, tuple(headers.items())),
+        login=Login(origins, tuple(headers.items()), tuple(secrets)),
         line=peer.line,
         transports=(peer.transport,) if peer.transport else target.transports,
     )

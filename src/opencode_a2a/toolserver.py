@@ -39,7 +39,11 @@ class ToolServer:
     """Where the tools are, and what to log in with."""
 
     url: str
-    headers: Mapping[str, str] = field(repr=False)
+    secret: str = field(repr=False)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"authorization": f"Bearer {self.secret}"}
 
     @classmethod
     @asynccontextmanager
@@ -51,8 +55,8 @@ class ToolServer:
             manager = StreamableHTTPSessionManager(
                 _server(tools, serve), security_settings=security
             )
-            login = f"Bearer {secrets.token_urlsafe(32)}"
-            app = _Login(manager.asgi_app, login.encode())
+            opened = cls(f"http://{host}{PATH}", secrets.token_urlsafe(32))
+            app = _Login(manager.asgi_app, opened.headers["authorization"].encode())
             config = uvicorn.Config(
                 app,
                 loop="none",
@@ -68,7 +72,7 @@ class ToolServer:
             async with manager.run():
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 try:
-                    yield cls(f"http://{host}{PATH}", {"authorization": login})
+                    yield opened
                 finally:
                     server.should_exit = server.force_exit = True
                     await serving

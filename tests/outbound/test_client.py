@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from opencode_a2a.outbound.client import (
     Reconnecting,
     Resumed,
 )
-from opencode_a2a.outbound.downloads import save_files
+from opencode_a2a.outbound.downloads import save_files, write_file
 from opencode_a2a.outbound.egress import Egress
 from opencode_a2a.outbound.failures import (
     AnswerTooLarge,
@@ -415,7 +416,7 @@ async def test_a_file_that_cannot_be_had_does_not_keep_others_from_being_saved(
     ]
     limits = replace(QUICK, response_bytes=1_000)
     async with Peers(Egress(), limits).connect(target(rude.url)) as peer:
-        saved = await save_files(peer, files, tmp_path)
+        saved = await save_files(peer, files, partial(write_file, tmp_path))
     assert [type(found) for _, found in saved[:-1]] == [
         *(AnswerTooLarge, PeerProtocolError, PeerNotAllowed, PeerProtocolError, AnswerTooLarge)
     ]

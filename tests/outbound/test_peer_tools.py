@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,9 +79,10 @@ class Agent:
         limits: PeerLimits = QUICK,
         decisions: Sequence[Decision] = (),
         may_read: Callable[[str], bool] = lambda path: True,
+        egress: Egress = Egress(),  # noqa: B008 (it is frozen)
     ) -> Agent:
         kept = Kept()
-        box = PeerToolbox(Peers(Egress(), limits), lambda: peers, kept)
+        box = PeerToolbox(Peers(egress, limits), lambda: peers, kept)
 
         async def ask(interrupt: Interrupt) -> Decision:
             agent.asked.append(interrupt)
@@ -175,6 +178,15 @@ async def test_peers_are_listed_with_what_they_can_do(echo: Agent) -> None:
     assert "down: cannot be called now. Nobody accepts connections" in listed
 
 
+async def test_a_list_of_peers_is_bounded(tmp_path: Path, rude: Rude) -> None:
+    skill = {"id": "s", "name": "ü" * 300, "description": "d" * 1_000, "tags": []}
+    rude.card = card(rude.url) | {"description": "d" * 1_000, "skills": [skill] * 50}
+    targets = {name: Target(rude.url, name=name) for name in map(str, range(40))}
+    listed = (await Agent.of(tmp_path, CallablePeers(targets)).run("peers")).text
+    assert len(listed.encode()) <= peer_tools.MAX_RESULT_BYTES
+    assert all(f"\n{name}: Rude. ddd" in f"\n{listed}" for name in targets)
+
+
 async def test_what_is_no_argument_is_named(echo: Agent) -> None:
     assert "message: Field required" in (await echo.run("call", peer="echo")).text
     assert "peers: Extra inputs" in (await echo.run("peers", peers="echo")).text
@@ -237,7 +249,7 @@ async def test_nothing_is_written_through_a_link(tmp_path: Path, rude: Rude) -> 
     (workspace / FOLDER).symlink_to(outside)
     rude.answers["SendStreamingMessage"] = streams(with_files(file("a", b"x")))
     told = await rude_agent(workspace, rude).call("hello")
-    assert "is a link: nothing is written through it" in told
+    assert "is a link or a file: nothing is written there" in told
     assert not list(outside.iterdir())
 
 
@@ -248,6 +260,8 @@ async def test_files_of_the_workspace_are_sent_and_no_others(tmp_path: Path, rud
     (workspace / ".env").write_text("SECRET")
     (tmp_path / "secret.txt").write_text("SECRET")
     (workspace / "link").symlink_to(tmp_path / "secret.txt")
+    (workspace / "loop").symlink_to("loop")
+    os.mkfifo(workspace / "pipe")
     sent = list[Json]()
 
     async def take(request: web.Request) -> web.StreamResponse:
@@ -264,6 +278,8 @@ async def test_files_of_the_workspace_are_sent_and_no_others(tmp_path: Path, rud
         "missing": "No such file",
         ".": "is not a file",
         "a\0b": "is no path",
+        "loop": "loop",
+        "pipe": "is not a file",
     }.items():
         assert reason in await agent.fail(files=[wrong])
     assert not sent
@@ -271,6 +287,63 @@ async def test_files_of_the_workspace_are_sent_and_no_others(tmp_path: Path, rud
     [text, attached] = sent[0]["message"]["parts"]
     assert text == {"text": "hello"}
     assert (attached["filename"], base64.b64decode(attached["raw"])) == ("a.txt", b"A")
+
+
+async def test_a_workspace_that_was_replaced_by_a_link_is_left_alone(
+    tmp_path: Path, rude: Rude
+) -> None:
+    outside, workspace = tmp_path / "outside", tmp_path / "workspace"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("SECRET")
+    workspace.symlink_to(outside)
+    agent = rude_agent(workspace, rude)
+    assert "is outside of the workspace" in await agent.fail(files=["secret.txt"])
+    rude.answers["SendStreamingMessage"] = streams(with_files(file("a", b"x")))
+    assert "nothing is written there" in await agent.call("hello")
+    assert [each.name for each in outside.iterdir()] == ["secret.txt"]
+
+
+async def test_a_link_that_is_put_there_after_the_check_is_not_followed(
+    tmp_path: Path, rude: Rude
+) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "workspace" / "folder"
+    for each in (outside, folder):
+        each.mkdir(parents=True)
+        (each / "a.txt").write_text("SECRET" if each is outside else "A")
+
+    def swap(path: str) -> bool:  # the last that is asked before a file is opened
+        if not folder.is_symlink():
+            folder.rename(tmp_path / "moved")
+            folder.symlink_to(outside)
+        return True
+
+    agent = rude_agent(folder.parent, rude, may_read=swap)
+    assert "Not a directory" in await agent.fail(files=["folder/a.txt"])
+
+
+async def test_rules_are_about_the_repository_of_which_the_workspace_is_a_part(
+    tmp_path: Path, rude: Rude
+) -> None:
+    (tmp_path / ".git").mkdir()
+    workspace = tmp_path / "part"
+    workspace.mkdir()
+    (workspace / "a.txt").write_text("A")
+    agent = rude_agent(workspace, rude, may_read=lambda path: not path.startswith("part/"))
+    assert "may not be read without permission" in await agent.fail(files=["a.txt"])
+
+
+async def test_to_look_at_a_call_again_writes_no_files(tmp_path: Path, rude: Rude) -> None:
+    async def get(request: web.Request) -> web.StreamResponse:
+        found = json.loads(with_files(file("a.pdf", b"pdf")).removeprefix(b"data: "))
+        return web.json_response(found | {"result": found["result"]["task"]})
+
+    rude.answers["SendStreamingMessage"] = streams(with_files(file("a.pdf", b"pdf")))
+    rude.answers["GetTask"] = get
+    agent = rude_agent(tmp_path, rude)
+    await agent.call("hello")
+    told = (await agent.run("status", peer="echo")).text
+    assert "Its files:\n  a.pdf (3 bytes)\n" in told
+    assert {each.name for each in (tmp_path / FOLDER).iterdir()} == {".gitignore", "a.pdf"}
 
 
 async def test_how_deep_the_call_is_and_what_was_used_is_told(tmp_path: Path, rude: Rude) -> None:
@@ -360,6 +433,22 @@ async def test_questions_with_options_are_passed_on(tmp_path: Path, rude: Rude) 
     assert answers == [{"data": {"request_id": "per_1", "answers": [["A"]]}}]
 
 
+async def test_where_others_have_answered_the_task_is_followed_to_its_end(
+    tmp_path: Path, rude: Rude
+) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        message = (await request.json())["params"]["message"]
+        if "taskId" not in message:
+            return await streams(frame(task("WORKING")), asking("permission"))(request)
+        error = {"code": -32004, "message": "It does not wait."}
+        return web.json_response({"jsonrpc": "2.0", "id": 1, "error": error})
+
+    rude.answers |= {"SendStreamingMessage": refuse, "GetTask": at_work}
+    rude.answers["SubscribeToTask"] = streams(frame(task("COMPLETED", "done")))
+    agent = rude_agent(tmp_path, rude, decisions=[PermissionDecision("once")])
+    assert await agent.call("hello") == "echo: completed\n\ndone"
+
+
 async def test_a_request_that_cannot_be_shown_whole_is_not_shown(
     tmp_path: Path, rude: Rude
 ) -> None:
@@ -375,6 +464,57 @@ async def test_a_request_that_cannot_be_shown_whole_is_not_shown(
 
 async def canceled(request: web.Request) -> web.StreamResponse:
     return web.json_response({"jsonrpc": "2.0", "id": 1, "result": task("CANCELED")["task"]})
+
+
+async def at_work(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"jsonrpc": "2.0", "id": 1, "result": task("WORKING")["task"]})
+
+
+async def test_canceling_does_not_wait_for_the_calls_of_others(tmp_path: Path, rude: Rude) -> None:
+    rude.answers["SendStreamingMessage"] = streams(frame(task("WORKING")), then=silence)
+    rude.answers |= {"GetTask": at_work, "CancelTask": canceled}
+    limits = replace(QUICK, concurrent_calls=1, idle_seconds=3600, total_seconds=3600)
+    agent = rude_agent(tmp_path, rude, limits=limits)
+    first = asyncio.create_task(agent.run("call", peer="echo", message="hi"))
+    async with asyncio.timeout(PATIENCE):
+        await agent.kept.changed.wait()
+        second = asyncio.create_task(
+            agent.box.run("call", {"peer": "echo", "message": "hi"}, replace(agent.site, owner="b"))
+        )
+        assert (await agent.run("status", peer="echo")).text.startswith("echo: working")
+        assert (await agent.run("peers")).text.startswith("echo: Rude.")
+        assert (await agent.run("cancel", peer="echo")).text.startswith("echo: canceled")
+        assert not second.done()
+        second.cancel()
+        first.cancel()
+        await asyncio.wait({first, second})
+
+
+async def test_a_call_that_goes_on_is_not_taken_for_one_of_an_earlier_process(
+    tmp_path: Path, rude: Rude, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_tools, "MOST_KNOWN", 1)
+    rude.answers["SendStreamingMessage"] = streams(frame(task("WORKING")), then=silence)
+    rude.answers |= {"GetTask": at_work, "CancelTask": canceled}
+    agent = rude_agent(tmp_path, rude)
+    call = asyncio.create_task(agent.call("hi", **{"continue": False}))
+    async with asyncio.timeout(PATIENCE):
+        await agent.kept.changed.wait()
+    rude.answers["SendStreamingMessage"] = streams(frame({"task": other_task()}))
+    await agent.call("hello")  # which finds the other as the last one
+    await agent.kept.keep("alice", "context", "echo", PeerConversation("c", "t"))
+    own, agent.site = agent.site, replace(agent.site, context_id="other")
+    await agent.call("hello")  # so that the first conversation is forgotten
+    agent.site = own
+    await agent.call("hello")
+    assert "CancelTask" not in dict(rude.asked)
+    call.cancel()
+    await asyncio.wait({call})
+
+
+def other_task() -> Json:
+    found: Json = task("COMPLETED", "done")["task"] | {"id": "u"}
+    return found
 
 
 async def test_a_call_that_nobody_waits_for_is_canceled_at_the_peer(
@@ -478,10 +618,10 @@ async def test_an_endless_answer_is_ended(tmp_path: Path, rude: Rude) -> None:
 def settings(monkeypatch: pytest.MonkeyPatch, config: Path, **env: str) -> CallablePeers | None:
     for name, value in {"A2A_BEARER_TOKEN": "own", **env}.items():
         monkeypatch.setenv(name, value)
-    return callable_peers(load(config), "http://localhost:8000")
+    return callable_peers(load(config), "http://localhost:8000", "http://127.0.0.1:4096")
 
 
-async def test_a_stranger_gets_no_credential_and_is_no_private_host(
+async def test_a_peer_by_its_address_gets_no_credential_and_is_no_private_host(
     tmp_path: Path, rude: Rude, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "config.toml"
@@ -490,11 +630,13 @@ async def test_a_stranger_gets_no_credential_and_is_no_private_host(
     env = {"A2A_CLIENT_ALLOW_ANY_PEER": "true", "A2A_CLIENT_BEARER_TOKEN": "secret-of-operator"}
     peers = settings(monkeypatch, config, **env)
     assert peers is not None
-    stranger = peers.find("https://agent.example.com/", {})
-    assert (stranger.login.headers, stranger.named) == ((), False)
-    agent = Agent.of(tmp_path, peers)
+    found = peers.find("https://agent.example.com/", {})
+    assert (found.login.headers, found.named) == ((), False)
+    agent = Agent.of(tmp_path, peers, egress=Egress(allow_private=True))
     for word in (rude.url, "http://localhost:1", "http://169.254.169.254/"):
         assert "a2a_peers lists the agents" in await agent.fail(peer=word)
+    for word in ("http://127.0.0.1:8000", "http://127.0.0.1:4096/x"):
+        assert "cannot call itself" in await agent.fail(peer=word)
     assert "leave the login out" in await agent.fail(peer="https://user:pass@example.com")
     assert not rude.asked
 
@@ -537,10 +679,7 @@ async def test_the_service_does_not_call_itself(tmp_path: Path, rude: Rude) -> N
 async def test_a_task_that_an_earlier_process_has_left_is_canceled(
     tmp_path: Path, rude: Rude
 ) -> None:
-    async def get(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"jsonrpc": "2.0", "id": 1, "result": task("WORKING")["task"]})
-
-    rude.answers |= {"GetTask": get, "CancelTask": canceled}
+    rude.answers |= {"GetTask": at_work, "CancelTask": canceled}
     rude.answers["SendStreamingMessage"] = streams(frame(task("COMPLETED", "fine")))
     agent = rude_agent(tmp_path, rude)
     await agent.kept.keep("alice", "context", "echo", PeerConversation("c", "t"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ transport = "http+json"
 url = "http://10.0.0.7:9000"
 api_key = "env:PEER_TOKEN"
 api_key_header = "X-Key"
-headers = {{ X-Team = "blue" }}
+headers = {{ X-Team = "blue", X-Empty = "" }}
 """
 
 
@@ -72,8 +73,17 @@ def test_other_credentials_and_choices_of_a_peer(settings: ClientSettings) -> No
     key = find_target(settings, "key")
     assert key.transports == ("HTTP+JSON", "JSONRPC")
     assert key.own_order
-    assert dict(key.login.headers) == {"X-Team": "blue", "X-Key": SECRET}
+    assert dict(key.login.headers) == {"X-Team": "blue", "X-Empty": "", "X-Key": SECRET}
     assert limits_of(settings.outbound).total_seconds == 7
+
+
+def test_credentials_must_not_appear_in_a_log_and_other_header_fields_may(
+    settings: ClientSettings,
+) -> None:
+    for name in ("token", "key"):
+        assert find_target(settings, name).login.secrets == (SECRET,)
+    [login] = find_target(settings, "login").login.secrets
+    assert base64.b64decode(login).decode() == f"me:{SECRET}"
 
 
 def test_localhost_stands_for_its_addresses_and_not_the_other_way_round() -> None:

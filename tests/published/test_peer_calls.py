@@ -77,6 +77,6 @@ async def test_an_opencode_elsewhere_cannot_reach_the_tools(
     found = publication(load(config), "http://127.0.0.1:8000", calls_peers=False)
     assert peer_calls(found) == {"enabled": False, "peers": [], "any_peer": False, "max_depth": 3}
     far, unused = Endpoint("http://10.0.0.1:4096"), cast(Any, None)
-    current = app._CurrentSettings(load(config))
-    async with app._peer_calls(current, unused, endpoint=far, url="http://here") as calls:
+    current = app._CurrentSettings(load(config), own_urls=("http://here", far.base_url))
+    async with app._peer_calls(current, unused, endpoint=far) as calls:
         assert calls is None

@@ -10,12 +10,13 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..domain.addresses import origin_of
 from ..outbound.client import Outgoing, Peer, PeerCall, Peers, PeerUpdate, Received
-from ..outbound.downloads import save_files
+from ..outbound.downloads import save_files, write_file
 from ..outbound.failures import (
     AuthRequired,
     InputRequired,
@@ -186,7 +187,7 @@ class Conversation:
     async def save(self, peer: Peer, files: list[File], folder: Path) -> None:
         """Write the files, and say where they are; PeerError or CommandError if one is not."""
         try:
-            saved = await save_files(peer, files, folder)
+            saved = await save_files(peer, files, partial(write_file, folder))
         except OSError as exc:
             raise CommandError(f"{exc.filename}: {exc.strerror}") from None
         for _, path in saved:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 from urllib.parse import urlsplit
@@ -108,13 +108,18 @@ class Peers:
         self._cards = CardsInMemory() if cards is None else cards
 
     @asynccontextmanager
-    async def connect(self, target: Target) -> AsyncIterator[Peer]:
-        """A peer that has shown its card; waits while too many calls go on."""
-        egress = self._egress
+    async def connect(self, target: Target, *, counted: bool = True) -> AsyncIterator[Peer]:
+        """A peer that has shown its card; waits while too many calls go on.
+
+        Not `counted` is what must not wait for the calls of others, such as canceling one.
+        """
         if target.named:
             host = (urlsplit(target.url).hostname or "").lower()
-            egress = replace(egress, named_hosts=egress.named_hosts | {host})
-        async with self._slots, Connections.open(egress) as connections:
+            egress = replace(self._egress, named_hosts=self._egress.named_hosts | {host})
+        else:
+            egress = replace(self._egress, allow_private=False)
+        slot = self._slots if counted else nullcontext()
+        async with slot, Connections.open(egress) as connections:
             yield await Peer.meet(self, target, connections)
 
     async def card(self, target: Target, connections: Connections) -> FoundCard:

@@ -1,31 +1,37 @@
-"""Files that an agent hands over, written to a directory of the person's choice."""
+"""Files that an agent hands over, written to a directory: what is there already stays."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import mimetypes
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from .client import Peer
 from .failures import AnswerTooLarge, PeerError, PeerProtocolError
 from .transcript import File
 
+T = TypeVar("T")
+
 MAX_STEM, MAX_SUFFIX = 100, 20  # characters of a name
+# To open a directory in which something is looked up; Linux need not be able to list it.
+DIRECTORY = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 async def save_files(
-    peer: Peer, files: Sequence[File], folder: Path
-) -> list[tuple[File, Path | PeerError]]:
-    """Write files, as many as an answer may be large; where each is, or why it is not there.
+    peer: Peer, files: Sequence[File], write: Callable[[str, bytes], T]
+) -> list[tuple[File, T | PeerError]]:
+    """Write files, as many as an answer may be large; what came of each, or why it is not there.
 
-    OSError: the directory cannot be written to.
+    `write` gets a plain name and the content, in a thread. What it raises ends all.
     """
-    saved: list[tuple[File, Path | PeerError]] = []
+    saved: list[tuple[File, T | PeerError]] = []
     left = peer.limits.response_bytes
     for file in files:
         try:
@@ -34,44 +40,53 @@ async def save_files(
             saved.append((file, exc))
         else:
             left -= len(content)
-            saved.append((file, write_file(folder, file_name(file), content)))
+            saved.append((file, await asyncio.to_thread(write, file_name(file), content)))
     return saved
 
 
 async def _content(peer: Peer, file: File, max_bytes: int) -> bytes:
     if file.url is not None:
         return await peer.download(file.url, max_bytes)
-    try:
-        content = base64.b64decode(file.base64)
-    except (binascii.Error, ValueError):
-        raise PeerProtocolError("Its content is not base64.") from None
-    if len(content) > max_bytes:
+    if file.size > max_bytes:
         raise AnswerTooLarge(
             "The files are too large together.",
             hint="A2A_CLIENT_MAX_RESPONSE_BYTES sets how large they may be.",
         )
-    return content
+    try:
+        return await asyncio.to_thread(base64.b64decode, file.base64)
+    except (binascii.Error, ValueError):
+        raise PeerProtocolError("Its content is not base64.") from None
 
 
 def write_file(folder: Path, name: str, content: bytes) -> Path:
-    """Write a new file; one that is there already, or a link, is left alone."""
+    """Write a new file into a directory, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in _paths(folder, name):
+    descriptor = os.open(folder, DIRECTORY)
+    try:
+        return folder / write_new(name, content, folder=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_new(name: str, content: bytes, *, folder: int) -> str:
+    """Write a new file; its name. One that is there already, or a link, is left alone."""
+    for free in _names(name):
         try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+            descriptor = os.open(free, flags, 0o666, dir_fd=folder)
         except FileExistsError:
             continue
         with os.fdopen(descriptor, "wb") as out:
             out.write(content)
-        return path
+        return free
     raise AssertionError("there is always another number")
 
 
-def _paths(folder: Path, name: str) -> Iterator[Path]:
-    yield folder / name
+def _names(name: str) -> Iterator[str]:
+    yield name
     stem, suffix = Path(name).stem, Path(name).suffix
     for number in count(2):
-        yield folder / f"{stem}-{number}{suffix}"
+        yield f"{stem}-{number}{suffix}"
 
 
 def file_name(file: File) -> str:

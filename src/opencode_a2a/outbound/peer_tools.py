@@ -46,7 +46,7 @@ logger = structlog.get_logger()
 
 MAX_RESULT_BYTES, MAX_RESULT_LINES = 48 * 1024, 1_500  # OpenCode hides most of what is longer
 EXCERPT = 2_000  # characters of an answer that is too long, or of a reason
-LONGEST_ABOUT = 500  # characters of what a card says of an agent
+LONGEST_ABOUT, LONGEST_SKILL = 500, 100  # characters of what a card says of an agent, and of each
 MOST_SKILLS = 20
 MOST_KNOWN = 10_000  # conversations
 ANSWER_RETRY_SECONDS = 1.0
@@ -138,13 +138,14 @@ class PeerToolbox:
         self._conversations = conversations
         self._talking: KeyedLock[tuple[str, str, str]] = KeyedLock()
         self._own: set[tuple[str, str, str]] = set()  # conversations that this process has had
+        self.open_tasks: set[tuple[str, str]] = set()  # of this process, by peer
 
     @property
     def limits(self) -> PeerLimits:
         return self._peers.limits
 
     async def run(self, tool: str, arguments: Mapping[str, Any], site: CallSite) -> ToolResult:
-        began, outcome = time.monotonic(), "canceled"
+        began, outcome = time.monotonic(), "internal_error"
         audit = logger.bind(tool=tool, task=site.task_id, principal=site.owner)
         try:
             asked = _TOOLS[tool][0].model_validate(arguments)
@@ -158,6 +159,9 @@ class PeerToolbox:
         except (ValidationError, FileProblem, PeerError, ServiceError) as exc:
             outcome = type(exc).__name__
             result = ToolResult(_reason(exc), failed=True)
+        except asyncio.CancelledError:
+            outcome = "canceled"
+            raise
         finally:
             audit.info("peer.called", outcome=outcome, seconds=round(time.monotonic() - began, 3))
         return result
@@ -165,18 +169,22 @@ class PeerToolbox:
     # -- the tools
 
     async def _list(self) -> str:
-        targets = self._callable().targets.values()
-        found = list(await asyncio.gather(*map(self._about, targets)))
-        if self._callable().stranger is not None:
+        peers = self._callable()
+        budget = MAX_RESULT_BYTES // (len(peers.targets) + 1)
+        found = [
+            about.encode()[: budget - 1].decode(errors="ignore")
+            for about in await asyncio.gather(*map(self._about, peers.targets.values()))
+        ]
+        if peers.by_address is not None:
             found.append("You can also call other agents, by their URL as the name.")
         return "\n".join(found)
 
     async def _about(self, target: Target) -> str:
         try:
-            async with self._peers.connect(target) as peer:
+            async with self._peers.connect(target, counted=False) as peer:
                 card = peer.found.card
                 skills = "".join(
-                    f"\n  - {_line(skill.name)}: {_line(skill.description)}"
+                    f"\n  - {_line(f'{skill.name}: {skill.description}', LONGEST_SKILL)}"
                     for skill in card.skills[:MOST_SKILLS]
                 )
                 return f"{target.name}: {_line(card.name)}. {_line(card.description)}{skills}"
@@ -184,32 +192,42 @@ class PeerToolbox:
             return f"{target.name}: cannot be called now. {_line(exc.message)}"
 
     async def _speak(self, tool: str, asked: PeerArguments, talk: _Talk) -> str:
-        key = talk.key
+        last = await self._conversations.last(*talk.key)
         if isinstance(asked, CallArguments):
             paths = asked.files or []
             files = await asyncio.to_thread(talk.files.parts, paths, talk.site.may_read)
             parts = ({"text": asked.message}, *files)
+            await self._end_lost(talk, last)
             if asked.continues is False:
-                return await talk.have(parts)
-            async with self._talking(key):
-                last = await self._conversations.last(*key)
-                if last is not None and key not in self._own:
-                    await talk.end_lost(last)
-                if len(self._own) >= MOST_KNOWN:
-                    self._own.clear()  # it costs each of them one look
-                self._own.add(key)
-                return await talk.have(parts, context_id=last.context_id if last else None)
-        last = await self._conversations.last(*key)
+                return await talk.exchange(parts)
+            async with self._talking(talk.key):
+                last = await self._conversations.last(*talk.key)
+                return await talk.exchange(parts, context_id=last.context_id if last else None)
         if last is None or last.task_id is None:
             raise PeerRefused("You have not called it in this conversation.")
         await talk.look(last.task_id)
         if tool == "cancel":
             await talk.cancel()
-        return await talk.result()
+        return await talk.result(talk.list_files())
+
+    async def _end_lost(self, talk: _Talk, last: PeerConversation | None) -> None:
+        """An earlier process may have left a task, which would keep the next one waiting."""
+        if talk.key in self._own:
+            return
+        if len(self._own) >= MOST_KNOWN:
+            self._own.clear()  # it costs each of them one look
+        self._own.add(talk.key)
+        if last is None or last.task_id is None:
+            return
+        if (talk.target.name, last.task_id) not in self.open_tasks:
+            lost = _Talk(self, talk.target, talk.site)
+            with suppress(PeerError):
+                await lost.look(last.task_id)
+                await lost.cancel()
 
     @asynccontextmanager
-    async def connect(self, target: Target) -> AsyncIterator[Peer]:
-        async with self._peers.connect(target) as peer:
+    async def connect(self, target: Target, *, counted: bool) -> AsyncIterator[Peer]:
+        async with self._peers.connect(target, counted=counted) as peer:
             self._callable().check_origin(peer.url)
             yield peer
 
@@ -241,7 +259,7 @@ class _Talk:
     def files(self) -> WorkspaceFiles:
         return WorkspaceFiles(self.site.directory)
 
-    async def have(self, parts: Sequence[Json], context_id: str | None = None) -> str:
+    async def exchange(self, parts: Sequence[Json], context_id: str | None = None) -> str:
         """Send a message; the answer, once the task has completed."""
         self._is_new = True
         try:
@@ -249,12 +267,18 @@ class _Talk:
             while self.found.state == "INPUT_REQUIRED":
                 await self._pass_on()
             self.found.check()
-            return await self.result()
+            return await self.result(await self._keep_files())
         except BaseException:
-            with suppress(PeerError):
+            try:
                 await self.cancel()
+            except PeerError as exc:
+                task, problem = self.site.task_id, type(exc).__name__
+                logger.warning(
+                    "peer.not_canceled", task=task, peer=self.target.name, problem=problem
+                )
             raise
         finally:
+            self.box.open_tasks.discard((self.target.name, self.found.task_id or ""))
             if self.found.usage is not None:
                 self.site.add_usage(self.target.name, _usage(self.found.usage))
             if self._keeping is not None:
@@ -278,8 +302,11 @@ class _Talk:
                     raise
                 await asyncio.sleep(max(ANSWER_RETRY_SECONDS, exc.retry_after or 0.0))
             except PeerRefused:
-                await self.look(found.task_id or "")  # others may have decided meanwhile
-                if request in found.requests:
+                # Others may have decided meanwhile. Then the task goes on.
+                async with self._call() as call:
+                    await call.watch(found.task_id or "")
+                asks_still = request is None or request in found.requests
+                if found.state == "INPUT_REQUIRED" and asks_still:
                     raise
                 return None
 
@@ -303,7 +330,8 @@ class _Talk:
         sending.result()
 
     async def _send_and_follow(self, message: Outgoing) -> None:
-        async with self._call() as call:
+        # An answer does not wait for calls of others: its task has begun, and so has a person.
+        async with self._call(counted=message.task_id is None) as call:
             self._is_sent = True
             await call.send(message)
 
@@ -314,22 +342,16 @@ class _Talk:
     async def cancel(self) -> None:
         if self.found.task_id is None or self.found.ended:
             return
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(CANCEL_SECONDS), self._call() as call:
                 await call.cancel()
-
-    async def end_lost(self, last: PeerConversation) -> None:
-        """An earlier process may have left a task, which would keep the next one waiting."""
-        lost = _Talk(self.box, self.target, self.site)
-        with suppress(PeerError):
-            if last.task_id is not None:
-                await lost.look(last.task_id)
-                await lost.cancel()
+        except TimeoutError:
+            raise PeerTimeout(f"It did not cancel its task in {CANCEL_SECONDS:g} s.") from None
 
     @asynccontextmanager
-    async def _call(self) -> AsyncIterator[PeerCall]:
+    async def _call(self, *, counted: bool = False) -> AsyncIterator[PeerCall]:
         """Not for the whole talk: who waits for a person must not keep others from calling."""
-        async with self.box.connect(self.target) as peer:
+        async with self.box.connect(self.target, counted=counted) as peer:
             call = peer.call(self._take)
             call.transcript = self.found
             yield call
@@ -341,18 +363,29 @@ class _Talk:
         self._data += [each.value for each in update.shown if isinstance(each, Data)]
         self._known.set()
         found = self.found
+        if self._is_new and found.task_id is not None:
+            self.box.open_tasks.add((self.target.name, found.task_id))
         if self._is_new and self._keeping is None and found.context_id is not None:
             conversation = PeerConversation(found.context_id, found.task_id)
             self._keeping = asyncio.create_task(self.box.keep(self.key, conversation))
 
     async def _keep_files(self) -> list[str]:
+        if not self._received:
+            return []
         try:
-            async with self.box.connect(self.target) as peer:
+            async with self.box.connect(self.target, counted=False) as peer:
                 return await self.files.keep_all(peer, self._received)
         except PeerError as exc:  # the answer itself is there
             return [f"not kept. {_line(exc.message)}"]
 
-    async def result(self) -> str:
+    def list_files(self) -> list[str]:
+        """The files of an answer, which were written into the workspace when it came."""
+        return [
+            file_name(each) if each.url else f"{file_name(each)} ({each.size} bytes)"
+            for each in self._received
+        ]
+
+    async def result(self, files: Sequence[str]) -> str:
         """What the model gets to read."""
         found, name = self.found, self.target.name
         state = (found.state or "unknown").lower().replace("_", "-")
@@ -361,7 +394,6 @@ class _Talk:
             texts.append(found.status_text)
         said = "\n\n".join(text for text in texts if text) or "It has said nothing."
         head = f"{name}: {state}"
-        files = await self._keep_files() if self._received else []
         listed = "".join(f"\n  {line}" for line in files)
         text = f"{head}\nIts files:{listed}\n\n{said}" if files else f"{head}\n\n{said}"
         if len(text.encode()) <= MAX_RESULT_BYTES and text.count("\n") <= MAX_RESULT_LINES:

@@ -18,11 +18,7 @@ class Login:
 
     origins: frozenset[str] = frozenset()
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """What must not appear in a log: each value, and what follows the scheme in it."""
-        return tuple(text for _, value in self.headers for text in (value, value.split()[-1]))
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # what must not appear in a log
 
     def headers_for(self, url: str) -> tuple[tuple[str, str], ...]:
         return self.headers if origin_of(url) in self.origins else ()
@@ -61,8 +57,8 @@ class CallablePeers:
     """The agents that the model may call."""
 
     targets: Mapping[str, Target]
-    stranger: Callable[[str], Target] | None = None  # one that is only known by its address
-    own_origins: frozenset[str] = frozenset()  # of this service
+    by_address: Callable[[str], Target] | None = None  # None: only those that have a name
+    own_origins: frozenset[str] = frozenset()  # of this service, and of its OpenCode
 
     @property
     def secrets(self) -> list[str]:
@@ -70,8 +66,8 @@ class CallablePeers:
 
     def find(self, word: str, headers: Mapping[str, str]) -> Target:
         target = self.targets.get(word)
-        if target is None and self.stranger is not None and "://" in word:
-            target = self.stranger(word)
+        if target is None and self.by_address is not None and "://" in word:
+            target = self.by_address(word)
         if target is None:
             names = ", ".join(sorted(self.targets)) or "none"
             raise PeerNotAllowed(f"There is no agent of this name. Those you can call: {names}.")
@@ -80,4 +76,6 @@ class CallablePeers:
 
     def check_origin(self, url: str) -> None:
         if origin_of(url) in self.own_origins:
-            raise PeerNotAllowed("That is the service you work for: it cannot call itself.")
+            raise PeerNotAllowed(
+                "That is the service you work for, or its OpenCode: it cannot call itself."
+            )
