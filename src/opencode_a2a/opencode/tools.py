@@ -101,8 +101,11 @@ class OpenCodeTools:
         query = {"directory": directory}
         # A connection that was lost does not mean that OpenCode was: to register again would break
         # the calls that are going on.
-        found = await self._http.call("GET", "mcp", query=query) if known is not None else {}
-        if _status(found) != "connected":
+        status = _status(await self._http.call("GET", "mcp", query=query))
+        if known is None or status != "connected":
+            if known is None and status is not None:
+                # Of an earlier process of this service, or somebody's own.
+                logger.info("tools.replaced", directory=directory, server=SERVER)
             body = {"name": SERVER, "config": self._config}
             found = await self._http.call("POST", "mcp", query=query, body=body)
             if (status := _status(found)) != "connected":
