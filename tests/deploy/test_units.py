@@ -65,6 +65,17 @@ def test_opencode_gets_credentials_as_variables_without_the_end_of_the_line(tmp_
     assert with_credentials({"HOME": "/h"}) == {"HOME": "/h"}
 
 
+def test_the_service_talks_to_nobody_else_and_runs_nothing_that_the_agent_configures() -> None:
+    service = TEMPLATES["opencode-a2a@.service"]
+    assert "Environment=OPENCODE_OWN_USER_ONLY=true" in service
+    assert "Environment=A2A_ISOLATION=never" in service
+
+
+def test_an_agent_cannot_take_the_ports_of_other_agents() -> None:
+    assert "SocketBindDeny=tcp:18010-18999" in TEMPLATES["opencode@.service"]
+    assert "SocketBindAllow=tcp:18010" in drop_ins(ALPHA, SECRETS)["opencode@alpha.service"]
+
+
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
     """The units of an instance, whole: templates and drop-ins, with programs that exist."""

@@ -6,10 +6,11 @@ while the service restarts. The socket is a third: it accepts connections meanwh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
-from .layout import ETC, INSTANCES, UNITS, VAR, Instance
-from .things import Directory, File
+from .layout import ETC, FIRST_PORT, INSTANCES, PORT_DISTANCE, UNITS, VAR, Instance
+from .things import DeployError, Directory, File
 
 NOTE = "# Written by `opencode-a2a deploy`. Add what you want with `systemctl edit`.\n"
 
@@ -69,11 +70,14 @@ LimitNOFILE=65536
 SyslogIdentifier=opencode@%i
 LogExtraFields=OPENCODE_A2A_INSTANCE=%i
 
-ReadWritePaths={VAR}/%i/home {VAR}/%i/worktrees
+ReadWritePaths={VAR}/%i/home
 # The agent has the same user as the service: what the service keeps is hidden from it.
 InaccessiblePaths={VAR}/%i/state
 SystemCallFilter=@system-service
 RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+# The ports that the OpenCodes of instances have, unless the operator chose others. An agent may
+# take any other port for what it tries. Without effect where systemd is built without BPF.
+SocketBindDeny=tcp:{FIRST_PORT + PORT_DISTANCE}-{FIRST_PORT + PORT_DISTANCE + 989}
 {HARDENING}"""
 
 SERVICE = f"""\
@@ -89,21 +93,25 @@ Type=notify
 User=oca-%i
 Group=oca-%i
 Environment=HOME={VAR}/%i/state XDG_STATE_HOME={VAR}/%i/state
-Environment=A2A_WORKTREE_DIRECTORY={VAR}/%i/worktrees
+# Who has the port while OpenCode is down must not be sent its password.
+Environment=OPENCODE_OWN_USER_ONLY=true
+# Git runs programs that the agent can configure: here they could read credentials and tasks.
+Environment=A2A_ISOLATION=never
 ExecStart={INSTANCES}/%i/bin/opencode-a2a serve --config {ETC}/%i/config.toml
 ExecReload=/bin/kill -HUP $MAINPID
 WatchdogSec=30
 Restart=always
 RestartSec=1
 TimeoutStartSec=60
-TimeoutStopSec=30
+# A2A_SHUTDOWN_GRACE_SECONDS can be 300.
+TimeoutStopSec=310
 MemoryMax=1G
 TasksMax=256
 LimitNOFILE=65536
 SyslogIdentifier=opencode-a2a@%i
 LogExtraFields=OPENCODE_A2A_INSTANCE=%i
 
-ReadWritePaths={VAR}/%i/state {VAR}/%i/worktrees
+ReadWritePaths={VAR}/%i/state
 SystemCallFilter=@system-service
 SystemCallFilter=~@privileged @resources
 MemoryDenyWriteExecute=yes
@@ -142,6 +150,7 @@ TEMPLATES = {
 # The file with OpenCode's password serves both: the service logs in with it.
 OPENCODE_PASSWORD = "OPENCODE_SERVER_PASSWORD"
 SERVICE_PREFIX = "A2A_"
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def credentials(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -159,6 +168,16 @@ def credentials(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
         if name == OPENCODE_PASSWORD:
             service["OPENCODE_AUTH_PASSWORD"] = name
     return service, opencode
+
+
+def check_names(names: Iterable[str], folder: str) -> None:
+    """Each becomes the name of a credential, and of a variable."""
+    for name in names:
+        if not VARIABLE.fullmatch(name):
+            raise DeployError(
+                f"{folder}/{name}: the name of a secret file is that of a variable: letters, "
+                "digits and `_`. Rename or remove this file."
+            )
 
 
 def templates() -> list[File]:
@@ -184,6 +203,7 @@ def drop_ins(instance: Instance, secrets: Iterable[str]) -> dict[str, str]:
             f"WorkingDirectory={_path(workspace)}",
             f"ReadWritePaths={_path(workspace)}",
             f"Environment=OPENCODE_PORT={instance.opencode_port}",
+            f"SocketBindAllow=tcp:{instance.opencode_port}",
             f"MemoryMax={instance.memory}",
             f"TasksMax={instance.tasks}",
             *_load(instance, opencode),

@@ -16,6 +16,7 @@ import structlog
 from yarl import URL
 
 from ..errors import UpstreamTimeout, UpstreamUnreachable
+from .listener import OtherUserListens, socket_to_own_user
 
 logger = structlog.get_logger()
 
@@ -23,10 +24,11 @@ Answer = aiohttp.ClientResponse
 
 
 class Client:
-    def __init__(self, headers: Mapping[str, str]) -> None:
+    def __init__(self, headers: Mapping[str, str], *, own_user_only: bool = False) -> None:
+        make_socket = socket_to_own_user if own_user_only else None
         self._session = aiohttp.ClientSession(
             headers=headers,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, socket_factory=make_socket),
             timeout=aiohttp.ClientTimeout(total=None),
             read_bufsize=1 << 20,  # one event is one line, and may hold a whole attachment
         )
@@ -75,6 +77,12 @@ def _translate_errors() -> Iterator[None]:
     except TimeoutError as exc:  # aiohttp's own timeouts are among these
         raise UpstreamTimeout("OpenCode did not answer in time.") from exc
     except (aiohttp.ClientError, OSError) as exc:
+        if isinstance(getattr(exc, "os_error", None), OtherUserListens):
+            raise UpstreamUnreachable(
+                "Another user of this machine listens at OpenCode's port, so the password is not "
+                "sent there. End that program, or give this instance another port.",
+                retry_after=5,
+            ) from exc
         raise UpstreamUnreachable(
             "OpenCode cannot be reached. Check that it runs and that OPENCODE_BASE_URL names it.",
             retry_after=5,

@@ -33,6 +33,7 @@ class Endpoint:
     base_url: str
     username: str = "opencode"
     password: str | None = field(default=None, repr=False)
+    own_user_only: bool = False  # connect only if the user of this process runs it
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -183,7 +184,9 @@ class Http:
         if self._client is None:
             from .client import Client  # when needed: see there
 
-            self._client = Client(self._endpoint.authorization)
+            self._client = Client(
+                self._endpoint.authorization, own_user_only=self._endpoint.own_user_only
+            )
         return self._client
 
     def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> str:
