@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "extensions": frozenset({"contract", "service", "domain", "errors"}),
     "inbound": frozenset({"extensions", "contract", "service", "domain", "errors", "web"}),
     "demo": frozenset(),
-    "deploy": frozenset({"opencode.guardian", "opencode.leftovers", "paths"}),
+    "deploy": frozenset({"domain.addresses", "opencode.guardian", "opencode.leftovers", "paths"}),
     "config": frozenset({"domain", "errors", "paths", "spellings"}),
     "peers": frozenset({"config", "domain.addresses", "outbound"}),
     "doctor": frozenset(

@@ -25,6 +25,7 @@ class FakeHost:
     things: dict[str, Thing] = field(default_factory=dict)
     units: set[str] = field(default_factory=set)  # that run
     ran: list[tuple[str, ...]] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)  # ports of others
     fails_at: str | None = None  # a step that cannot be performed
 
     def find(self, wanted: Iterable[Thing]) -> dict[str, Thing]:
@@ -44,6 +45,9 @@ class FakeHost:
     def read(self, path: str) -> str | None:
         thing = self.things.get(path)
         return thing.content if isinstance(thing, File) else None
+
+    def why_not_listen(self, host: str, port: int) -> str | None:
+        return "Address already in use" if port in self.held else None
 
     def perform(self, step: Step) -> str | None:
         if self.fails_at is not None and self.fails_at in str(step):

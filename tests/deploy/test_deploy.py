@@ -20,6 +20,7 @@ from opencode_a2a.deploy.things import (
     File,
     Link,
     Make,
+    Run,
     Thing,
     User,
     changes,
@@ -309,7 +310,8 @@ def test_uninstalling_without_data_can_be_followed_by_uninstalling_with_it() -> 
 def test_a_program_of_somebody_else_stays_and_is_never_removed() -> None:
     site = Site()
     site.host.put("/usr/local/bin/opencode-a2a", "theirs", 0o755)
-    site.prepared().operator.uninstall(purge=True)
+    site.operator.init("1.0")
+    site.operator.uninstall(purge=True)
     assert site.host.read("/usr/local/bin/opencode-a2a") == "theirs"
 
 
@@ -341,6 +343,17 @@ def test_an_instance_that_does_not_answer_fails_the_command() -> None:
         ({"port": 8011}, "belongs to the instance beta"),
         ({"workspace": "relative"}, "absolute path"),
         ({"workspace": "/home/me/x"}, "cannot see /home"),
+        ({"workspace": "/home"}, "cannot see /home"),
+        ({"workspace": "/srv/../etc"}, "absolute path"),
+        ({"workspace": "//etc"}, "absolute path"),
+        ({"workspace": "/srv/a/"}, "absolute path"),
+        ({"workspace": "/"}, "may change everything"),
+        ({"workspace": "/var/lib/opencode-a2a/beta"}, "may change everything"),
+        ({"workspace": "/opt/x"}, "may change everything"),
+        ({"workspace": "/srv/beta/inside"}, "workspace of beta"),
+        ({"workspace": "/srv"}, "workspace of beta"),
+        ({"host": "localhost"}, "must be an IP address"),
+        ({"host": "8010"}, "must be an IP address"),
         ({"workspace": "/srv/a\nUser=root"}, "which units cannot have"),
         ({"public_url": 'https://x" B=1'}, "which units cannot have"),
         ({"workspace": "/srv/beta"}, "workspace of beta"),
@@ -377,3 +390,103 @@ def test_a_plan_shows_that_data_is_lost() -> None:
     lines = [str(step) for step in plan.steps]
     assert "- directory /var/lib/opencode-a2a/alpha/workspace and all data in it" in lines
     assert lines[-3].startswith("- user oca-alpha")
+
+
+@pytest.mark.parametrize("port", [8010, 18010])
+def test_a_port_that_somebody_else_has_is_refused(port: int) -> None:
+    site = Site().prepared()
+    site.host.held = {port}
+    with pytest.raises(DeployError, match=f"port {port} .Address already in use"):
+        site.operator.create("alpha", {}, make=None, question=True)
+    assert "user oca-alpha" not in site.host.things
+
+
+def test_a_new_port_is_tried_and_the_ports_that_an_instance_has_are_not() -> None:
+    site = Site().created()
+    site.host.held = {8010, 18010, 18020}
+    site.operator.update("alpha", {"memory": "2G"})
+    with pytest.raises(DeployError, match="port 18020"):
+        site.operator.update("alpha", {"opencode_port": 18020})
+    site.host.units.clear()  # stopped: somebody has taken its port meanwhile
+    with pytest.raises(DeployError, match="port 8010"):
+        site.operator.update("alpha", {})
+
+
+def test_units_are_read_again_before_anything_is_restarted() -> None:
+    site = Site().created()
+    site.host.fails_at = "daemon-reload"
+    with pytest.raises(DeployError):
+        site.operator.update("alpha", {"memory": "2G"})
+    site.host.fails_at = None
+    site.operator.update("alpha", {})
+    reload, restart = site.host.ran
+    assert reload == ("systemctl", "daemon-reload")
+    assert restart[:2] == ("systemctl", "restart")
+
+
+def test_an_interrupted_uninstall_is_completed_though_systemd_has_forgotten_the_units() -> None:
+    plan = plans.uninstall(Site().created().operator.manifest, purge=True)
+    stop = next(step for step in plan.steps if "systemctl stop" in str(step))
+    assert isinstance(stop, Run)
+    assert stop.accepted == (5,)
+
+
+def test_a_secret_that_holds_another_value_is_not_kept_silently() -> None:
+    site = Site().prepared()
+    site.host.put(f"{SECRETS}/ANTHROPIC_API_KEY", "sk-1")
+    site.operator.create("alpha", {}, make=["ANTHROPIC_API_KEY"], question=True)
+    site.host.put(f"{SECRETS}/ANTHROPIC_API_KEY", "sk-0")
+    with pytest.raises(DeployError, match="ANTHROPIC_API_KEY holds another value") as refused:
+        site.operator.update("alpha", {}, make=["ANTHROPIC_API_KEY"])
+    assert "sk-" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [".X.swp", "X~", "1X", "X-Y", "X=Y", "a b"])
+def test_a_file_whose_name_is_no_variable_is_refused_by_its_path(name: str) -> None:
+    site = Site().created()
+    site.host.put(f"{SECRETS}/{name}", "x")
+    with pytest.raises(DeployError, match=re.escape(f"{SECRETS}/{name}: the name")):
+        site.operator.update("alpha", {})
+
+
+def test_what_could_not_be_removed_is_remembered_and_fails_the_command() -> None:
+    site = Site().created()
+    site.host.put("/etc/systemd/system/opencode@alpha.service.d/mine.conf", "", 0o644)
+    with pytest.raises(DeployError, match=r"opencode@alpha\.service\.d"):
+        site.operator.uninstall(purge=True)
+    left = site.operator.manifest
+    kept = [made.name for record in left.records.values() for made in record.made]
+    assert kept == ["/etc/systemd/system/opencode@alpha.service.d"]
+    del site.host.things["/etc/systemd/system/opencode@alpha.service.d/mine.conf"]
+    site.operator.uninstall(purge=True)
+    assert site.host.things == {}
+
+
+def test_a_user_stays_while_a_directory_of_the_operator_belongs_to_it() -> None:
+    site = Site().prepared()
+    with pytest.raises(DeployError, match="must be a directory that is there"):
+        site.operator.create("alpha", {"workspace": "/srv/x"}, make=None, question=True)
+    site.host.things["/srv/x"] = Directory("/srv/x")
+    site.operator.create("alpha", {"workspace": "/srv/x"}, make=None, question=True)
+    assert any("chown -R oca-alpha: /srv/x" in line for line in site.said)
+    site.host.things["/srv/x"] = Directory("/srv/x", owner="oca-alpha:oca-alpha")
+    with pytest.raises(DeployError, match="chown -R root: /srv/x"):
+        site.operator.remove("alpha", purge=True)
+    with pytest.raises(DeployError, match="chown -R root: /srv/x"):
+        site.operator.uninstall(purge=True)
+    site.host.things["/srv/x"] = Directory("/srv/x")
+    site.operator.remove("alpha", purge=True)
+    assert "user oca-alpha" not in site.host.things
+
+
+def test_going_back_from_a_failed_upgrade_keeps_the_release_before() -> None:
+    site = Site().created()
+    site.operator.update("alpha", {"release": "1.1"})
+    site.operator.set_previous("alpha", "0.9")
+    assert site.operator.manifest.instance("alpha").previous == "0.9"
+
+
+def test_a_damaged_manifest_is_said_to_be_one() -> None:
+    for text in ("", "[]", "{}", '{"format": 1, "host": [], "records": {"a": 1}}'):
+        with pytest.raises(DeployError, match="is damaged"):
+            Manifest.parse(text)

@@ -17,13 +17,16 @@ from typing import Any
 from .. import __version__
 from ..deploy import light, release
 from ..deploy.host import LocalHost, environment
+from ..deploy.host import run as run_program
 from ..deploy.layout import CURRENT, Instance
+from ..deploy.manifest import Manifest
 from ..deploy.operator import NotConfirmed, Operator
 from ..deploy.things import DeployError, Run, Step
 from . import executable
 from .failure import CommandError
 
 LOCKED = "/root"  # one operator at a time; nobody else can open it, and so keep it locked
+LOCK_VARIABLE = "OPENCODE_A2A_DEPLOY_LOCK"  # a descriptor, for commands that a command calls
 RUNNING_SYSTEMD = Path("/run/systemd/system")
 PERSISTENCE = "ENABLE_SECRET_PERSISTENCE"
 OF_INSTANCE = ("host", "port", "opencode_port", "public_url", "workspace", "memory", "tasks")
@@ -68,14 +71,18 @@ def _confirm(arguments: argparse.Namespace) -> bool:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _locked() -> Iterator[None]:
+    """One operator at a time. A command that calls another hands its lock over."""
     if not RUNNING_SYSTEMD.is_dir():
         raise DeployError("this machine is not run by systemd. `deploy light` needs none.")
-    descriptor = os.open(LOCKED, os.O_RDONLY)
+    inherited = os.environ.get(LOCK_VARIABLE, "")
+    descriptor = int(inherited) if inherited.isdecimal() else os.open(LOCKED, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.environ[LOCK_VARIABLE] = str(descriptor)
         yield
     finally:
+        os.environ.pop(LOCK_VARIABLE, None)
         os.close(descriptor)
 
 
@@ -95,7 +102,7 @@ def _source(arguments: argparse.Namespace) -> release.Source:
 
 
 def _install_steps(arguments: argparse.Namespace, source: release.Source) -> list[Step]:
-    if release.installed(source.name) is not None:
+    if release.is_installed(source):
         return []
     beside = release.opencode_beside(_from(arguments))
     opencode = release.check_opencode(arguments.opencode or beside or _find_opencode())
@@ -115,9 +122,10 @@ def _find_opencode() -> str:
 
 
 def init(arguments: argparse.Namespace) -> None:
-    with _alone():
-        if _from(arguments) is None and release.installed(arguments.release or "") is not None:
-            _operator(arguments).init(arguments.release)
+    with _locked():
+        name = release.check_name(arguments.release) if arguments.release else None
+        if _from(arguments) is None and name and release.installed(name) is not None:
+            _operator(arguments).init(name)
             return
         source = _source(arguments)
         _operator(arguments).init(source.name, _install_steps(arguments, source))
@@ -126,7 +134,7 @@ def init(arguments: argparse.Namespace) -> None:
 
 
 def create(arguments: argparse.Namespace) -> None:
-    with _alone():
+    with _locked():
         _operator(arguments).create(
             arguments.name,
             _wanted(arguments),
@@ -136,10 +144,12 @@ def create(arguments: argparse.Namespace) -> None:
 
 
 def update(arguments: argparse.Namespace) -> None:
-    with _alone():
+    with _locked():
         operator = _operator(arguments)
         names = arguments.names or [each.name for each in operator.manifest.instances]
         wanted = _wanted(arguments)
+        if "release" in wanted:
+            release.check_name(wanted["release"])
         if len(names) != 1 and wanted.keys() - {"release", "memory", "tasks"}:
             raise CommandError("name one instance to change its addresses or its workspace.", 2)
         for name in names:
@@ -198,8 +208,10 @@ def status(arguments: argparse.Namespace) -> None:
             ["systemctl", "show", "-p", ",".join(shown), unit],
             capture_output=True,
             text=True,
-            check=True,
+            check=False,
         )
+        if done.returncode:
+            raise DeployError(f"systemctl cannot show {unit}: {done.stderr.strip()}")
         facts = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
         print(f"{unit}: {facts['ActiveState']} ({facts['SubState']})", end="")
         more = [
@@ -223,75 +235,114 @@ def restart(arguments: argparse.Namespace) -> None:
     operator = _operator(arguments)
     instance = operator.manifest.instance(arguments.name)
     opencode, service = instance.services
-    subprocess.run(
-        ["systemctl", "restart", *([opencode] if arguments.opencode_too else []), service],
-        check=True,
-    )
+    run_program(("systemctl", "restart", *([opencode] if arguments.opencode_too else []), service))
     operator.check(instance, question=False)
 
 
 def remove(arguments: argparse.Namespace) -> None:
-    with _alone():
+    with _locked():
         _operator(arguments).remove(arguments.name, purge=arguments.purge)
 
 
 def uninstall(arguments: argparse.Namespace) -> None:
-    with _alone():
+    with _locked():
         _operator(arguments).uninstall(purge=arguments.purge)
 
 
 def upgrade(arguments: argparse.Namespace) -> None:
     """One instance after the other; the first that does not work goes back, and stops it all."""
-    operator = _operator(arguments)
-    source = _source(arguments)
+    with _locked():
+        _upgrade(arguments, _operator(arguments), _source(arguments))
+
+
+def _upgrade(arguments: argparse.Namespace, operator: Operator, source: release.Source) -> None:
     manifest = operator.manifest
     names = arguments.names or [each.name for each in manifest.instances]
+    for name in names:
+        manifest.instance(name)  # says which there are
     steps = _install_steps(arguments, source)
+    removals = _removals(arguments, manifest.instances, source.name)
     print(f"Plan: release {source.name}, beside those that are there")
     for step in steps:
         print(f"  {step}")
     for name in names:
-        print(f"  then {name}: {manifest.instance(name).release} -> {source.name}, and ask it")
+        asked = "" if arguments.no_question else ", and ask it"
+        print(f"  then {name}: {manifest.instance(name).release} -> {source.name}{asked}")
+    for step in removals:
+        print(f"  then {step}    (no instance runs it, or would go back to it)")
     if not _confirm(arguments):
         raise NotConfirmed
     for step in steps:
         operator.host.perform(step)
     for name in names:
-        _switch(operator, name, to=source.name)
+        _switch(operator, name, to=source.name, options=_question_option(arguments))
     if not arguments.names:  # new instances get it too, and the operator's program is of it
         _delegate(source.name, "init", "--release", source.name)
-    for unused in release.unused(operator.manifest.instances, current=source.name):
-        print(f"No instance runs {unused}, or would go back to it: it is removed.", flush=True)
-        operator.host.perform(Run(("rm", "-rf", str(release.folder(unused)))))
+    for step in removals:
+        operator.host.perform(step)
     print(f"All of {', '.join(names) or 'nothing'} run {source.name}.")
 
 
-def _switch(operator: Operator, name: str, *, to: str) -> None:
+def _removals(arguments: argparse.Namespace, instances: Sequence[Instance], to: str) -> list[Step]:
+    """What can go when the instances are switched."""
+    after = [
+        each.switched_to(to) if each.name in arguments.names or not arguments.names else each
+        for each in instances
+    ]
+    current = release.current() if arguments.names else to
+    unused = release.unused(after, kept=[current, to])
+    return [Run(("rm", "-rf", str(release.folder(name)))) for name in unused]
+
+
+def _question_option(arguments: argparse.Namespace) -> list[str]:
+    return ["--no-question"] if arguments.no_question else []
+
+
+def _switch(operator: Operator, name: str, *, to: str, options: Sequence[str]) -> None:
     before = operator.manifest.instance(name)
     try:
-        _delegate(to, "update", name, "--release", to)
+        _delegate(to, "update", name, "--release", to, *options)
     except DeployError as exc:
         print(f"{name} does not work with {to}: back to {before.release}.", flush=True)
-        _delegate(before.release, "update", name, "--release", before.release)
+        _delegate(before.release, "update", name, "--release", before.release, *options)
+        operator.set_previous(name, before.previous)
         raise DeployError(f"the upgrade was stopped at {name}: {exc}") from None
 
 
 def rollback(arguments: argparse.Namespace) -> None:
-    operator = _operator(arguments)
-    names = arguments.names or [each.name for each in operator.manifest.instances]
-    found = [operator.manifest.instance(name) for name in names]
-    going = [each for each in found if each.previous is not None]
-    if not going:
+    """All that have a release before; one that fails does not keep the others from it."""
+    with _locked():
+        _rollback(arguments, _operator(arguments).manifest)
+
+
+def _rollback(arguments: argparse.Namespace, manifest: Manifest) -> None:
+    names = arguments.names or [each.name for each in manifest.instances]
+    goals = {
+        name: previous
+        for name in names
+        if (previous := manifest.instance(name).previous) is not None
+    }
+    if not goals:
         raise DeployError("there is no release before the present one.")
-    for each in going:
-        print(f"Plan: {each.name}: {each.release} -> {each.previous}")
+    for name, goal in goals.items():
+        print(f"Plan: {name}: {manifest.instance(name).release} -> {goal}")
+    for name in names:
+        if name not in goals:
+            print(f"{name} has no release before the present one, and stays as it is.")
     if not _confirm(arguments):
         raise NotConfirmed
-    for each in going:
-        assert each.previous is not None
-        _delegate(each.previous, "update", each.name, "--release", each.previous)
-    if not arguments.names and len({each.previous for each in going}) == 1:
-        _delegate(str(going[0].previous), "init", "--release", str(going[0].previous))
+    failed = []
+    for name, goal in goals.items():
+        try:
+            _delegate(goal, "update", name, "--release", goal, *_question_option(arguments))
+        except DeployError as exc:
+            print(f"{name}: {exc}", file=sys.stderr, flush=True)
+            failed.append(name)
+    if failed:
+        raise DeployError(f"these could not go back, or do not work: {', '.join(failed)}.")
+    if not arguments.names and len(set(goals.values())) == 1:
+        (goal,) = set(goals.values())
+        _delegate(goal, "init", "--release", goal)
 
 
 def _delegate(name: str, *words: str) -> None:
@@ -300,7 +351,8 @@ def _delegate(name: str, *words: str) -> None:
         raise DeployError(f"the release {name} is not installed here.")
     sys.stdout.flush()
     command = [release.program(name), "deploy", *words, "--yes"]
-    done = subprocess.run(command, check=False, env=environment())
+    lock = int(os.environ[LOCK_VARIABLE])
+    done = subprocess.run(command, check=False, env=environment(), pass_fds=[lock])
     if done.returncode:
         raise DeployError(f"`deploy {' '.join(words)}` of {name} failed; its words are above.")
 

@@ -373,6 +373,7 @@ CONFIRM = (
     Option("--yes", "do not ask"),
     Option("--dry-run", "show the plan and change nothing"),
 )
+NO_QUESTION = Option("--no-question", "do not ask it a question at the end")
 RELEASE = (
     Option(
         "--from", "a checkout, a wheel, or opencode-a2a==VERSION (this program)", value="SOURCE"
@@ -390,7 +391,7 @@ INSTANCE = (
     Option("--memory", "what OpenCode and its tools may use (4G)", value="SIZE"),
     Option("--tasks", "how many processes and threads they may have (1024)", value="N", type=int),
     Option("--secret", "write this variable of the environment too", value="VARIABLE", many=True),
-    Option("--no-question", "do not ask it a question at the end"),
+    NO_QUESTION,
     *CONFIRM,
 )
 LOGS = (
@@ -446,10 +447,16 @@ DEPLOY = Command(
             INSTANCE_NAME,
         ),
         _deploy(
-            "upgrade", "switch to another release", UPGRADE_HELP, *RELEASE, *CONFIRM, INSTANCE_NAMES
+            "upgrade",
+            "switch to another release",
+            UPGRADE_HELP,
+            *(*RELEASE, NO_QUESTION, *CONFIRM, INSTANCE_NAMES),
         ),
         _deploy(
-            "rollback", "go back to the release before", ROLLBACK_HELP, *CONFIRM, INSTANCE_NAMES
+            "rollback",
+            "go back to the release before",
+            ROLLBACK_HELP,
+            *(NO_QUESTION, *CONFIRM, INSTANCE_NAMES),
         ),
         _deploy("remove", "remove an instance", REMOVE_HELP, PURGE, *CONFIRM, INSTANCE_NAME),
         _deploy("uninstall", "remove everything", UNINSTALL_HELP, PURGE, *CONFIRM),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import urllib.error
-import urllib.request
 
+from ..deploy.check import direct_opener
 from ..domain.addresses import url_of_listener
 from .failure import CommandError
 
@@ -19,9 +19,8 @@ def check_ready(url: str | None) -> None:
     """Returns if the service at the address says that it can work; CommandError if not."""
     host, port = os.environ.get("A2A_HOST"), os.environ.get("A2A_PORT")
     address = (url or url_of_listener(host or "127.0.0.1", port or 8000)).rstrip("/")
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(f"{address}/ready", timeout=SECONDS):
+        with direct_opener().open(f"{address}/ready", timeout=SECONDS):
             print("ready")
     except urllib.error.HTTPError as exc:
         exc.close()

@@ -8,13 +8,23 @@ import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
 from uuid import uuid4
 
 from .things import DeployError
 
 QUESTION = "Answer with one word: are you ready?"
 READY_SECONDS, ANSWER_SECONDS, PAUSE = 90.0, 120.0, 0.5
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
+
+
+def direct_opener() -> OpenerDirector:
+    """Opens an address itself: no proxy and no redirect may lead a credential elsewhere."""
+    return build_opener(ProxyHandler({}), _NoRedirects)
 
 
 def login(secrets: Mapping[str, str]) -> str | None:
@@ -61,8 +71,8 @@ def ask(url: str, authorization: str, seconds: float = ANSWER_SECONDS) -> str:
         raise DeployError(f"{url} refused a question: {exc.code} {said}") from None
     except (OSError, URLError) as exc:
         raise DeployError(f"{url} did not answer a question: {exc}") from None
-    task = body["task"]
-    state = task["status"]["state"]
+    task = body.get("task") or {}
+    state = task.get("status", {}).get("state")
     if state != "TASK_STATE_COMPLETED":
         parts = task["status"].get("message", {}).get("parts", [])
         why = " ".join(part.get("text", "") for part in parts)
@@ -78,6 +88,11 @@ def _request(
     if authorization is not None:
         headers["Authorization"] = authorization
     data = None if content is None else json.dumps(content).encode()
-    with urlopen(Request(url, data, headers), timeout=timeout) as response:
-        body: dict[str, Any] = json.load(response)
+    with direct_opener().open(Request(url, data, headers), timeout=timeout) as response:
+        try:
+            body = json.load(response)
+        except ValueError:
+            body = None
+    if not isinstance(body, dict):
+        raise URLError("what listens there is no opencode-a2a")
     return body

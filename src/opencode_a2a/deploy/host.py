@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import shutil
+import socket
 import stat
 import subprocess
 from collections.abc import Iterable
@@ -30,6 +31,7 @@ from .things import (
 
 # Whoever has just written secrets may have a umask that would hide a release from its instances.
 UMASK = 0o022
+NO_SUCH_USER = 6  # userdel
 
 
 class Host(Protocol):
@@ -46,6 +48,10 @@ class Host(Protocol):
         ...
 
     def read(self, path: str) -> str | None: ...
+
+    def why_not_listen(self, host: str, port: int) -> str | None:
+        """Why nothing new can listen there; None if it can."""
+        ...
 
     def perform(self, step: Step) -> str | None:
         """Returns a remark if not all could be done."""
@@ -89,6 +95,17 @@ class LocalHost:
         except FileNotFoundError:
             return None
 
+    def why_not_listen(self, host: str, port: int) -> str | None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as attempt:
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                attempt.bind((host, port))
+                attempt.listen()
+            except OSError as exc:
+                return exc.strerror
+        return None
+
     def perform(self, step: Step) -> str | None:
         match step:
             case Change(thing=File(is_operators=True) as file):
@@ -98,7 +115,7 @@ class LocalHost:
             case Remove(thing=made):
                 return _remove(made)
             case Run():
-                run(step.command, may_fail=step.may_fail)
+                run(step.command, may_fail=step.may_fail, accepted=step.accepted)
         return None
 
 
@@ -107,7 +124,7 @@ def environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
 
 
-def run(command: tuple[str, ...], *, may_fail: bool = False) -> str:
+def run(command: tuple[str, ...], *, may_fail: bool = False, accepted: tuple[int, ...] = ()) -> str:
     try:
         done = subprocess.run(
             command,
@@ -119,7 +136,7 @@ def run(command: tuple[str, ...], *, may_fail: bool = False) -> str:
         )
     except OSError as exc:
         raise DeployError(f"{command[0]} cannot be run: {exc.strerror}.") from None
-    if done.returncode and not may_fail:
+    if done.returncode not in (0, *accepted) and not may_fail:
         said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
         raise DeployError(f"`{' '.join(command)}` failed with code {done.returncode}:\n{said}")
     return done.stdout
@@ -193,7 +210,10 @@ def _write(file: File) -> None:
 
 def _remove(made: Made) -> str | None:
     if made.kind == "user":
-        run(("userdel", made.name), may_fail=True)
+        try:
+            run(("userdel", made.name), accepted=(NO_SUCH_USER,))
+        except DeployError as exc:
+            return f"user {made.name} is left: {exc}"
         return None
     path = Path(made.name)
     try:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from posixpath import normpath
 
+from ..domain.addresses import url_of_listener
 from .things import DeployError, Directory, File, Link, Thing, User
 
 ETC, VAR, OPT = "/etc/opencode-a2a", "/var/lib/opencode-a2a", "/opt/opencode-a2a"
@@ -18,6 +21,12 @@ FIRST_PORT = 8010
 PORT_DISTANCE = 10_000  # from the port of the service to that of its OpenCode
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,26}[a-z0-9])?")  # with "oca-" a name of a Linux user
 SIZE = re.compile(r"[1-9][0-9]*[KMGT]?")
+# No workspace is there, or below: the system's, what units cannot see, and what root writes to.
+NO_WORKSPACE = tuple(
+    "/bin /boot /dev /etc /home /lib /lib64 /opt /proc /root /run /sbin /sys /tmp /usr /var/log "
+    f"/var/tmp {VAR}".split()
+)
+TOO_WIDE = ("/", "/var", "/var/lib")
 
 CONFIG_TOML = """\
 # Settings of this instance, besides those in the units. `opencode-a2a deploy update {name}` applies
@@ -75,10 +84,19 @@ class Instance:
         return f"opencode@{self.name}.service", f"opencode-a2a@{self.name}.service"
 
     @property
+    def socket(self) -> str:
+        return f"opencode-a2a@{self.name}.socket"
+
+    @property
     def url(self) -> str:
         """Where this machine reaches it."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return url_of_listener(self.host, self.port)
+
+    def switched_to(self, release: str) -> Instance:
+        if release == self.release:
+            return self
+        came_back = release == self.previous  # what was gone back from may be broken
+        return replace(self, release=release, previous=None if came_back else self.release)
 
 
 def check(instance: Instance, others: Iterable[Instance]) -> None:
@@ -97,13 +115,15 @@ def check(instance: Instance, others: Iterable[Instance]) -> None:
             raise DeployError(
                 f"{text!r} has blanks, quotes or backslashes, which units cannot have."
             )
-    if not instance.workspace_path.startswith("/"):
-        raise DeployError(f"--workspace {instance.workspace}: must be an absolute path.")
-    if instance.workspace_path.startswith(("/home/", "/root", "/tmp/", "/run/user/")):
+    try:
+        ip_address(instance.host)
+    except ValueError:
         raise DeployError(
-            f"--workspace {instance.workspace}: the units cannot see /home, /root and /tmp. Use a "
-            "directory elsewhere, such as /srv."
-        )
+            f"--host {instance.host}: must be an IP address of this machine, or 0.0.0.0 or :: for "
+            "all of them."
+        ) from None
+    if instance.workspace is not None:
+        _check_workspace(instance.workspace)
     ports = (instance.port, instance.opencode_port)
     if ports[0] == ports[1] or not all(1 <= port <= 65535 for port in ports):
         raise DeployError(f"ports {ports[0]} and {ports[1]}: must be two, from 1 to 65535.")
@@ -113,8 +133,30 @@ def check(instance: Instance, others: Iterable[Instance]) -> None:
         for port in ports:
             if port in (other.port, other.opencode_port):
                 raise DeployError(f"port {port} belongs to the instance {other.name}.")
-        if other.workspace_path == instance.workspace_path:
-            raise DeployError(f"{other.workspace_path} is the workspace of {other.name}.")
+        if is_within(other.workspace_path, instance.workspace_path) or is_within(
+            instance.workspace_path, other.workspace_path
+        ):
+            raise DeployError(
+                f"{other.workspace_path} is the workspace of {other.name}, and none may be in "
+                "another."
+            )
+
+
+def _check_workspace(path: str) -> None:
+    if not path.startswith("/") or path.startswith("//") or normpath(path) != path:
+        raise DeployError(
+            f"--workspace {path}: must be an absolute path, without `..`, doubled slashes and a "
+            "slash at its end."
+        )
+    if path in TOO_WIDE or any(is_within(path, each) for each in NO_WORKSPACE):
+        raise DeployError(
+            f"--workspace {path}: the agent may change everything there, and units cannot see "
+            "/home, /root and /tmp. Use a directory of its own elsewhere, such as /srv/NAME."
+        )
+
+
+def is_within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(f"{directory}/")
 
 
 def next_port(taken: Iterable[int]) -> int:
@@ -142,7 +184,7 @@ def host_things(release: str) -> list[Thing]:
 def instance_things(instance: Instance) -> list[Thing]:
     """What an instance has of its own, without its drop-ins."""
     mine, readable = f"{instance.user}:{instance.user}", f"root:{instance.user}"
-    folders = ["home", "state", "worktrees", *([] if instance.workspace else ["workspace"])]
+    folders = ["home", "state", *([] if instance.workspace else ["workspace"])]
     config = CONFIG_TOML.format(name=instance.name, secrets=instance.secrets)
     return [
         User(instance.user, home=f"{instance.data}/home"),

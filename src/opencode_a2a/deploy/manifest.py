@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from .layout import Instance
+from .layout import ETC, MANIFEST, Instance
 from .things import DeployError, Made
 
 FORMAT = 1
@@ -54,15 +54,33 @@ class Manifest:
             others[name] = Record(made=kept)
         return replace(self, records=others)
 
+    def keeping(self, left: Collection[Made], before: Manifest) -> Manifest:
+        """With what was there before and could not be removed."""
+        stays = {ETC, MANIFEST}
+        host = [m for m in before.host if m in self.host or m in left or m.name in stays]
+        records = dict(self.records)
+        for name, old in before.records.items():
+            if any(m in left for m in old.made):
+                record = records.get(name, Record())
+                made = tuple(m for m in old.made if m in record.made or m in left)
+                records[name] = replace(record, made=made)
+        return Manifest(tuple(host), records)
+
     def dump(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        raw = json.loads(text)
-        if raw.get("format") != FORMAT:
-            raise DeployError("the manifest was written by another version of opencode-a2a.")
-        return cls(_made(raw["host"]), {name: _record(r) for name, r in raw["records"].items()})
+        try:
+            raw = json.loads(text)
+            if raw["format"] != FORMAT:
+                raise DeployError("the manifest was written by another version of opencode-a2a.")
+            records = {name: _record(each) for name, each in raw["records"].items()}
+            return cls(_made(raw["host"]), records)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise DeployError(
+                f"{MANIFEST} is damaged. Restore it from a backup: it says what was made."
+            ) from None
 
 
 def _record(raw: dict[str, Any]) -> Record:

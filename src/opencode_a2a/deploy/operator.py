@@ -11,9 +11,9 @@ from . import check, plans, release, units
 from .host import Host
 from .layout import CURRENT, ETC, MANIFEST, PORT_DISTANCE, Instance, next_port
 from .layout import check as check_instance
-from .manifest import Manifest
+from .manifest import Manifest, Record
 from .plans import Found, Plan
-from .things import DeployError, Directory, File, Link, Make, Step
+from .things import DeployError, Directory, File, Link, Make, Remove, Step
 
 CALLERS = ("A2A_BEARER_TOKEN", "A2A_STATIC_AUTH_CREDENTIALS")
 MADE_BYTES = 32  # of a secret that is made
@@ -85,10 +85,7 @@ class Operator:
         question: bool = True,
     ) -> None:
         old = self.manifest.instance(name)
-        new = replace(old, **wanted)
-        if new.release != old.release:  # what was gone back from may be broken
-            came_back = new.release == old.previous
-            new = replace(new, previous=None if came_back else old.release)
+        new = replace(old.switched_to(wanted.get("release", old.release)), **wanted)
         self._bring_up(new, make=make, question=question)
 
     def _bring_up(self, instance: Instance, *, make: Sequence[str] | None, question: bool) -> None:
@@ -98,12 +95,16 @@ class Operator:
         if opencode is None:
             raise DeployError(f"the release {instance.release} is not installed here.")
         secrets = self.host.secrets(instance.secrets)
+        units.check_names(secrets, instance.secrets)
         made = self._missing_secrets(instance, secrets, make=make)
         secrets |= {file.path.rpartition("/")[2]: file.content for file in made}
         wanted = [*units.templates(), *plans.wanted_instance(instance, sorted(secrets), made)]
+        active = self.host.active([instance.target, *units.drop_ins(instance, ())])
+        self._check_ports(instance, manifest.records.get(instance.name, Record()), active)
+        self._check_workspace(instance)
         found = Found(
             self.host.find(wanted),
-            active=self.host.active([instance.target, *units.drop_ins(instance, ())]),
+            active=active,
             secrets=secrets,
             opencode=opencode,
         )
@@ -112,6 +113,36 @@ class Operator:
         self.check(instance, question=question)
         seen_at = instance.public_url or instance.url
         self.say(f"To look for problems, as clients see it: opencode-a2a doctor --url {seen_at}")
+
+    def _check_ports(self, instance: Instance, record: Record, active: frozenset[str]) -> None:
+        """Refuse a port that somebody else has: who holds OpenCode's is sent its password."""
+        old = record.instance
+        held = (old.port, old.opencode_port) if old is not None else ()
+        for host, port, unit in (
+            (instance.host, instance.port, instance.socket),
+            ("127.0.0.1", instance.opencode_port, instance.services[0]),
+        ):
+            if unit in active and port in held:
+                continue
+            if why := self.host.why_not_listen(host, port):
+                raise DeployError(
+                    f"nothing new can listen at {host} port {port} ({why}). End what has the port "
+                    f"(`ss -ltnp` shows it), or name others with --port and --opencode-port."
+                )
+
+    def _check_workspace(self, instance: Instance) -> None:
+        if instance.workspace is None:
+            return
+        found = self.host.find([Directory(instance.workspace)]).get(instance.workspace)
+        if not isinstance(found, Directory):
+            raise DeployError(
+                f"--workspace {instance.workspace}: must be a directory that is there, and no link."
+            )
+        if not found.owner.startswith(f"{instance.user}:"):
+            self.say(
+                f"{instance.workspace} belongs to {found.owner}. If {instance.user} cannot write "
+                f"to it: chown -R {instance.user}: {instance.workspace}"
+            )
 
     def _missing_secrets(
         self, instance: Instance, found: Mapping[str, str], *, make: Sequence[str] | None
@@ -130,6 +161,12 @@ class Operator:
                 "command writes them itself."
             )
         given = dict.fromkeys([*missing, *(make or ())])
+        for name in given.keys() & found.keys():
+            if self._value(name, needed=False).strip() != found[name].strip():
+                raise DeployError(
+                    f"--secret {name}: {instance.secrets}/{name} holds another value, which stays. "
+                    "To change it, edit that file and run this again without --secret."
+                )
         return [
             File(
                 f"{instance.secrets}/{name}",
@@ -156,6 +193,8 @@ class Operator:
         manifest = self.manifest
         if name not in manifest.records:
             manifest.instance(name)  # says which there are
+        if purge:
+            self._check_owner(manifest.records[name].instance)
         self._perform(plans.remove(name, manifest, purge=purge), f"removing {name}")
 
     def uninstall(self, *, purge: bool) -> None:
@@ -163,7 +202,28 @@ class Operator:
         if not manifest.host:
             self.say("Nothing of opencode-a2a is deployed here.")
             return
+        for instance in manifest.instances if purge else ():
+            self._check_owner(instance)
         self._perform(plans.uninstall(manifest, purge=purge), "removing everything")
+
+    def _check_owner(self, instance: Instance | None) -> None:
+        """Before its user is removed: the next user may get its number, and so its files."""
+        if instance is None or instance.workspace is None:
+            return
+        found = self.host.find([Directory(instance.workspace)]).get(instance.workspace)
+        if isinstance(found, Directory) and found.owner.startswith(f"{instance.user}:"):
+            raise DeployError(
+                f"{instance.workspace} stays, and belongs to {instance.user}. A user that is made "
+                "later may get the same number, and so these files. Give them another owner first: "
+                f"chown -R root: {instance.workspace}"
+            )
+
+    def set_previous(self, name: str, previous: str | None) -> None:
+        """Write down which release `rollback` goes to."""
+        manifest = self.manifest
+        record = manifest.records[name]
+        instance = replace(manifest.instance(name), previous=previous)
+        self._write(manifest.with_record(name, replace(record, instance=instance)))
 
     def _perform(self, plan: Plan, title: str) -> None:
         if not plan.steps:
@@ -176,12 +236,24 @@ class Operator:
             raise NotConfirmed
         self.host.perform(Make(Directory(ETC)))
         self._write(plan.before)
+        left = []
         for number, step in enumerate(plan.steps, 1):
             self.say(f"[{number}/{len(plan.steps)}] {step}")
             if remark := self.host.perform(step):
                 self.say(remark)
-        if plan.after is not None:
-            self._write(plan.after)
+                left += [step.thing] if isinstance(step, Remove) else []
+        after = plan.after
+        if left:
+            after = (after or Manifest()).keeping(left, plan.before)
+            self.host.perform(Make(Directory(ETC)))
+        if after is not None:
+            self._write(after)
+        if left:
+            names = ", ".join(each.key for each in left)
+            raise DeployError(
+                f"not everything could be removed: {names}; the reasons are above. The manifest "
+                "still has them: run the command again when the reasons are gone."
+            )
 
     def _write(self, manifest: Manifest) -> None:
         self.host.perform(Make(File(MANIFEST, manifest.dump(), 0o600)))

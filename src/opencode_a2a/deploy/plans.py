@@ -23,6 +23,8 @@ from .things import (
     removals,
 )
 
+NOT_LOADED = 5  # systemctl: an interrupted removal may have taken the units away already
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -83,10 +85,10 @@ def bring_up(
     wanted = wanted_instance(instance, sorted(found.secrets), secrets)
     check_ours(wanted, found.things, manifest.made(instance.name))
     templates = changes(units.templates(), found.things)
-    steps = _reloaded([*templates, *changes(wanted, found.things)])
     digests = _digests(instance, wanted, found)
     old = manifest.records.get(instance.name, Record())
-    steps += _starts(instance, found.active, digests=digests, old=old.started_with)
+    starts = _starts(instance, found.active, digests=digests, old=old.started_with)
+    steps = _reloaded([*templates, *changes(wanted, found.things)], starts)
     made = tuple(map(Made.of, wanted))
     # If a restart fails, nobody knows what the unit runs: then the next plan restarts it.
     certain = {unit: d for unit, d in old.started_with.items() if digests.get(unit) == d}
@@ -95,9 +97,10 @@ def bring_up(
     return Plan(steps, before, after)
 
 
-def _reloaded(steps: Sequence[Make | Change]) -> list[Step]:
-    if any(UNITS in step.thing.key for step in steps):
-        return [*steps, Run(("systemctl", "daemon-reload"))]
+def _reloaded(steps: Sequence[Make | Change], starts: Sequence[Step] = ()) -> list[Step]:
+    """systemd reads units before it starts some: an interrupted command may have written them."""
+    if starts or any(UNITS in step.thing.key for step in steps):
+        return [*steps, Run(("systemctl", "daemon-reload")), *starts]
     return [*steps]
 
 
@@ -109,9 +112,8 @@ def _starts(
     old: Mapping[str, str],
 ) -> list[Step]:
     """OpenCode is restarted only if it must be: that ends the work it is at."""
-    socket = f"opencode-a2a@{instance.name}.socket"
     stale = [u for u in digests if u in active and digests[u] != old.get(u)]
-    if socket in stale:  # a service keeps the port it has got, so all must end first
+    if instance.socket in stale:  # a service keeps the port it has got, so all must end first
         return [Run(("systemctl", "restart", instance.target))]
     steps: list[Step] = [Run(("systemctl", "restart", unit)) for unit in stale]
     if not active.issuperset({instance.target, *digests}):
@@ -132,9 +134,8 @@ def _digests(instance: Instance, wanted: Sequence[Thing], found: Found) -> dict[
     def digest(*parts: str) -> str:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
-    socket = f"opencode-a2a@{instance.name}.socket"
     return {
-        socket: digest(units.SOCKET, drop_ins[socket]),
+        instance.socket: digest(units.SOCKET, drop_ins[instance.socket]),
         opencode: digest(
             units.OPENCODE,
             drop_ins[opencode],
@@ -158,7 +159,7 @@ def remove(name: str, manifest: Manifest, *, purge: bool) -> Plan:
     every = (*units_of, f"opencode@{name}.service")
     steps: list[Step] = []
     if manifest.records[name].instance is not None:
-        steps.append(Run(("systemctl", "stop", *every)))
+        steps.append(Run(("systemctl", "stop", *every), accepted=(NOT_LOADED,)))
     steps += removals(made, purge=purge)
     steps.append(Run(("systemctl", "daemon-reload")))
     steps.append(Run(("systemctl", "reset-failed", *every), may_fail=True))

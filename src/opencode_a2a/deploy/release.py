@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .layout import RELEASES, Instance
+from .layout import CURRENT, RELEASES, Instance
 from .things import DeployError, File, Make, Run, Step
 
 PINS = ("requirements/run.txt", "requirements/build.txt")
@@ -31,6 +31,7 @@ class Source:
     """Where a release comes from."""
 
     name: str  # of the release
+    origin: str  # tells it from others: a directory, the digest of a wheel, or a version
     pip: tuple[tuple[str, ...], ...]  # arguments of `pip install`, one after the other
 
 
@@ -42,19 +43,20 @@ def source_of(given: str, *, name: str | None) -> Source:
         for file in PINS:
             pinned += ["-r", str(path.resolve() / file)]
         own = ("--no-deps", "--no-build-isolation", str(path.resolve()))
-        return Source(_checked(name or _checkout_name(path)), (tuple(pinned), own))
+        origin = str(path.resolve())
+        return Source(check_name(name or _checkout_name(path)), origin, (tuple(pinned), own))
     if wheel := WHEEL.fullmatch(path.name):
         if not path.is_file():
             raise DeployError(f"{given}: there is no such file.")
-        return Source(_checked(name or wheel[1]), ((str(path.resolve()),),))
+        return Source(check_name(name or wheel[1]), digest(path), ((str(path.resolve()),),))
     if given.startswith("opencode-a2a=="):
-        return Source(_checked(name or given.partition("==")[2]), ((given,),))
+        return Source(check_name(name or given.partition("==")[2]), given, ((given,),))
     raise DeployError(
         f"--from {given}: must be a checkout, a wheel (opencode_a2a-*.whl) or opencode-a2a==X."
     )
 
 
-def _checked(name: str) -> str:
+def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise DeployError(f"{name!r} cannot be the name of a release.")
     return name
@@ -82,18 +84,42 @@ def folder(release: str) -> Path:
 
 def installed(release: str) -> str | None:
     """The digest of the release's OpenCode; None where the release is not there, or not whole."""
+    return _about(release).get("opencode")
+
+
+def is_installed(source: Source) -> bool:
+    """Whether the release is there; `DeployError` where another one has its name."""
+    about = _about(source.name)
+    if about.get("origin", source.origin) != source.origin:
+        raise DeployError(
+            f"there is a release {source.name} already, from {about['origin']}. Give this one "
+            "another name with --release."
+        )
+    return bool(about)
+
+
+def _about(release: str) -> dict[str, str]:
+    """What was written down when the release was whole; nothing if it is not."""
     try:
-        return str(json.loads((folder(release) / "release.json").read_text())["opencode"])
-    except (OSError, ValueError, KeyError):
+        about = json.loads((folder(release) / "release.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) and "opencode" in about else {}
+
+
+def current() -> str | None:
+    """The release that new instances get."""
+    try:
+        return Path(CURRENT).readlink().name
+    except OSError:
         return None
 
 
-def unused(instances: Iterable[Instance], *, current: str) -> list[str]:
-    """The releases that no instance runs, goes back to, or would get if it were made now."""
-    used = {current} | {
-        name for each in instances for name in (each.release, each.previous) if name
-    }
-    return sorted(each.name for each in Path(RELEASES).iterdir() if each.name not in used)
+def unused(instances: Iterable[Instance], *, kept: Iterable[str | None]) -> list[str]:
+    """The releases that no instance runs or goes back to, besides those that are kept."""
+    used = {*kept, *(name for each in instances for name in (each.release, each.previous))}
+    there = Path(RELEASES).iterdir() if Path(RELEASES).is_dir() else ()
+    return sorted(each.name for each in there if each.name not in used and _about(each.name))
 
 
 def program(release: str) -> str:
@@ -104,7 +130,7 @@ def install_steps(source: Source, *, python: str, opencode: Path) -> list[Step]:
     """The release is whole when its last file is there. A part of one is removed first."""
     target = folder(source.name)
     pip = (f"{target}/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    about = json.dumps({"opencode": digest(opencode)}) + "\n"
+    about = json.dumps({"opencode": digest(opencode), "origin": source.origin}) + "\n"
     return [
         Run(("rm", "-rf", str(target))),
         Run((python, "-m", "venv", str(target))),
@@ -137,12 +163,16 @@ def opencode_beside(given: str | None) -> str | None:
 def check_opencode(path: str) -> Path:
     """The program itself: what npm puts into PATH may be a link to it."""
     found = Path(path).resolve()
-    with found.open("rb") as file:
-        if file.read(4) != b"\x7fELF":
-            raise DeployError(
-                f"{found} is no executable for Linux. Name OpenCode's own with --opencode; npm "
-                f"installs it as {OPENCODE}."
-            )
+    try:
+        with found.open("rb") as file:
+            is_program = file.read(4) == b"\x7fELF"
+    except OSError as exc:
+        raise DeployError(f"--opencode {path}: {exc.strerror}.") from None
+    if not is_program:
+        raise DeployError(
+            f"{found} is no executable for Linux. Name OpenCode's own with --opencode; npm "
+            f"installs it as {OPENCODE}."
+        )
     return found
 
 

@@ -98,6 +98,7 @@ class Remove:
 class Run:
     command: tuple[str, ...]
     may_fail: bool = False  # for what may have been done before
+    accepted: tuple[int, ...] = ()  # exit codes besides 0 that are no failure
 
     def __str__(self) -> str:
         return f"> {' '.join(self.command)}"
