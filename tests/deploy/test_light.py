@@ -82,6 +82,42 @@ def test_a_pid_file_that_was_left_over_stops_nobody(folder: Folder, tmp_path: Pa
     assert light.stop(folder) is False
 
 
+def test_there_is_one_supervisor_even_if_two_are_started_at_once(
+    folder: Folder, tmp_path: Path
+) -> None:
+    folder.save(Light("demo", str(tmp_path)))
+    folder.enter()
+    with pytest.raises(DeployError, match="has a supervisor already"):
+        Folder("demo").enter()
+    folder.leave()
+    again = Folder("demo")
+    again.enter()
+    again.leave()
+
+
+def test_a_restart_keeps_the_options_that_are_not_given_anew() -> None:
+    before = Light("demo", "/srv", ("--host", "0.0.0.0", "--port", "8000"))
+    after = before.with_options({"--port": "8001", "--config": "/c"})
+    assert after.arguments == ("--host", "0.0.0.0", "--port", "8001", "--config", "/c")
+
+
+def test_words_of_a_unit_are_written_as_systemd_reads_them() -> None:
+    assert light.unit_words(["a b", "50%", "back\\slash"]) == r"'a b' 50%% 'back\\slash'"
+
+
+def test_settings_and_keys_that_a_unit_does_not_get_are_named() -> None:
+    said = light.environment_remark(["PATH", "OPENAI_API_KEY", "A2A_PORT", "HOME"])
+    assert "your environment: A2A_PORT, OPENAI_API_KEY." in said
+    assert light.environment_remark(["PATH", "HOME"]) == ""
+
+
+def test_damaged_settings_are_said_to_be_damaged(folder: Folder, tmp_path: Path) -> None:
+    folder.save(Light("demo", str(tmp_path)))
+    (folder.path / "settings.json").write_text("{")
+    with pytest.raises(DeployError, match="is damaged"):
+        _ = folder.light
+
+
 def test_what_ends_is_started_again_until_a_signal_says_stop(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"

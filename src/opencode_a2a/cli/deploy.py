@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -364,18 +364,16 @@ def light_start(arguments: argparse.Namespace) -> None:
 
 
 def _light(arguments: argparse.Namespace, folder: light.Folder) -> light.Light:
-    """As it was started before, unless something is said."""
-    given = []
+    """As it was started before, but for what is said."""
+    given = {}
     for name in ("host", "port", "config", "secrets"):
         if (value := getattr(arguments, name)) is not None:
             is_path = name in ("config", "secrets")
-            given += [f"--{name}", str(Path(value).resolve() if is_path else value)]
-    before = folder.light
-    if before is not None and not given and arguments.directory is None:
-        return before
-    known = Path(before.directory) if before is not None else Path.cwd()
-    directory = arguments.directory if arguments.directory is not None else known
-    return light.Light(folder.name, str(directory.resolve()), tuple(given))
+            given[f"--{name}"] = str(Path(value).resolve() if is_path else value)
+    before = folder.light or light.Light(folder.name, str(Path.cwd()))
+    if arguments.directory is not None:
+        before = replace(before, directory=str(arguments.directory.resolve()))
+    return before.with_options(given)
 
 
 def light_stop(arguments: argparse.Namespace) -> None:
@@ -386,8 +384,10 @@ def light_restart(arguments: argparse.Namespace) -> None:
     folder = light.Folder(arguments.name)
     if folder.light is None:
         raise DeployError(f"{folder.name} was never started. `start` starts it.")
+    wanted = _light(arguments, folder)
+    wanted.check()  # before what runs is stopped
     light.stop(folder)
-    print(light.start(folder, _light(arguments, folder)))
+    print(light.start(folder, wanted))
 
 
 def light_status(arguments: argparse.Namespace) -> None:

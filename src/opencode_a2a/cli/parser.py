@@ -282,7 +282,8 @@ releases. Data stays, unless you say --purge.
 
 LIGHT_HELP = """\
 Run `opencode-a2a up` in the background, for you alone and without root: it is
-restarted when it crashes, its log is kept small, and it survives your logout.
+restarted when it crashes, and its log is kept small. It survives your logout; where
+`systemd --user` runs it, `loginctl enable-linger` is needed for that.
 
   opencode-a2a deploy light start demo --port 8000 --directory path/to/project
   opencode-a2a deploy light status demo

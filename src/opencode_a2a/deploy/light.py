@@ -7,6 +7,7 @@ new file before the old one gets large, and restarts what has ended, after longe
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pwd
@@ -15,9 +16,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event
 from types import FrameType
@@ -63,7 +64,16 @@ class Light:
 
     name: str
     directory: str
-    arguments: tuple[str, ...] = ()  # of `opencode-a2a up`
+    arguments: tuple[str, ...] = ()  # of `opencode-a2a up`: each option and its value
+
+    def with_options(self, given: Mapping[str, str]) -> Light:
+        """What is not given stays as it was."""
+        options = dict(zip(self.arguments[::2], self.arguments[1::2], strict=True)) | dict(given)
+        return replace(self, arguments=tuple(word for pair in options.items() for word in pair))
+
+    def check(self) -> None:
+        if not Path(self.directory).is_dir():
+            raise DeployError(f"{self.directory}: there is no such directory.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,7 @@ class Folder:
         self.name = name
         self.log = self.path / "log"
         self._pid, self._settings = self.path / "pid.json", self.path / "settings.json"
+        self._lock: int | None = None
 
     def save(self, light: Light) -> None:
         make_private_directory(self.path)
@@ -112,6 +123,8 @@ class Folder:
             return Light(raw["name"], raw["directory"], tuple(raw["arguments"]))
         except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError):
+            raise DeployError(f"{self._settings} is damaged. Remove it, then `start`.") from None
 
     @property
     def supervisor(self) -> Process | None:
@@ -123,26 +136,36 @@ class Folder:
         return found if found.lives else None
 
     def enter(self) -> None:
+        """As its only supervisor, until `leave`, or until this process ends."""
+        lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise DeployError(f"{self.name} has a supervisor already.") from None
+        self._lock = lock
         fresh = self._pid.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(Process.own())))
         fresh.replace(self._pid)
 
     def leave(self) -> None:
         self._pid.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def start(folder: Folder, light: Light) -> str:
     """Start, in the background; says where."""
     if is_running(folder):
         raise DeployError(f"{folder.name} is running already. `restart` takes new options.")
-    if not Path(light.directory).is_dir():
-        raise DeployError(f"{light.directory}: there is no such directory.")
+    light.check()
     folder.save(light)
     if has_systemd():
         _write_unit(folder, light)
         _systemctl("enable", "--now", _unit(folder.name))
         found = f"systemd runs it: systemctl --user status {_unit(folder.name)}"
-        return found + logout_remark(pwd.getpwuid(os.getuid()).pw_name)
+        return found + logout_remark(pwd.getpwuid(os.getuid()).pw_name) + environment_remark(os.environ)
     subprocess.Popen(
         [sys.executable, "-P", "-m", "opencode_a2a.deploy.light", folder.name],
         stdin=subprocess.DEVNULL,
@@ -169,6 +192,17 @@ def logout_remark(user: str, linger: Path = LINGER) -> str:
     )
 
 
+def environment_remark(environment: Iterable[str]) -> str:
+    """Which settings and keys among these variables a unit of `systemd --user` does not get."""
+    missing = sorted(n for n in environment if n.startswith("A2A_") or n.endswith("_API_KEY"))
+    if not missing:
+        return ""
+    return (
+        f"\nIt does not get these of your environment: {', '.join(missing)}. Use --config for "
+        "settings and --secrets, or `opencode auth login`, for keys."
+    )
+
+
 def stop(folder: Folder) -> bool:
     """Whether there was something to stop. Returns when all has ended."""
     if has_systemd() and _unit_file(folder.name).exists():
@@ -180,7 +214,8 @@ def stop(folder: Folder) -> bool:
     found = folder.supervisor
     if found is None:
         return False
-    os.kill(found.pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(found.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while found.lives:
         if time.monotonic() > deadline:
@@ -203,8 +238,8 @@ def log_command(folder: Folder, *, follow: bool, lines: int) -> list[str]:
 def supervise(folder: Folder) -> None:
     """Keep `opencode-a2a up` running until SIGTERM. Runs in a process of its own."""
     light = folder.light
-    if light is None or folder.supervisor is not None:
-        raise DeployError(f"{folder.name} is not to be supervised here.")
+    if light is None:
+        raise DeployError(f"{folder.name} was never started.")
     folder.enter()
     try:
         Supervisor(up_command(light), Log(folder.log)).run()
@@ -307,7 +342,7 @@ def _unit_file(name: str) -> Path:
 
 
 def _write_unit(folder: Folder, light: Light) -> None:
-    command = shlex.join(up_command(light)).replace("%", "%%").replace("$", "$$")
+    command = unit_words(up_command(light)).replace("$", "$$")
     file = _unit_file(folder.name)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(
@@ -315,14 +350,17 @@ def _write_unit(folder: Folder, light: Light) -> None:
             name=folder.name,
             command=command,
             directory=light.directory.replace("%", "%%"),
-            environment=" ".join(
-                shlex.quote(f"{name}={os.environ[name]}".replace("%", "%%"))
-                for name in KEPT_VARIABLES
-                if name in os.environ
+            environment=unit_words(
+                f"{name}={os.environ[name]}" for name in KEPT_VARIABLES if name in os.environ
             ),
         )
     )
     _systemctl("daemon-reload")
+
+
+def unit_words(words: Iterable[str]) -> str:
+    """As systemd reads them: `%` begins a specifier, and a backslash an escape, also in quotes."""
+    return shlex.join(words).replace("\\", "\\\\").replace("%", "%%")
 
 
 def _systemctl(*words: str) -> None:

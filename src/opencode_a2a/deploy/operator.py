@@ -17,6 +17,7 @@ from .things import DeployError, Directory, File, Link, Make, Remove, Step
 
 CALLERS = ("A2A_BEARER_TOKEN", "A2A_STATIC_AUTH_CREDENTIALS")
 MADE_BYTES = 32  # of a secret that is made
+# The same as config.SECRET_COMMAND, which needs packages that a fresh machine has not.
 MAKE_SECRET = f"python3 -c 'import secrets; print(secrets.token_urlsafe({MADE_BYTES}))'"
 
 
