@@ -1025,11 +1025,14 @@ def unknown_settings(names: Iterable[str]) -> dict[str, str | None]:
     return found
 
 
+def has_copied_credentials(given: Path | None) -> bool:
+    """Whether secrets are copies that systemd made when it started the unit."""
+    return given is None and bool(os.environ.get("CREDENTIALS_DIRECTORY"))
+
+
 def secrets_directory(given: Path | None) -> Path | None:
     """The directory that was named, or else the one in which systemd puts credentials."""
-    if given is None and (credentials := os.environ.get("CREDENTIALS_DIRECTORY")):
-        return Path(credentials)
-    return given
+    return Path(os.environ["CREDENTIALS_DIRECTORY"]) if has_copied_credentials(given) else given
 
 
 def origins(config: Path | None, secrets: Path | None) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.cli import main
+from opencode_a2a.cli.failure import CommandError
 from opencode_a2a.cli.up import complete
 from opencode_a2a.config import (
     PEERS_TABLE,
@@ -288,6 +289,18 @@ def test_a_short_token_is_not_taken_over_where_others_reach_the_service(
     monkeypatch.setenv("A2A_BEARER_TOKEN", "short")
     with pytest.raises(ConfigError, match="A2A_BEARER_TOKEN: is shorter than 16 characters"):
         running.reloaded(load())
+
+
+def test_a_running_up_does_not_fall_back_to_a_token_that_was_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))  # so nothing can be kept
+    monkeypatch.setenv("A2A_BEARER_TOKEN", "a-token-that-is-revoked")
+    running = complete(load(), load())
+    monkeypatch.delenv("A2A_BEARER_TOKEN")
+    with pytest.raises(CommandError, match="no credential is configured any more"):
+        complete(load(), running)
 
 
 def test_a_running_up_takes_over_a_new_token_of_its_own(

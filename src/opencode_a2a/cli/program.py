@@ -15,6 +15,7 @@ from ..config import (
     SECRET_COMMAND,
     ConfigError,
     Settings,
+    has_copied_credentials,
     load,
     secrets_directory,
 )
@@ -82,6 +83,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         load=load_again,
         apply_to_log=lambda new: _apply_to_log(new, watch),
         watch=watch,
+        has_copied_credentials=has_copied_credentials(arguments.secrets),
     )
     grace = settings.server.shutdown_grace_seconds
     uvloop.run(until_stopped(work(), on_stop=lambda: watch.stopping(grace), on_reload=reload))

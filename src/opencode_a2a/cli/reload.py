@@ -28,6 +28,8 @@ class Reload:
     load: Callable[[Settings], Settings]  # new ones, completed for a service that has these
     apply_to_log: Callable[[Settings], None]
     watch: Watch
+    # systemd copies them when a unit starts: a token that was revoked since then still works.
+    has_copied_credentials: bool = False
 
     def __call__(self) -> None:
         self.watch.manager.reloading()
@@ -54,6 +56,11 @@ class Reload:
         log.info("settings.reloaded", changed=" ".join(taken) or None, requests_ended=cut_off)
         if left:
             log.warning("settings.need_restart", names=" ".join(left))
+        if self.has_copied_credentials:
+            log.warning(
+                "settings.credentials_not_read",
+                advice="Secrets that systemd hands over change only with a restart of the unit.",
+            )
 
     def _refuse(self, problems: list[str]) -> None:
         for problem in problems:

@@ -44,6 +44,10 @@ class MadeToken:
             return cls(secrets.token_urlsafe(24), kept=False)
 
 
+class MadeSecret(SecretStr):
+    """The same, as a setting of the service that runs."""
+
+
 def find_opencode(settings: Settings, *, install: bool) -> str:
     """The executable to start, installed first if that is asked for."""
     if settings.upstream.base_url is not None:
@@ -61,10 +65,13 @@ def complete(settings: Settings, running: Settings) -> Settings:
     """New settings as a running `up` needs them: with the kept token where none is configured."""
     if not settings.server.has_credentials:
         made = MadeToken.of(settings.upstream.workspace_root)
-        token = SecretStr(made.value) if made.kept else running.server.bearer_token
-        if token is None:
+        present = running.server.bearer_token
+        if made.kept:
+            settings.server.bearer_token = MadeSecret(made.value)
+        elif isinstance(present, MadeSecret):  # one that was configured may have been revoked
+            settings.server.bearer_token = present
+        else:
             raise CommandError("no credential is configured any more, and none can be kept", 2)
-        settings.server.bearer_token = token
     return settings
 
 
@@ -73,7 +80,7 @@ async def up(settings: Settings, watch: Watch, opencode: str) -> None:
     made = None
     if not settings.server.has_credentials:
         made = MadeToken.of(settings.upstream.workspace_root)
-        settings.server.bearer_token = SecretStr(made.value)
+        settings.server.bearer_token = MadeSecret(made.value)
     with open_listener(settings, watch.manager) as listener:
         watch.say("Starting OpenCode …")
         async with _start_opencode(settings, opencode) as (managed, chosen):

@@ -23,7 +23,6 @@ from .database import CHECK_BYTES, is_in_memory, sqlite_path
 from .migrate import HEAD, revision, touch
 
 WAIT_SECONDS = 3  # for a database that another process holds, or a server that does not answer
-SERVER_SIZE = "SELECT pg_database_size(current_database())"
 KNOWN_REVISIONS = frozenset(
     path.name[:4] for path in (Path(__file__).parent / "migrations" / "versions").glob("0*.py")
 )
