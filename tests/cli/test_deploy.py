@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +66,22 @@ def test_without_systemd_the_other_way_is_named(
 ) -> None:
     monkeypatch.setattr(deploy, "RUNNING_SYSTEMD", tmp_path / "nosuch")
     assert "`deploy light` needs none" in said(capsys, "create", "alpha").err
+
+
+def test_one_command_runs_at_a_time_and_hands_its_lock_to_those_that_it_calls(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import pathlib, sys; from opencode_a2a.cli import deploy\n"
+        "deploy.LOCKED, deploy.RUNNING_SYSTEMD = sys.argv[1], pathlib.Path(sys.argv[1])\n"
+        "with deploy.locked(): pass"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with deploy.locked():
+        lock = int(os.environ[deploy.LOCK_VARIABLE])
+        subprocess.run(command, pass_fds=[lock], check=True, timeout=120)
+        alone = {k: v for k, v in os.environ.items() if k != deploy.LOCK_VARIABLE}
+        other = subprocess.Popen(command, env=alone)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(timeout=3)
+    assert other.wait(timeout=120) == 0

@@ -71,7 +71,7 @@ def _confirm(arguments: argparse.Namespace) -> bool:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
+def locked() -> Iterator[None]:
     """One operator at a time. A command that calls another hands its lock over."""
     if not RUNNING_SYSTEMD.is_dir():
         raise DeployError("this machine is not run by systemd. `deploy light` needs none.")
@@ -122,7 +122,7 @@ def _find_opencode() -> str:
 
 
 def init(arguments: argparse.Namespace) -> None:
-    with _locked():
+    with locked():
         name = release.check_name(arguments.release) if arguments.release else None
         if _from(arguments) is None and name and release.installed(name) is not None:
             _operator(arguments).init(name)
@@ -134,7 +134,7 @@ def init(arguments: argparse.Namespace) -> None:
 
 
 def create(arguments: argparse.Namespace) -> None:
-    with _locked():
+    with locked():
         _operator(arguments).create(
             arguments.name,
             _wanted(arguments),
@@ -144,7 +144,7 @@ def create(arguments: argparse.Namespace) -> None:
 
 
 def update(arguments: argparse.Namespace) -> None:
-    with _locked():
+    with locked():
         operator = _operator(arguments)
         names = arguments.names or [each.name for each in operator.manifest.instances]
         wanted = _wanted(arguments)
@@ -240,18 +240,18 @@ def restart(arguments: argparse.Namespace) -> None:
 
 
 def remove(arguments: argparse.Namespace) -> None:
-    with _locked():
+    with locked():
         _operator(arguments).remove(arguments.name, purge=arguments.purge)
 
 
 def uninstall(arguments: argparse.Namespace) -> None:
-    with _locked():
+    with locked():
         _operator(arguments).uninstall(purge=arguments.purge)
 
 
 def upgrade(arguments: argparse.Namespace) -> None:
     """One instance after the other; the first that does not work goes back, and stops it all."""
-    with _locked():
+    with locked():
         _upgrade(arguments, _operator(arguments), _source(arguments))
 
 
@@ -311,7 +311,7 @@ def _switch(operator: Operator, name: str, *, to: str, options: Sequence[str]) -
 
 def rollback(arguments: argparse.Namespace) -> None:
     """All that have a release before; one that fails does not keep the others from it."""
-    with _locked():
+    with locked():
         _rollback(arguments, _operator(arguments).manifest)
 
 
