@@ -24,6 +24,7 @@ from opencode_a2a.config import (
     PeerSetting,
     Server,
     SettingsGroup,
+    has_copied_credentials,
     load,
     setting_name,
 )
@@ -289,6 +290,15 @@ def test_a_short_token_is_not_taken_over_where_others_reach_the_service(
     monkeypatch.setenv("A2A_BEARER_TOKEN", "short")
     with pytest.raises(ConfigError, match="A2A_BEARER_TOKEN: is shorter than 16 characters"):
         running.reloaded(load())
+
+
+def test_secrets_are_copies_where_systemd_hands_them_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not has_copied_credentials(None)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert has_copied_credentials(None)
+    assert not has_copied_credentials(tmp_path)
 
 
 def test_a_running_up_does_not_fall_back_to_a_token_that_was_configured(

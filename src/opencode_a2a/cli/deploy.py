@@ -336,7 +336,7 @@ def _rollback(arguments: argparse.Namespace, manifest: Manifest) -> None:
         try:
             _delegate(goal, "update", name, "--release", goal, *_question_option(arguments))
         except DeployError as exc:
-            print(f"{name}: {exc}", file=sys.stderr, flush=True)
+            print(f"{name}: {exc}", flush=True)
             failed.append(name)
     if failed:
         raise DeployError(f"these could not go back, or do not work: {', '.join(failed)}.")
