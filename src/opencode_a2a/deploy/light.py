@@ -165,7 +165,11 @@ def start(folder: Folder, light: Light) -> str:
         _write_unit(folder, light)
         _systemctl("enable", "--now", _unit(folder.name))
         found = f"systemd runs it: systemctl --user status {_unit(folder.name)}"
-        return found + logout_remark(pwd.getpwuid(os.getuid()).pw_name) + environment_remark(os.environ)
+        return (
+            found
+            + logout_remark(pwd.getpwuid(os.getuid()).pw_name)
+            + environment_remark(os.environ)
+        )
     subprocess.Popen(
         [sys.executable, "-P", "-m", "opencode_a2a.deploy.light", folder.name],
         stdin=subprocess.DEVNULL,
