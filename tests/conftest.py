@@ -106,6 +106,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         sys.settrace(tracer)
 
 
+def pytest_configure() -> None:
+    """Shells let what they run in the background ignore Ctrl-C, and so would all it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_runtest_teardown() -> None:
     """A test that lets SIGPIPE end this process fails here, and not whichever cuts a connection.
 

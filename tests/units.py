@@ -11,18 +11,21 @@ from xdist.scheduler import LoadScopeScheduling
 
 ASKING = "tests/e2e, on the OpenCode that asks"
 ASKING_FILES = {f"tests/e2e/test_{name}.py" for name in ("decisions", "interrupts", "rich_client")}
-PAGES = "tests/e2e/test_pages.py"
+# These take so long that an OpenCode of their own is worth its while, or have some anyway.
+BY_THEMSELVES = tuple(
+    f"tests/e2e/test_{name}.py" for name in ("any_client", "pages", "peer_calls", "isolation")
+)
 # The files in these folders share an OpenCode, or a PostgreSQL server.
 TOGETHER = ("tests/e2e", "tests/extensions", "tests/store")
 # The tests in these share nothing that takes long to start.
 APART = ("tests/chaos/", "tests/cli/test_up.py", "tests/opencode/test_process.py")
-BEGIN_WITH = ("tests/e2e", "tests/extensions", PAGES, ASKING, "tests/chaos/")
+BEGIN_WITH = ("tests/extensions", "tests/e2e", *BY_THEMSELVES, ASKING, "tests/chaos/")
 
 
 def unit_of(test: str) -> str:
     """The unit that a test belongs to, by its id."""
     file = test.partition("::")[0]
-    if file == PAGES:
+    if file in BY_THEMSELVES:
         return file
     if file in ASKING_FILES:
         return ASKING
