@@ -134,13 +134,12 @@ async def build(
                 scheduler=scheduler,
                 rules=current.rules,
             )
-            options = _options(settings, adapters, services=services, sessions=sessions)
             tasks = Tasks(
                 agent=agent,
                 log=adapters.log,
                 scheduler=scheduler,
                 interrupts=services.interrupts,
-                options=options,
+                options=_options(settings, adapters, services=services, sessions=sessions),
                 inputs=services.inputs,
                 clock=now_ms,
             )

@@ -106,7 +106,15 @@ class Outcome:
 
 _Part: TypeAlias = TextSnapshot | ToolSnapshot | FileSnapshot
 SessionEvent: TypeAlias = (
-    ChildStarted | TitleChanged | TodosChanged | Compacting | Busy | Retrying | Idle | SessionErred
+    ChildStarted
+    | PeerUsage
+    | TitleChanged
+    | TodosChanged
+    | Compacting
+    | Busy
+    | Retrying
+    | Idle
+    | SessionErred
 )
 
 
@@ -213,8 +221,6 @@ class Turn:
                 return self._on_step_started(event)
             case StepFinished():
                 return self._on_step_finished(event)
-            case PeerUsage():
-                return self._on_peer_usage(event)
             case InterruptAsked():
                 return self._on_request(event)
             case InterruptClosed(request_id=request_id, resolution=resolution):
@@ -239,6 +245,8 @@ class Turn:
             case ChildStarted(session=child, parent=parent):
                 if parent in self.family:
                     self._add_subagent(SubAgent(child, event.agent))
+            case PeerUsage():
+                return self._on_peer_usage(event)
             case Retrying():
                 return self._on_retry(event)
             case TitleChanged(title=title) if ours:
