@@ -33,7 +33,7 @@ CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_coun
 PARTS = {
     "quick": ["-n", str(CORES), "--dist", "worksteal", "-p", "no:schemathesis"],
     "processes": [
-        *("-n", str(CORES + 1), "--dist", "loadscope", "--no-loadscope-reorder"),
+        *("-n", str(CORES + 2), "--dist", "loadscope", "--no-loadscope-reorder"),
         *("-o", f"cache_dir={CACHE}"),
     ],
 }
