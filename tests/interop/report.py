@@ -88,6 +88,4 @@ def _opencode_row(version: str, row: Mapping[str, Any] | None) -> str:
         return f"| {version} | ? | ? | {why} |"
     left_out = "; ".join(f"{number}: {why}" for why, number in row["skipped"].items()) or "–"
     failed = ", ".join(f"`{name}`" for name in row["failed"]) or "–"
-    if "note" in row:  # written by hand; the next run of this version removes it
-        left_out += f". {row['note']}"
     return f"| {version} | {row['passed']} | {failed} | {left_out} |"
