@@ -9,11 +9,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .config import ClientSettings, ConfigError, Outbound, PeerSetting, Settings
+from .config import (
+    ClientSettings,
+    ConfigError,
+    Outbound,
+    PeerSetting,
+    Settings,
+    secrets_directory,
+)
 from .domain.addresses import is_loopback, origin_of
 from .outbound.egress import Egress
 from .outbound.failures import PeerNotAllowed
 from .outbound.target import CallablePeers, Login, PeerLimits, Target
+from .redaction import is_secret_name
 
 
 def egress_of(outbound: Outbound) -> Egress:
@@ -93,12 +101,10 @@ def target_of(name: str, peer: PeerSetting, outbound: Outbound) -> Target:
         headers["Authorization"] = _basic(_secret(name, peer.basic_auth))
     elif peer.api_key is not None:
         headers[peer.api_key_header] = _secret(name, peer.api_key)
-    # The scheme is no secret, nor are other header fields.
-    secret_fields = {"authorization", peer.api_key_header.lower()}
     secrets = [
-        value.split()[-1]
+        value.split()[-1]  # without the scheme
         for field, value in headers.items()
-        if field.lower() in secret_fields and value.strip()
+        if value.strip() and (field == peer.api_key_header or is_secret_name(field))
     ]
     origins = origins_of(peer.url) | frozenset(peer.credential_origins)
     target = _target(peer.url, outbound)
@@ -164,6 +170,9 @@ def _unknown(word: str, names: list[str]) -> str:
 
 def _secret(name: str, reference: str) -> str:
     kind, _, place = reference.partition(":")
+    if kind == "env" and place not in os.environ and (copies := secrets_directory(None)):
+        place = str(copies / place)  # systemd hands credentials over as files
+        kind = "file"
     if kind == "env":
         found = os.environ.get(place, "").strip()
         problem = f"{place} is not set"

@@ -15,14 +15,14 @@ from fastapi import FastAPI
 
 from opencode_a2a.app import Built
 from opencode_a2a.cli import main, serve
-from opencode_a2a.cli.instances import Instance, Registration, running_instances
+from opencode_a2a.cli.instances import RegisteredInstance, Registration, running_instances
 from opencode_a2a.config import load
 from opencode_a2a.domain.release import Release
 from opencode_a2a.opencode.http import Endpoint
 from opencode_a2a.systemd import ServiceManager
 
 Capture = pytest.CaptureFixture[str]
-HERE = Instance(
+HERE = RegisteredInstance(
     url="http://127.0.0.1:8000",
     workspace="/srv/project",
     pid=os.getpid(),

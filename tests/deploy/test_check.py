@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from opencode_a2a.deploy.check import ask, wait_until_ready
-from opencode_a2a.deploy.things import DeployError
+from opencode_a2a.deploy.resources import DeployError
 
 
 @contextmanager

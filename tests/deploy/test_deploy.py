@@ -13,15 +13,15 @@ from opencode_a2a.deploy.drift import Drift, unit_drift
 from opencode_a2a.deploy.layout import ETC, MANIFEST, UNITS, Instance, check, next_port
 from opencode_a2a.deploy.manifest import Manifest
 from opencode_a2a.deploy.operator import NotConfirmed, Operator
-from opencode_a2a.deploy.things import (
+from opencode_a2a.deploy.resources import (
     Change,
+    Command,
     DeployError,
     Directory,
     File,
     Link,
     Make,
-    Run,
-    Thing,
+    Resource,
     User,
     changes,
 )
@@ -74,7 +74,7 @@ class Site:
 
 
 def test_what_is_as_it_should_be_needs_no_step() -> None:
-    wanted: list[Thing] = [
+    wanted: list[Resource] = [
         User("u", "/h"),
         Directory("/d", 0o700),
         File("/f", "x"),
@@ -110,8 +110,10 @@ def test_an_instance_gets_its_own_user_ports_files_and_secrets_and_is_asked_a_qu
     assert {"user oca-alpha", f"{ETC}/alpha/config.toml"} <= site.host.paths()
     assert site.checked == ["http://127.0.0.1:8010 Bearer token True"]
     assert "opencode-a2a@alpha.service" in site.host.units
-    owners = {t.path: t for t in site.host.things.values() if isinstance(t, Directory)}
-    assert owners[SECRETS] == Directory(SECRETS, 0o700, "root:root", holds="data")
+    owners = {t.path: t for t in site.host.resources.values() if isinstance(t, Directory)}
+    assert owners[SECRETS] == Directory(
+        SECRETS, 0o700, "root:root", holds="data", is_operators=True
+    )
     # The agent must not be able to replace what root writes to.
     assert owners["/var/lib/opencode-a2a/alpha"].owner == "root:oca-alpha"
 
@@ -135,12 +137,14 @@ def test_the_units_drift_until_an_update_and_are_none_after_an_uninstall() -> No
     site.host.put(f"{SECRETS}/ANTHROPIC_API_KEY", "sk-1\n")  # no unit loads it yet
     drift = unit_drift(site.host)
     assert drift is not None
-    keys = [step.thing.key for step in drift.own["alpha"]]
+    keys = [step.resource.key for step in drift.own["alpha"]]
     assert (drift.shared, keys) == ([], [f"{UNITS}/opencode@alpha.service.d/instance.conf"])
     site.operator.update("alpha", {})
     assert unit_drift(site.host) == Drift([], {"alpha": []})
+    assert unit_drift(site.host, "1.0") == Drift([], {"alpha": []})
+    assert unit_drift(site.host, "2.0") == Drift([], {}), "its release has units of its own"
     site.operator.uninstall(purge=False)
-    assert MANIFEST in site.host.things
+    assert MANIFEST in site.host.resources
     assert unit_drift(site.host) is None
 
 
@@ -159,7 +163,7 @@ def test_nothing_is_changed_without_consent() -> None:
     site.agrees = False
     with pytest.raises(NotConfirmed):
         site.operator.init("1.0")
-    assert (site.host.things, site.host.ran) == ({}, [])
+    assert (site.host.resources, site.host.ran) == ({}, [])
     assert any("daemon-reload" in line for line in site.said)
 
 
@@ -168,7 +172,7 @@ def test_missing_secrets_are_named_with_the_commands_that_make_them() -> None:
     site.operator.init("1.0")
     with pytest.raises(DeployError, match=f"> {SECRETS}/A2A_BEARER_TOKEN"):
         site.operator.create("alpha", {}, make=None, question=True)
-    assert "user oca-alpha" not in site.host.things
+    assert "user oca-alpha" not in site.host.resources
 
 
 def test_secrets_are_written_only_where_the_operator_asks_for_it() -> None:
@@ -179,7 +183,7 @@ def test_secrets_are_written_only_where_the_operator_asks_for_it() -> None:
     assert found["ANTHROPIC_API_KEY"] == "sk-1\n"
     assert len(found["A2A_BEARER_TOKEN"]) > 40
     assert found["A2A_BEARER_TOKEN"] != found["OPENCODE_SERVER_PASSWORD"]
-    shown = "\n".join(site.said) + repr(site.host.things)
+    shown = "\n".join(site.said) + repr(site.host.resources)
     assert "sk-1" not in shown
     assert found["A2A_BEARER_TOKEN"].strip() not in shown
     site.host.ran.clear()
@@ -209,8 +213,8 @@ def test_a_variable_that_is_not_set_cannot_be_written() -> None:
 )
 def test_only_what_reads_a_changed_file_is_restarted(path: str, restarted: list[str]) -> None:
     site = Site().created()
-    old = site.host.things.get(path)
-    site.host.things[path] = (
+    old = site.host.resources.get(path)
+    site.host.resources[path] = (
         replace(old, content="changed") if isinstance(old, File) else File(path, "new", 0o600)
     )
     site.operator.update("alpha", {})
@@ -270,19 +274,21 @@ def test_going_back_from_an_update_that_failed_restarts_what_may_run_the_new_rel
 
 def test_what_an_interrupted_create_has_made_can_be_removed() -> None:
     site = Site().prepared()
-    before = set(site.host.things)
+    before = set(site.host.resources)
     site.host.fails_at = "systemctl start"
     with pytest.raises(DeployError):
         site.operator.create("alpha", {}, make=None, question=True)
     site.host.fails_at = None
     site.operator.remove("alpha", purge=True)
-    assert set(site.host.things) == {key for key in before if not key.startswith(f"{ETC}/alpha/")}
+    assert set(site.host.resources) == {
+        key for key in before if not key.startswith(f"{ETC}/alpha/")
+    }
 
 
 def test_removing_keeps_data_and_the_user_whose_data_it_is() -> None:
     site = Site().created()
     site.operator.remove("alpha", purge=False)
-    left = set(site.host.things)
+    left = set(site.host.resources)
     assert {"user oca-alpha", f"{SECRETS}/A2A_BEARER_TOKEN"} <= left
     assert "/var/lib/opencode-a2a/alpha/workspace" in left
     assert not [key for key in left if "@alpha" in key or "/instances/alpha" in key]
@@ -295,16 +301,18 @@ def test_removing_keeps_data_and_the_user_whose_data_it_is() -> None:
 def test_uninstalling_with_data_leaves_nothing() -> None:
     site = Site().created()
     site.operator.uninstall(purge=True)
-    assert (site.host.things, site.host.units) == ({}, set())
+    assert (site.host.resources, site.host.units) == ({}, set())
 
 
 def test_uninstalling_without_data_can_be_followed_by_uninstalling_with_it() -> None:
     site = Site().created()
     site.operator.uninstall(purge=False)
-    assert MANIFEST in site.host.things
-    assert not [key for key in site.host.things if key.startswith(("/opt", "/usr", "/etc/systemd"))]
+    assert MANIFEST in site.host.resources
+    assert not [
+        key for key in site.host.resources if key.startswith(("/opt", "/usr", "/etc/systemd"))
+    ]
     site.operator.uninstall(purge=True)
-    assert site.host.things == {}
+    assert site.host.resources == {}
 
 
 def test_a_program_of_somebody_else_stays_and_is_never_removed() -> None:
@@ -317,9 +325,23 @@ def test_a_program_of_somebody_else_stays_and_is_never_removed() -> None:
 
 def test_a_user_of_somebody_else_is_not_taken_over() -> None:
     site = Site().prepared()
-    site.host.things["user oca-alpha"] = User("oca-alpha", "/home/x")
+    site.host.resources["user oca-alpha"] = User("oca-alpha", "/home/x")
     with pytest.raises(DeployError, match="user oca-alpha"):
         site.operator.create("alpha", {}, make=None, question=True)
+
+
+def test_a_directory_of_somebody_else_is_not_taken_over_and_removed() -> None:
+    site = Site()
+    site.host.resources["/opt/opencode-a2a/releases"] = Directory("/opt/opencode-a2a/releases")
+    with pytest.raises(DeployError, match="directory /opt/opencode-a2a/releases"):
+        site.operator.init("1.0")
+    del site.host.resources["/opt/opencode-a2a/releases"]
+    site.prepared()
+    home = "/var/lib/opencode-a2a/alpha/home"
+    site.host.resources[home] = Directory(home, 0o700)
+    with pytest.raises(DeployError, match=f"directory {home}"):
+        site.operator.create("alpha", {}, make=None, question=True)
+    assert site.host.resources[home] == Directory(home, 0o700)
 
 
 def test_an_instance_that_does_not_answer_fails_the_command() -> None:
@@ -398,7 +420,7 @@ def test_a_port_that_somebody_else_has_is_refused(port: int) -> None:
     site.host.held = {port}
     with pytest.raises(DeployError, match=f"port {port} .Address already in use"):
         site.operator.create("alpha", {}, make=None, question=True)
-    assert "user oca-alpha" not in site.host.things
+    assert "user oca-alpha" not in site.host.resources
 
 
 def test_a_new_port_is_tried_and_the_ports_that_an_instance_has_are_not() -> None:
@@ -427,7 +449,7 @@ def test_units_are_read_again_before_anything_is_restarted() -> None:
 def test_an_interrupted_uninstall_is_completed_though_systemd_has_forgotten_the_units() -> None:
     plan = plans.uninstall(Site().created().operator.manifest, purge=True)
     stop = next(step for step in plan.steps if "systemctl stop" in str(step))
-    assert isinstance(stop, Run)
+    assert isinstance(stop, Command)
     assert stop.accepted == (5,)
 
 
@@ -457,26 +479,26 @@ def test_what_could_not_be_removed_is_remembered_and_fails_the_command() -> None
     left = site.operator.manifest
     kept = [made.name for record in left.records.values() for made in record.made]
     assert kept == ["/etc/systemd/system/opencode@alpha.service.d"]
-    del site.host.things["/etc/systemd/system/opencode@alpha.service.d/mine.conf"]
+    del site.host.resources["/etc/systemd/system/opencode@alpha.service.d/mine.conf"]
     site.operator.uninstall(purge=True)
-    assert site.host.things == {}
+    assert site.host.resources == {}
 
 
 def test_a_user_stays_while_a_directory_of_the_operator_belongs_to_it() -> None:
     site = Site().prepared()
     with pytest.raises(DeployError, match="must be a directory that is there"):
         site.operator.create("alpha", {"workspace": "/srv/x"}, make=None, question=True)
-    site.host.things["/srv/x"] = Directory("/srv/x")
+    site.host.resources["/srv/x"] = Directory("/srv/x")
     site.operator.create("alpha", {"workspace": "/srv/x"}, make=None, question=True)
     assert any("chown -R oca-alpha: /srv/x" in line for line in site.said)
-    site.host.things["/srv/x"] = Directory("/srv/x", owner="oca-alpha:oca-alpha")
+    site.host.resources["/srv/x"] = Directory("/srv/x", owner="oca-alpha:oca-alpha")
     with pytest.raises(DeployError, match="chown -R root: /srv/x"):
         site.operator.remove("alpha", purge=True)
     with pytest.raises(DeployError, match="chown -R root: /srv/x"):
         site.operator.uninstall(purge=True)
-    site.host.things["/srv/x"] = Directory("/srv/x")
+    site.host.resources["/srv/x"] = Directory("/srv/x")
     site.operator.remove("alpha", purge=True)
-    assert "user oca-alpha" not in site.host.things
+    assert "user oca-alpha" not in site.host.resources
 
 
 def test_going_back_from_a_failed_upgrade_keeps_the_release_before() -> None:

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.deploy.host import LocalHost
-from opencode_a2a.deploy.things import (
+from opencode_a2a.deploy.resources import (
     Change,
+    Command,
     DeployError,
     Directory,
+    Entry,
     File,
     Link,
-    Made,
     Make,
     Remove,
-    Run,
-    Thing,
+    Resource,
 )
 
 OWNER = f"{pwd.getpwuid(os.getuid()).pw_name}:{grp.getgrgid(os.getgid()).gr_name}"
@@ -30,18 +30,20 @@ OWNER = f"{pwd.getpwuid(os.getuid()).pw_name}:{grp.getgrgid(os.getgid()).gr_name
 
 def test_what_was_made_is_found_and_can_be_removed(tmp_path: Path) -> None:
     host = LocalHost()
-    things: list[Thing] = [
+    resources: list[Resource] = [
         Directory(f"{tmp_path}/d", 0o750, OWNER),
         File(f"{tmp_path}/d/f", "content", 0o640, OWNER),
         Link(f"{tmp_path}/l", f"{tmp_path}/d"),
     ]
-    assert host.find(things) == {}
-    for thing in things:
-        assert host.perform(Make(thing)) is None
-    assert host.find(things) == {thing.key: thing for thing in things}
-    assert host.perform(Remove(Made.of(things[0]))) == f"{tmp_path}/d is left: Directory not empty"
-    for thing in reversed(things):
-        assert host.perform(Remove(Made.of(thing))) is None
+    assert host.find(resources) == {}
+    for resource in resources:
+        assert host.perform(Make(resource)) is None
+    assert host.find(resources) == {resource.key: resource for resource in resources}
+    assert (
+        host.perform(Remove(Entry.of(resources[0]))) == f"{tmp_path}/d is left: Directory not empty"
+    )
+    for resource in reversed(resources):
+        assert host.perform(Remove(Entry.of(resource))) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -54,14 +56,14 @@ def test_only_the_rights_of_a_file_of_the_operator_are_mended(tmp_path: Path) ->
 
 def test_a_command_that_fails_is_quoted_with_its_words() -> None:
     with pytest.raises(DeployError, match=r"failed with code 3:\nno space"):
-        LocalHost().perform(Run(("sh", "-c", "echo no space; exit 3")))
-    assert LocalHost().perform(Run(("false",), may_fail=True)) is None
+        LocalHost().perform(Command(("sh", "-c", "echo no space; exit 3")))
+    assert LocalHost().perform(Command(("false",), may_fail=True)) is None
 
 
 def test_what_a_command_makes_can_be_read_by_instances_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)  # as after the secrets were written
     try:
-        LocalHost().perform(Run(("mkdir", f"{tmp_path}/release")))
+        LocalHost().perform(Command(("mkdir", f"{tmp_path}/release")))
     finally:
         os.umask(before)
     assert (tmp_path / "release").stat().st_mode & 0o777 == 0o755

@@ -15,13 +15,13 @@ import pytest
 from opencode_a2a.deploy import light
 from opencode_a2a.deploy.light import (
     Folder,
-    Light,
+    LightSettings,
     Log,
     Process,
     Supervisor,
     logout_remark,
 )
-from opencode_a2a.deploy.things import DeployError
+from opencode_a2a.deploy.resources import DeployError
 from tests.cli.commands import run
 from tests.running import opencode_command
 
@@ -72,7 +72,7 @@ def test_a_name_cannot_leave_its_directory(folder: Folder) -> None:
 
 
 def test_a_pid_file_that_was_left_over_stops_nobody(folder: Folder, tmp_path: Path) -> None:
-    folder.save(Light("demo", str(tmp_path)))
+    folder.save(LightSettings("demo", str(tmp_path)))
     folder.enter()
     assert light.is_running(folder)
     text = (folder.path / "pid.json").read_text()
@@ -85,7 +85,7 @@ def test_a_pid_file_that_was_left_over_stops_nobody(folder: Folder, tmp_path: Pa
 def test_there_is_one_supervisor_even_if_two_are_started_at_once(
     folder: Folder, tmp_path: Path
 ) -> None:
-    folder.save(Light("demo", str(tmp_path)))
+    folder.save(LightSettings("demo", str(tmp_path)))
     folder.enter()
     with pytest.raises(DeployError, match="has a supervisor already"):
         Folder("demo").enter()
@@ -96,7 +96,7 @@ def test_there_is_one_supervisor_even_if_two_are_started_at_once(
 
 
 def test_a_restart_keeps_the_options_that_are_not_given_anew() -> None:
-    before = Light("demo", "/srv", ("--host", "0.0.0.0", "--port", "8000"))
+    before = LightSettings("demo", "/srv", ("--host", "0.0.0.0", "--port", "8000"))
     after = before.with_options({"--port": "8001", "--config": "/c"})
     assert after.arguments == ("--host", "0.0.0.0", "--port", "8001", "--config", "/c")
 
@@ -112,10 +112,10 @@ def test_settings_and_keys_that_a_unit_does_not_get_are_named() -> None:
 
 
 def test_damaged_settings_are_said_to_be_damaged(folder: Folder, tmp_path: Path) -> None:
-    folder.save(Light("demo", str(tmp_path)))
+    folder.save(LightSettings("demo", str(tmp_path)))
     (folder.path / "settings.json").write_text("{")
     with pytest.raises(DeployError, match="is damaged"):
-        _ = folder.light
+        _ = folder.settings
 
 
 def test_what_ends_is_started_again_until_a_signal_says_stop(tmp_path: Path) -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.deploy import release
 from opencode_a2a.deploy.layout import Instance
 from opencode_a2a.deploy.release import (
     OPENCODE,
+    Releases,
     check_opencode,
     install_steps,
     opencode_beside,
     source_of,
 )
-from opencode_a2a.deploy.things import DeployError
+from opencode_a2a.deploy.resources import DeployError
 from tests.running import ROOT
 
 
@@ -73,31 +73,29 @@ def test_a_script_is_not_taken_for_opencode(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(release, "RELEASES", str(tmp_path / "releases"))
-    monkeypatch.setattr(release, "CURRENT", str(tmp_path / "current"))
+def releases(tmp_path: Path) -> Releases:
     for name in ("1.0", "1.1", "2.0", "3.0"):
         (tmp_path / "releases" / name).mkdir(parents=True)
         (tmp_path / "releases" / name / "release.json").write_text(
             json.dumps({"opencode": "a", "origin": f"opencode-a2a=={name}"})
         )
     (tmp_path / "current").symlink_to(tmp_path / "releases" / "2.0")
-    return tmp_path / "releases"
+    return Releases(tmp_path / "releases", tmp_path / "current")
 
 
-def test_a_release_is_removed_only_if_nobody_can_come_to_need_it(releases: Path) -> None:
-    (releases / "something else").mkdir()
+def test_a_release_is_removed_only_if_nobody_can_come_to_need_it(releases: Releases) -> None:
+    releases.folder("something else").mkdir()
     alpha = Instance(name="alpha", port=1, opencode_port=2, release="1.1", previous="1.0")
-    assert release.current() == "2.0"
-    assert release.unused([alpha], kept=[release.current()]) == ["3.0"]
-    assert release.unused([alpha.switched_to("3.0")], kept=["3.0"]) == ["1.0", "2.0"]
+    assert (releases.current, releases.own) == ("2.0", None)
+    assert releases.unused([alpha], kept=[releases.current]) == ["3.0"]
+    assert releases.unused([alpha.switched_to("3.0")], kept=["3.0"]) == ["1.0", "2.0"]
 
 
-def test_a_name_stands_for_one_source(releases: Path) -> None:
-    assert release.is_installed(source_of("opencode-a2a==1.0", name=None))
-    assert not release.is_installed(source_of("opencode-a2a==4.0", name=None))
+def test_a_name_stands_for_one_source(releases: Releases) -> None:
+    assert releases.is_installed(source_of("opencode-a2a==1.0", name=None))
+    assert not releases.is_installed(source_of("opencode-a2a==4.0", name=None))
     with pytest.raises(DeployError, match=r"a release 1\.0 already, from opencode-a2a==1\.0"):
-        release.is_installed(source_of("opencode-a2a==4.0", name="1.0"))
+        releases.is_installed(source_of("opencode-a2a==4.0", name="1.0"))
 
 
 def test_an_opencode_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:

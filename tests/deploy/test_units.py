@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -11,7 +12,14 @@ import pytest
 
 from opencode_a2a.deploy.launch import with_credentials
 from opencode_a2a.deploy.layout import Instance
-from opencode_a2a.deploy.units import TEMPLATES, credentials, drop_ins
+from opencode_a2a.deploy.units import (
+    OPENCODE,
+    SERVICE,
+    TEMPLATES,
+    as_service,
+    credentials,
+    drop_ins,
+)
 
 ALPHA = Instance(name="alpha", port=8010, opencode_port=18010, release="1.0")
 SECRETS = ("A2A_BEARER_TOKEN", "ANTHROPIC_API_KEY", "OPENCODE_SERVER_PASSWORD")
@@ -52,9 +60,7 @@ def test_an_ipv6_address_and_percent_signs_are_written_as_systemd_reads_them() -
 
 
 def test_the_service_does_not_stop_or_start_with_its_opencode() -> None:
-    needs = re.findall(
-        r"^(?:Requires|BindsTo|Wants)=(.*)$", TEMPLATES["opencode-a2a@.service"], re.MULTILINE
-    )
+    needs = re.findall(r"^(?:Requires|BindsTo|Wants)=(.*)$", SERVICE, re.MULTILINE)
     assert needs == ["opencode-a2a@%i.socket"]
 
 
@@ -66,13 +72,27 @@ def test_opencode_gets_credentials_as_variables_without_the_end_of_the_line(tmp_
 
 
 def test_the_service_talks_to_nobody_else_and_runs_nothing_that_the_agent_configures() -> None:
-    service = TEMPLATES["opencode-a2a@.service"]
-    assert "Environment=OPENCODE_OWN_USER_ONLY=true" in service
-    assert "Environment=A2A_ISOLATION=never" in service
+    assert "Environment=OPENCODE_OWN_USER_ONLY=true" in SERVICE
+    assert "Environment=A2A_ISOLATION=never" in SERVICE
+
+
+def test_a_command_runs_as_the_service_does() -> None:
+    command = as_service(ALPHA, SECRETS, ["doctor"])
+    given = command[command.index("-p") + 1 : -1 : 2]
+    assert {"User=oca-alpha", "Environment=OPENCODE_OWN_USER_ONLY=true"} <= set(given)
+    token = "/etc/opencode-a2a/alpha/secrets/A2A_BEARER_TOKEN"
+    assert f"LoadCredential=A2A_BEARER_TOKEN:{token}" in given
+    assert not [word for word in command if "%" in word or "ANTHROPIC" in word]
+
+
+def test_templates_are_the_same_in_every_release() -> None:
+    """Instances of several releases share them: a change here would change the older ones, too."""
+    text = "".join(f"{name}\n{content}" for name, content in TEMPLATES.items())
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "d67d04e46460a263"
 
 
 def test_an_agent_cannot_take_the_ports_of_other_agents() -> None:
-    assert "SocketBindDeny=tcp:18010-18999" in TEMPLATES["opencode@.service"]
+    assert "SocketBindDeny=tcp:18010-18999" in OPENCODE
     assert "SocketBindAllow=tcp:18010" in drop_ins(ALPHA, SECRETS)["opencode@alpha.service"]
 
 
@@ -80,9 +100,8 @@ def test_an_agent_cannot_take_the_ports_of_other_agents() -> None:
 def units(tmp_path: Path) -> Path:
     """The units of an instance, whole: templates and drop-ins, with programs that exist."""
     for name, drop_in in drop_ins(ALPHA, SECRETS).items():
-        template = TEMPLATES[name.replace("@alpha", "@")]
-        programs = re.sub(r"/opt/\S+/bin/\S+", "/bin/true", template.replace("%i", "alpha"))
-        (tmp_path / name).write_text(programs + drop_in)
+        whole = (TEMPLATES[name.replace("@alpha", "@")] + drop_in).replace("%i", "alpha")
+        (tmp_path / name).write_text(re.sub(r"/opt/\S+/bin/\S+", "/bin/true", whole))
     target = TEMPLATES["opencode-a2a@.target"].replace("%i", "alpha")
     (tmp_path / "opencode-a2a@alpha.target").write_text(target)
     return tmp_path

@@ -15,7 +15,7 @@ from opencode_a2a.deploy import plans, units
 from opencode_a2a.deploy.host import LocalHost
 from opencode_a2a.deploy.layout import MANIFEST, UNITS, Instance
 from opencode_a2a.deploy.manifest import Manifest, Record
-from opencode_a2a.deploy.things import Directory, File, Link, Made, Make, Thing
+from opencode_a2a.deploy.resources import Directory, Entry, File, Link, Make, Resource
 from opencode_a2a.doctor.deployed import DEPLOYED
 from opencode_a2a.doctor.verdict import Level
 from tests.doctor.looking import look
@@ -32,7 +32,7 @@ class HostInFolder(LocalHost):
 
     root: Path
 
-    def find(self, wanted: Iterable[Thing]) -> dict[str, Thing]:
+    def find(self, wanted: Iterable[Resource]) -> dict[str, Resource]:
         below = super().find(map(self._below, wanted))
         return {key.removeprefix(str(self.root)): _of_root(each) for key, each in below.items()}
 
@@ -42,28 +42,28 @@ class HostInFolder(LocalHost):
     def secrets(self, folder: str) -> dict[str, str]:
         return super().secrets(f"{self.root}{folder}")
 
-    def put(self, thing: Thing) -> None:
-        below = self._below(thing)
+    def put(self, resource: Resource) -> None:
+        below = self._below(resource)
         Path(below.key).parent.mkdir(parents=True, exist_ok=True)
         self.perform(Make(below))
 
     def path(self, path: str) -> Path:
         return Path(f"{self.root}{path}")
 
-    def _below(self, thing: Thing) -> Thing:
-        match thing:
+    def _below(self, resource: Resource) -> Resource:
+        match resource:
             case Directory() | File():
-                return replace(thing, path=f"{self.root}{thing.path}", owner=ME)
+                return replace(resource, path=f"{self.root}{resource.path}", owner=ME)
             case Link():
-                return replace(thing, path=f"{self.root}{thing.path}")
+                return replace(resource, path=f"{self.root}{resource.path}")
             case _:
                 raise AssertionError("units are no users")
 
 
-def _of_root(thing: Thing) -> Thing:
-    if isinstance(thing, Directory | File) and thing.owner == ME:
-        return replace(thing, owner="root:root")
-    return thing
+def _of_root(resource: Resource) -> Resource:
+    if isinstance(resource, Directory | File) and resource.owner == ME:
+        return replace(resource, owner="root:root")
+    return resource
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def host(tmp_path: Path) -> HostInFolder:
     """A machine with two instances, as `deploy` leaves it."""
     host = HostInFolder(tmp_path / "machine")
     templates = units.templates()
-    manifest = Manifest(tuple(map(Made.of, templates)))
+    manifest = Manifest(tuple(map(Entry.of, templates)))
     for each in (ALPHA, BETA):
         manifest = manifest.with_record(each.name, Record(each))
-    wanted = (thing for each in (ALPHA, BETA) for thing in plans.wanted_units(each, ()))
-    for thing in (File(MANIFEST, manifest.dump(), 0o600), *templates, *wanted):
-        host.put(thing)
+    wanted = (resource for each in (ALPHA, BETA) for resource in plans.wanted_units(each, ()))
+    for resource in (File(MANIFEST, manifest.dump(), 0o600), *templates, *wanted):
+        host.put(resource)
     return host
 
 
@@ -109,7 +109,7 @@ async def test_a_unit_that_others_can_write_is_found(host: HostInFolder) -> None
 
 
 async def test_a_machine_without_instances_has_only_the_shared_units(host: HostInFolder) -> None:
-    manifest = Manifest(tuple(map(Made.of, units.templates())))
+    manifest = Manifest(tuple(map(Entry.of, units.templates())))
     host.path(MANIFEST).write_text(manifest.dump())
     assert (await look(DEPLOYED, "units", host)).level is Level.OK
     host.path(f"{UNITS}/opencode@.service").unlink()

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from opencode_a2a.cli.instances import Instance
+from opencode_a2a.cli.instances import RegisteredInstance
 from opencode_a2a.config import Settings, load
 from opencode_a2a.doctor.machine import MACHINE, PROGRAM, STORE, Store
 from opencode_a2a.doctor.subject import Installation
@@ -271,8 +271,10 @@ async def test_a_disk_that_is_full_or_nearly_is_found(loaded: Load, tmp_path: Pa
 # -- the machine
 
 
-def _instance(url: str, pid: int) -> Instance:
-    return Instance(url, "/w", pid, "serve", "1", opencode_url="http://127.0.0.1:9", started_at=0)
+def _instance(url: str, pid: int) -> RegisteredInstance:
+    return RegisteredInstance(
+        url, "/w", pid, "serve", "1", opencode_url="http://127.0.0.1:9", started_at=0
+    )
 
 
 async def test_a_running_service_with_too_few_open_files_is_found(loaded: Load) -> None:

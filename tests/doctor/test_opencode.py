@@ -12,8 +12,8 @@ import pytest
 
 from opencode_a2a.cli import executable
 from opencode_a2a.cli.failure import CommandError
-from opencode_a2a.cli.instances import Instance
-from opencode_a2a.doctor.checks import TOGETHER, Together
+from opencode_a2a.cli.instances import RegisteredInstance
+from opencode_a2a.doctor.checks import COMBINED, CombinedLook
 from opencode_a2a.doctor.opencode import OPENCODE, OpenCodeLook
 from opencode_a2a.doctor.site import SiteLook
 from opencode_a2a.doctor.subject import OpenCodeServer, Site
@@ -31,8 +31,8 @@ def at(url: str | None, password: str | None = None, command: str = "/bin/false"
     return OpenCodeLook(OpenCodeServer(Path("/project"), endpoint, lambda: command))
 
 
-def asking(opencode: OpenCodeLook, prompt: str = "Say it") -> Together:
-    return Together(SiteLook(NOT_RUNNING), opencode, prompt=prompt)
+def asking(opencode: OpenCodeLook, prompt: str = "Say it") -> CombinedLook:
+    return CombinedLook(SiteLook(NOT_RUNNING), opencode, prompt=prompt)
 
 
 async def test_all_is_well_with_an_opencode_that_works() -> None:
@@ -41,9 +41,9 @@ async def test_all_is_well_with_an_opencode_that_works() -> None:
         for name in ("opencode", "opencode password", "opencode version", "opencode events"):
             assert (await look(OPENCODE, name, look_at)).level is Level.OK
         assert (await look(OPENCODE, "provider", look_at)).says.startswith("Model: ")
-        verdict = await look(TOGETHER, "model", asking(look_at))
+        verdict = await look(COMBINED, "model", asking(look_at))
         assert (verdict.level, "it said “ECHO: Say it”" in verdict.says) == (Level.OK, True)
-        assert (await look(TOGETHER, "clock", asking(look_at))).says == (
+        assert (await look(COMBINED, "clock", asking(look_at))).says == (
             "Agrees with that of OpenCode."
         )
         assert not fake.sessions, "the session of the question is removed"
@@ -95,7 +95,7 @@ async def test_an_opencode_that_is_not_there_is_found_once() -> None:
         for check in OPENCODE[2:]:
             verdict = await look(OPENCODE, check.name, look_at)
             assert (verdict.level, verdict.says) == (Level.UNKNOWN, "OpenCode does not answer.")
-        assert (await look(TOGETHER, "model", asking(look_at))).level is Level.UNKNOWN
+        assert (await look(COMBINED, "model", asking(look_at))).level is Level.UNKNOWN
 
 
 async def test_where_up_would_start_one_nothing_is_tried() -> None:
@@ -156,7 +156,9 @@ async def test_an_opencode_that_is_open_to_other_machines_is_found_by_its_loopba
 
 async def test_an_opencode_that_up_has_started_is_asked_only_without_its_password() -> None:
     async with serve(password="only up knows") as fake:
-        own = Instance("http://127.0.0.1:1", "/project", 1, "up", "1", fake.base_url, 0, "1.18.33")
+        own = RegisteredInstance(
+            "http://127.0.0.1:1", "/project", 1, "up", "1", fake.base_url, 0, "1.18.33"
+        )
         server = OpenCodeServer(
             Path("/project"), Endpoint(fake.base_url), lambda: "/bin/false", managed_by=own
         )
@@ -211,7 +213,7 @@ async def test_an_opencode_without_a_provider_or_with_a_broken_configuration_is_
 @pytest.mark.parametrize("fault", ["[[error:401]]", "[[error:500]]"])
 async def test_a_model_that_does_not_answer_is_found(fault: str) -> None:
     async with serve() as fake:
-        verdict = await look(TOGETHER, "model", asking(at(fake.base_url), fault))
+        verdict = await look(COMBINED, "model", asking(at(fake.base_url), fault))
         assert verdict.finding == "model.failed"
         assert not {"secret body", "x-secret"} & set(verdict.says.split())
         assert not fake.sessions
@@ -222,7 +224,7 @@ async def test_a_model_that_is_silent_is_found_and_stopped(
 ) -> None:
     monkeypatch.setattr("opencode_a2a.doctor.question.ANSWER_SECONDS", 2.0)
     async with serve() as fake:
-        verdict = await look(TOGETHER, "model", asking(at(fake.base_url), "[[hang]]"))
+        verdict = await look(COMBINED, "model", asking(at(fake.base_url), "[[hang]]"))
         assert verdict.finding == "model.failed"
         assert not fake.sessions
         assert not _at_work(fake)
@@ -234,8 +236,8 @@ def _at_work(fake: FakeOpenCode) -> list[str]:
 
 async def test_no_model_is_asked_where_that_is_not_wanted() -> None:
     async with serve() as fake:
-        together = Together(SiteLook(NOT_RUNNING, asks=False), at(fake.base_url), asks=False)
-        verdict = await look(TOGETHER, "model", together)
+        combined = CombinedLook(SiteLook(NOT_RUNNING, asks=False), at(fake.base_url), asks=False)
+        verdict = await look(COMBINED, "model", combined)
         assert (verdict.level, fake.counts["prompts"]) == (Level.UNKNOWN, [])
 
 
@@ -245,4 +247,4 @@ async def test_a_clock_that_others_do_not_share_is_found(ahead: float, finding: 
         return answer(HEALTH, f"Date: {formatdate(time() + ahead, usegmt=True)}")
 
     async with serving(respond) as url:
-        assert (await look(TOGETHER, "clock", asking(at(url)))).finding == finding
+        assert (await look(COMBINED, "clock", asking(at(url)))).finding == finding

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from opencode_a2a.config import load_client
-from opencode_a2a.doctor.checks import PEERS, TOGETHER, Together
+from opencode_a2a.doctor.checks import COMBINED, PEERS, CombinedLook
 from opencode_a2a.doctor.site import SITE, SiteLook
 from opencode_a2a.doctor.subject import Site
 from opencode_a2a.doctor.verdict import Level
@@ -36,16 +36,16 @@ async def test_a_proxy_that_passes_everything_on_is_fine(ready_service: Service)
         look_at = at(url)
         for check in SITE:
             assert (await look(SITE, check.name, look_at)).level is Level.OK, check.name
-        verdict = await look(TOGETHER, "model", Together(look_at))
+        verdict = await look(COMBINED, "model", CombinedLook(look_at))
         assert (verdict.level, verdict.says[:7]) == (Level.OK, "Asked “")
-        assert (await look(TOGETHER, "clock", Together(look_at))).level is Level.OK
+        assert (await look(COMBINED, "clock", CombinedLook(look_at))).level is Level.OK
 
 
 async def test_a_proxy_that_holds_events_back_is_found(ready_service: Service) -> None:
     async with proxy(ready_service.url, Fault(holds_back=True)) as url:
         look_at = at(url)
         assert (await look(SITE, "stream", look_at)).finding == "stream.buffered"
-        verdict = await look(TOGETHER, "model", Together(look_at))
+        verdict = await look(COMBINED, "model", CombinedLook(look_at))
         assert verdict.level is Level.OK, "the answer was there all the same"
 
 
@@ -82,7 +82,7 @@ async def test_an_answer_without_a_gap_says_nothing_about_a_proxy(ready_service:
 
 async def test_a_task_that_fails_shows_the_model_and_not_the_stream(ready_service: Service) -> None:
     look_at = at(ready_service.url, prompt=f"{SLOWLY} [[error:401]]")
-    verdict = await look(TOGETHER, "model", Together(look_at))
+    verdict = await look(COMBINED, "model", CombinedLook(look_at))
     assert (verdict.finding, "provider refused" in verdict.says) == ("model.failed", True)
     assert (await look(SITE, "stream", look_at)).finding is None
 

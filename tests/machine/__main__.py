@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.machine.machine import ROOT, Machine, prepare
 
@@ -47,19 +50,20 @@ def main() -> None:
         shutil.copytree(arguments.checkout, machine.root / "srv/checkout", ignore=ignored)
         for name in ("model.py", "stream.py", "thief.py"):
             shutil.copy(HERE / name, machine.root / "srv" / name)
-        Story(machine).tell()
+        Walkthrough(machine).run()
 
 
-class Story:
+class Walkthrough:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._task = ""  # one that the agent was at during the upgrade
 
-    def tell(self) -> None:
+    def run(self) -> None:
         with shown("boot"):
             self._machine.boot()
             before = self._files()
         with shown("init"):
-            self._sh("/srv/checkout/scripts/init_system.sh --release one --yes")
+            self.sh("/srv/checkout/scripts/init_system.sh --release one --yes")
             self._start_model()
         with shown("three instances"):
             self._create()
@@ -67,43 +71,53 @@ class Story:
             self._try_to_read()
         with shown("an agent that takes the port of another's OpenCode gets no password"):
             self._try_to_take_port()
+        with shown("the agent of alpha calls beta, a peer"):
+            self._call_peer()
+        with shown("the doctor of an instance finds nothing wrong"):
+            print(self.sh("opencode-a2a deploy doctor alpha"), end=" ")  # noqa: T201
         with shown("kill -9 of every process"):
-            self._sh("pkill -9 -u oca-alpha,oca-beta,oca-gamma")
+            self.sh("pkill -9 -u oca-alpha,oca-beta,oca-gamma")
             self._ask_all()
         with shown("reboot"):
             self._machine.reboot()
             self._start_model()
             self._ask_all()
         with shown("a service that is stuck"):
-            self._sh("systemctl kill -s STOP --kill-who=main opencode-a2a@gamma")
+            self.sh("systemctl kill -s STOP --kill-who=main opencode-a2a@gamma")
             stuck = "$(systemctl show -p NRestarts --value opencode-a2a@gamma)"
-            self._sh(f"until test {stuck} -gt 0; do sleep 1; done")
-            assert "answered a question" in self._sh("opencode-a2a deploy status gamma --ask")
-        with shown("a release that does not serve is not kept"):
+            self.sh(f"until test {stuck} -gt 0; do sleep 1; done")
+            assert "answered a question" in self.sh("opencode-a2a deploy status gamma --ask")
+        with shown(
+            "a release that does not serve is not kept, nor is what it made of the database"
+        ):
             self._try_broken()
-        with shown("light mode, of a user who has a systemd"):
-            self._light()
-        with shown("upgrade with an open stream"):
+        with shown("upgrade with a newer schema, open streams and messages that go on"):
             self._upgrade()
-        with shown("roll back"):
-            self._sh("opencode-a2a deploy rollback --yes")
-            assert {each["release"] for each in self._list()} == {"one"}
+        with shown("roll back, with the database from before"):
+            self._roll_back()
+        for has_systemd in (True, False):
+            of = "a systemd of their own" if has_systemd else "none"
+            with shown(f"light mode, of a user who has {of}"):
+                Light(self, "dev" if has_systemd else "bare", has_systemd=has_systemd).run()
         with shown("uninstall without data, then with it"):
-            self._sh("systemctl stop demo-model")
-            self._sh("/srv/checkout/scripts/uninstall.sh --yes")
-            assert "oca-alpha" in self._sh("getent passwd")
-            self._sh("/srv/checkout/scripts/uninstall.sh --purge --yes")
+            self.sh("systemctl stop demo-model")
+            self.sh("/srv/checkout/scripts/uninstall.sh --yes")
+            assert "oca-alpha" in self.sh("getent passwd")
+            self.sh("/srv/checkout/scripts/uninstall.sh --purge --yes")
             left = self._files() - before
             assert not left, sorted(left)
-            assert "oca-" not in self._sh("getent passwd; getent group")
-            assert self._sh("systemctl list-units --all --no-legend 'opencode*'") == ""
+            assert "oca-" not in self.sh("getent passwd; getent group")
+            assert self.sh("systemctl list-units --all --no-legend 'opencode*'") == ""
 
-    def _sh(self, script: str, **environment: str) -> str:
+    def try_sh(self, script: str) -> subprocess.CompletedProcess[str]:
+        return self._machine.sh(script, check=False)
+
+    def sh(self, script: str, **environment: str) -> str:
         given = {**WITHOUT_NETWORK, **environment}
         return self._machine.sh(script, environment=given).stdout
 
     def _start_model(self) -> None:
-        self._sh(
+        self.sh(
             "systemd-run --quiet --unit=demo-model -p DynamicUser=yes "
             "/opt/opencode-a2a/current/bin/python -I /srv/model.py 9100"
         )
@@ -113,16 +127,16 @@ class Story:
         (self._machine.root / "srv/config.py").write_text(OPENCODE_JSON)
         for name in NAMES:
             folder = f"/etc/opencode-a2a/{name}"
-            self._sh(f"install -d {folder} && {python} -I /srv/config.py >{folder}/opencode.json")
+            self.sh(f"install -d {folder} && {python} -I /srv/config.py >{folder}/opencode.json")
         secrets = "/etc/opencode-a2a/alpha/secrets"  # as an operator does
-        self._sh(
+        self.sh(
             f"umask 077; install -d -m 700 {secrets}; {python} -c 'import secrets; "
             f"print(secrets.token_hex(32))' | tee {secrets}/A2A_BEARER_TOKEN "
             f">{secrets}/OPENCODE_SERVER_PASSWORD"
         )
-        self._sh("/srv/checkout/scripts/deploy.sh project=alpha --yes")
+        self.sh("/srv/checkout/scripts/deploy.sh project=alpha --yes")
         for name in NAMES[1:]:
-            self._sh(
+            self.sh(
                 f"/srv/checkout/scripts/deploy.sh project={name} --yes",
                 ENABLE_SECRET_PERSISTENCE="true",
             )
@@ -131,14 +145,14 @@ class Story:
     def _try_to_read(self) -> None:
         """As the agent of alpha: its user, in the namespaces of its OpenCode."""
         pids = {
-            unit: self._sh(f"systemctl show -p MainPID --value {unit}").strip()
+            unit: self.sh(f"systemctl show -p MainPID --value {unit}").strip()
             for unit in ("opencode@alpha", "opencode-a2a@alpha", "opencode@beta")
         }
         enter = (
             f"nsenter -t {pids['opencode@alpha']} -m -U --preserve-credentials "
             "-S $(id -u oca-alpha) -G $(id -g oca-alpha)"
         )
-        assert self._sh(f"{enter} touch /var/lib/opencode-a2a/alpha/workspace/x") == ""
+        assert self.sh(f"{enter} touch /var/lib/opencode-a2a/alpha/workspace/x") == ""
         for path in (
             "/var/lib/opencode-a2a/beta/workspace",
             "/var/lib/opencode-a2a/alpha/state",
@@ -148,90 +162,242 @@ class Story:
             f"/proc/{pids['opencode-a2a@alpha']}/root/run/credentials",
             f"/proc/{pids['opencode@beta']}/environ",
         ):
-            self._sh(f"test -e {path}")  # root sees it
+            self.sh(f"test -e {path}")  # root sees it
             assert self._machine.sh(f"{enter} ls {path}", check=False).returncode != 0, path
 
     def _try_to_take_port(self) -> None:
         """As alpha, at the port of beta's OpenCode while that is down."""
         thief = "-p User=oca-alpha -p StandardOutput=truncate:/srv/heard"
-        self._sh("systemctl stop opencode@beta")
-        self._sh(f"systemd-run --quiet --unit=thief {thief} python3 /srv/thief.py 18011")
-        self._sh("until curl -s -m 2 http://127.0.0.1:18011/control; do sleep 0.2; done")
-        self._sh("systemctl restart opencode-a2a@beta")
+        self.sh("systemctl stop opencode@beta")
+        self.sh(f"systemd-run --quiet --unit=thief {thief} python3 /srv/thief.py 18011")
+        self.sh("until curl -s -m 2 http://127.0.0.1:18011/control; do sleep 0.2; done")
+        self.sh("systemctl restart opencode-a2a@beta")
         in_the_way = "journalctl -u opencode-a2a@beta | grep -q 'Another user of this machine'"
-        self._sh(f"until {in_the_way}; do sleep 0.5; done")
+        self.sh(f"until {in_the_way}; do sleep 0.5; done")
         heard = (self._machine.root / "srv/heard").read_text()
         assert "/control" in heard
         assert "authorization" not in heard.lower(), heard
-        self._sh("systemctl stop thief && systemctl start opencode@beta")
-        assert "answered a question" in self._sh("opencode-a2a deploy status beta --ask")
+        self.sh("systemctl stop thief && systemctl start opencode@beta")
+        assert "answered a question" in self.sh("opencode-a2a deploy status beta --ask")
 
     def _ask_all(self) -> None:
-        for name in NAMES:
-            assert "answered a question" in self._sh(f"opencode-a2a deploy status {name} --ask")
+        for name in NAMES:  # on a busy machine three OpenCodes that start together take minutes
+            ask = f"opencode-a2a deploy status {name} --ask"
+            self.sh(f"for i in 1 2 3 4 5; do {ask} && exit; done; exit 1")
+
+    def _call_peer(self) -> None:
+        """Through the tool server in the unit of the service, from the unit of OpenCode."""
+        etc = "/etc/opencode-a2a"
+        peer = '[peers.beta]\nurl = "http://127.0.0.1:8011"\nbearer_token = "env:A2A_PEER_BETA"\n'
+        with (self._machine.root / f"{etc[1:]}/alpha/config.toml").open("a") as config:
+            config.write(peer)
+        secrets = f"{etc}/beta/secrets/A2A_BEARER_TOKEN {etc}/alpha/secrets/A2A_PEER_BETA"
+        self.sh(f"install -m 600 {secrets} && opencode-a2a deploy update alpha --yes")
+        said = self.sh(
+            f"HOME=/tmp A2A_CLIENT_BEARER_TOKEN=$(cat {etc}/alpha/secrets/A2A_BEARER_TOKEN) "
+            "opencode-a2a call http://127.0.0.1:8010 'Please have beta say hello.'"
+        )
+        assert "Say hello." in said, said
+        assert "I am the demo model" in said, said
+        self.sh("journalctl -u opencode-a2a@alpha | grep -q 'peer.called'")
+        assert "unknown" not in self.sh("journalctl -u opencode-a2a@alpha | grep A2A_PEER || true")
+
+    def _newer(self, name: str) -> Path:
+        """A checkout whose schema is one further."""
+        self.sh(f"cp -r /srv/checkout /srv/{name}")
+        store = self._machine.root / f"srv/{name}/src/opencode_a2a/store"
+        text = (store / "migrate.py").read_text()
+        (head,) = re.findall('HEAD = "([0-9]+)"', text)
+        further = f"{int(head) + 1:04}"
+        (store / "migrate.py").write_text(text.replace(f'HEAD = "{head}"', f'HEAD = "{further}"'))
+        (store / f"migrations/versions/{further}_shown.py").write_text(
+            f'from alembic import op\n\nrevision, down_revision = "{further}", "{head}"\n\n\n'
+            'def upgrade():\n    op.execute("CREATE TABLE shown (id INTEGER)")\n'
+        )
+        return store
+
+    def _schemas(self) -> set[str]:
+        code = (
+            "import glob, sqlite3; [print(*sqlite3.connect(f).execute('SELECT * FROM "
+            "alembic_version').fetchone()) for f in "
+            "glob.glob('/var/lib/opencode-a2a/*/state/opencode-a2a/*/tasks.db')]"
+        )
+        found = self.sh(f'python3 -c "{code}"').split()
+        assert len(found) == len(NAMES)
+        return set(found)
 
     def _try_broken(self) -> None:
-        """One whose `up` works, so that the trial does not notice."""
-        self._sh("cp -r /srv/checkout /srv/broken")
-        serve = self._machine.root / "srv/broken/src/opencode_a2a/cli/serve.py"
-        text = serve.read_text()
-        serve.write_text(text.replace("async def serve(", "async def serve(broken, ", 1))
+        """One that works in the trial, changes the database of an instance, and ends."""
+        before = self._schemas()
+        database = self._newer("broken") / "database.py"
+        ends = (
+            "                await self.write(upgrade)\n"
+            "            if 'OPENCODE_OWN_USER_ONLY' in os.environ:\n"
+            "                raise SystemExit('broken')\n"
+        )
+        text = database.read_text()
+        database.write_text(text.replace("                await self.write(upgrade)\n", ends, 1))
         ran = self._machine.sh(
             "opencode-a2a deploy upgrade --from /srv/broken --release broken --yes",
             check=False,
             environment=WITHOUT_NETWORK,
         )
-        assert ran.returncode == 1
-        assert "the upgrade was stopped at alpha" in ran.stderr, ran.stdout + ran.stderr
+        said = ran.stdout + ran.stderr
+        assert ran.returncode == 1, said
+        assert "the upgrade was stopped at alpha" in ran.stderr, said
+        assert f"back to {min(before)}, as it was" in ran.stdout, said
+        assert self._schemas() == before
         assert {each["release"] for each in self._list()} == {"one"}
         self._ask_all()
 
-    def _light(self) -> None:
-        self._sh("useradd --create-home dev && loginctl enable-linger dev && mkdir ~dev/project")
-        bus = "/run/user/$(id -u dev)/systemd/private"
-        self._sh(f"chown dev ~dev/project; until test -e {bus}; do sleep 1; done")
-        light = "runuser -u dev -- env HOME=/home/dev opencode-a2a deploy light"
-
-        def url_and_pid() -> str:
-            return self._sh(f"until {light} status demo; do sleep 1; done").strip()
-
-        self._sh(f"{light} start demo --port 8100 --directory /home/dev/project")
-        first = url_and_pid()
-        self._sh(f"kill -9 {first.rpartition(' ')[2]}")
-        while url_and_pid() == first:
-            time.sleep(1)
-        self._sh(f"{light} stop demo")
-        assert self._sh("ls ~dev/.config/systemd/user | grep -c service || true").strip() == "0"
-        self._sh("loginctl disable-linger dev; userdel --force --remove dev")
-
     def _upgrade(self) -> None:
-        # Gamma first, which installs the release: the others are switched while the agent writes.
-        self._sh("opencode-a2a deploy upgrade --from /srv/checkout --release two --yes gamma")
+        self._newer("newer")
+        # Gamma first, which installs the release: the others are switched while the agents work.
+        self.sh("opencode-a2a deploy upgrade --from /srv/newer --release two --yes gamma")
         assert [each["release"] for each in self._list()] == ["one", "one", "two"]
-        self._sh(
-            "systemd-run --quiet --unit=reader sh -c 'python3 /srv/stream.py http://127.0.0.1:8010 "
-            "$(cat /etc/opencode-a2a/alpha/secrets/A2A_BEARER_TOKEN) >/srv/read'"
-        )
-        self._sh("until grep -q open /srv/read; do sleep 0.2; done")
-        self._sh("opencode-a2a deploy upgrade --from /srv/checkout --release two --yes")
+        self.sh("opencode-a2a deploy update --yes")  # the units of each stay those of its release
+        self.start_client("reader-1", "read", "alpha")
+        self.start_client("reader-2", "read", "alpha")
+        self.start_client("load", "load", "beta", "/srv/stop")
+        self.sh("opencode-a2a deploy upgrade --from /srv/newer --release two --yes")
         assert {each["release"] for each in self._list()} == {"two"}
-        self._sh("while systemctl is-active --quiet reader; do sleep 1; done")
-        read = json.loads((self._machine.root / "srv/read").read_text().splitlines()[-1])
-        assert read.pop("streams") > 1, read  # the service was restarted meanwhile
-        assert read == {"state": "TASK_STATE_COMPLETED", "refused": 0, "is_whole": True}
+        assert len(self._schemas()) == 1
+        for number in (1, 2):
+            read = self.client_result(f"reader-{number}")
+            assert read["streams"] > 1, read  # the service was restarted meanwhile
+            assert (read["state"], read["refused"]) == ("TASK_STATE_COMPLETED", 0), read
+            assert read["is_whole"], read
+            self._task = read["task"]
+        self.sh("touch /srv/stop")
+        load = self.client_result("load")
+        assert load["answered"] > 0, load
+        assert load["refused"] == 0, load
+        print(load, end=" ")  # noqa: T201
+
+    def start_client(self, unit: str, command: str, instance: str, *words: str) -> None:
+        port = 8010 + NAMES.index(instance)
+        token = f"$(cat /etc/opencode-a2a/{instance}/secrets/A2A_BEARER_TOKEN)"
+        self.run_client(unit, command, f"http://127.0.0.1:{port}", token, *words)
+
+    def run_client(self, unit: str, *words: str) -> None:
+        script = f"python3 /srv/stream.py {' '.join(words)} >/srv/{unit}"
+        self.sh(f"systemd-run --quiet --unit={unit} sh -c '{script}'")
+        self.sh(f"until grep -q 'open\\|answered' /srv/{unit}; do sleep 0.2; done")
+
+    def client_result(self, unit: str) -> dict[str, Any]:
+        self.sh(f"while systemctl is-active --quiet {unit}; do sleep 1; done")
+        last = (self._machine.root / "srv" / unit).read_text().splitlines()[-1]
+        result: dict[str, Any] = json.loads(last)
+        return result
+
+    def _roll_back(self) -> None:
+        """The release before cannot read the databases: it needs the word of the operator."""
+        refused = self._machine.sh("opencode-a2a deploy rollback --yes", check=False)
+        assert refused.returncode == 1
+        assert "--restore-database" in refused.stderr, refused.stderr
+        assert {each["release"] for each in self._list()} == {"two"}
+        self._ask_all()
+        self.sh("opencode-a2a deploy rollback --restore-database --yes")
+        assert {each["release"] for each in self._list()} == {"one"}
+        self._ask_all()
+        # It was at work during the upgrade, so the copy has it unfinished; OpenCode knows the rest.
+        token = "$(cat /etc/opencode-a2a/alpha/secrets/A2A_BEARER_TOKEN)"
+        get = f"curl -sf -H 'A2A-Version: 1.0' -H \"Authorization: Bearer {token}\""
+        task = f"{get} http://127.0.0.1:8010/tasks/{self._task}"
+        self.sh(f"for i in $(seq 60); do {task} | grep -q COMPLETED && exit; sleep 1; done; exit 1")
+        aside = self.sh("ls /var/lib/opencode-a2a/*/state/opencode-a2a/*/tasks.db.of-schema-*")
+        assert len(aside.split()) >= len(NAMES)
 
     def _list(self) -> list[dict[str, str]]:
-        found: list[dict[str, str]] = json.loads(self._sh("opencode-a2a deploy list --json"))
+        found: list[dict[str, str]] = json.loads(self.sh("opencode-a2a deploy list --json"))
         assert [each["name"] for each in found] == list(NAMES)
         return found
 
     def _files(self) -> set[str]:
         """Every file that a deployment could leave behind."""
         places = "/etc /opt /usr /var/lib /home /root"
-        found = self._sh(f"find {places} -xdev -not -name '*.pyc' -not -path '/var/lib/systemd/*'")
+        found = self.sh(f"find {places} -xdev -not -name '*.pyc' -not -path '/var/lib/systemd/*'")
         names = ("passwd-", "shadow-", "group-", "gshadow-", "subuid-", "subgid-", ".pwd.lock")
         ignored = {f"/etc/{name}" for name in names}  # copies that useradd keeps
         return set(found.splitlines()) - ignored
+
+
+class Light:
+    """Light mode of a user without root, with a `systemd --user` or with our supervisor."""
+
+    def __init__(self, site: Walkthrough, user: str, *, has_systemd: bool) -> None:
+        self._site, self._user, self._has_systemd = site, user, has_systemd
+
+    def run(self) -> None:
+        user = self._user
+        self._site.sh(f"useradd --create-home {user} && install -d -o {user} ~{user}/project")
+        if self._has_systemd:
+            bus = f"/run/user/$(id -u {user})/systemd/private"
+            self._site.sh(f"loginctl enable-linger {user}; until test -e {bus}; do sleep 1; done")
+        config = f"~{user}/.config/opencode"
+        self._site.sh(
+            f"runuser -u {user} -- mkdir -p {config}; "
+            f"/opt/opencode-a2a/current/bin/python -I /srv/config.py >{config}/opencode.json"
+        )
+        self._light("start demo --port 8100 --directory ~/project")
+        first = self._pid()
+        self._site.sh(f"kill -9 {first}")
+        second = self._pid(other_than=first)
+        self._site.sh(f"pkill -9 -u {user} -f opencode.serve")
+        self._ask()
+        self._site.sh(
+            f"pkill -9 -u {user} -f opencode"
+        )  # and what starts them again, if it is ours
+        if not self._has_systemd:
+            self._light("start demo")
+        self._pid(other_than=second)
+        self._upgrade()
+        self._light("stop demo")
+        kept = "systemd|(sd-pam)|dbus-daemon"  # of the session that lasts
+        left = self._site.sh(f"ps -u {user} -o args= | grep -vE '{kept}' || true")
+        assert left == "", left
+        units = self._site.sh(f"ls ~{user}/.config/systemd/user 2>/dev/null | grep service || true")
+        assert units == "", units
+        self._site.sh(f"loginctl disable-linger {user}; userdel --force --remove {user}")
+
+    def _light(self, words: str, release: str = "one") -> str:
+        program = f"/opt/opencode-a2a/releases/{release}/bin/opencode-a2a deploy light"
+        return self._site.sh(f"runuser -u {self._user} -- sh -c 'HOME=~ {program} {words}'")
+
+    def _pid(self, *, other_than: str = "") -> str:
+        """Of the service, when it answers."""
+        said = ""
+        for _ in range(120):
+            ran = self._site.try_sh(
+                f"runuser -u {self._user} -- sh -c 'HOME=~ opencode-a2a deploy light status demo'"
+            )
+            pid = ran.stdout.strip().rpartition(" ")[2]
+            if ran.returncode == 0 and pid != other_than:
+                return pid
+            said = ran.stdout + ran.stderr
+            time.sleep(1)
+        raise AssertionError(said + self._light("logs demo"))
+
+    def _token(self) -> str:
+        command = "HOME=~ opencode-a2a token ~/project"
+        return self._site.sh(f"runuser -u {self._user} -- sh -c '{command}'").strip()
+
+    def _ask(self) -> None:
+        login = f"HOME=/tmp A2A_CLIENT_BEARER_TOKEN={self._token()}"
+        ask = f"{login} opencode-a2a call http://127.0.0.1:8100 hello"
+        self._site.sh(f"for i in $(seq 60); do {ask} | grep -q demo && exit; sleep 1; done; exit 1")
+
+    def _upgrade(self) -> None:
+        """To a release with a newer schema. OpenCode ends, too, so the task that it is at fails."""
+        unit = f"light-{self._user}"
+        self._site.run_client(unit, "read", "http://127.0.0.1:8100", self._token())
+        self._light("restart demo", release="two")
+        read = self._site.client_result(unit)
+        assert read["is_whole"], read
+        print(read, end=" ")  # noqa: T201
+        copies = f"ls ~{self._user}/.local/state/opencode-a2a/*/tasks.db.before-upgrade"
+        assert len(self._site.sh(copies).split()) == 1
+        self._ask()
 
 
 if __name__ == "__main__":

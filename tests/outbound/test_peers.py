@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.config import ClientSettings, ConfigError, load_client
+from opencode_a2a.config import ClientSettings, ConfigError, PeerSetting, load_client
 from opencode_a2a.outbound.egress import Egress
-from opencode_a2a.peers import find_target, limits_of, origins_of
+from opencode_a2a.peers import find_target, limits_of, origins_of, target_of
 
 SECRET = "a-secret-for-a-test"
 PEERS = """\
@@ -77,13 +77,29 @@ def test_other_credentials_and_choices_of_a_peer(settings: ClientSettings) -> No
     assert limits_of(settings.outbound).total_seconds == 7
 
 
-def test_credentials_must_not_appear_in_a_log_and_other_header_fields_may(
+def test_credentials_must_not_appear_in_a_log_and_harmless_header_fields_may(
     settings: ClientSettings,
 ) -> None:
     for name in ("token", "key"):
         assert find_target(settings, name).login.secrets == (SECRET,)
+    gateway = PeerSetting(url="https://a.example", headers={"X-Gateway-Token": SECRET, "X-A": "b"})
+    assert target_of("gateway", gateway, settings.outbound).login.secrets == (SECRET,)
     [login] = find_target(settings, "login").login.secrets
     assert base64.b64decode(login).decode() == f"me:{SECRET}"
+
+
+def test_a_credential_may_be_one_that_systemd_hands_over(
+    settings: ClientSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = PeerSetting(url="https://a.example", bearer_token="env:A2A_PEER_OTHER")
+    with pytest.raises(ConfigError, match="A2A_PEER_OTHER is not set"):
+        target_of("other", peer, settings.outbound)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    with pytest.raises(ConfigError, match="A2A_PEER_OTHER cannot be read"):
+        target_of("other", peer, settings.outbound)
+    (tmp_path / "A2A_PEER_OTHER").write_text(f"{SECRET}\n")
+    target = target_of("other", peer, settings.outbound)
+    assert target.login.headers == (("Authorization", f"Bearer {SECRET}"),)
 
 
 def test_localhost_stands_for_its_addresses_and_not_the_other_way_round() -> None:

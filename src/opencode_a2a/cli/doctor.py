@@ -20,6 +20,7 @@ from pydantic import SecretStr
 
 from .. import __version__, logs
 from ..config import ClientSettings, ConfigError, Server, Settings
+from ..credentials import CredentialsFileError, StoredToken
 from ..doctor.checks import examine_installation, examine_site
 from ..doctor.examine import Report, examine, worst
 from ..doctor.subject import Installation, Json, OpenCodeServer, Site
@@ -30,7 +31,7 @@ from ..redaction import secrets_in
 from .call import client_settings, kept_token
 from .executable import find
 from .failure import CommandError
-from .instances import Instance, running_instances
+from .instances import RegisteredInstance, running_instances
 from .outcome import COMPLETED, LEFT, USAGE
 from .printer import printable
 from .terminal import Terminal, has_cursor
@@ -105,7 +106,7 @@ async def _examine_installation(
     )
 
 
-def _instances() -> list[Instance]:
+def _instances() -> list[RegisteredInstance]:
     try:
         return running_instances()
     except (OSError, RuntimeError):  # there is no directory for them
@@ -119,7 +120,7 @@ def _token_file(root: Path) -> Path | None:
     return None
 
 
-async def _server(settings: Settings, own: Instance | None) -> OpenCodeServer:
+async def _server(settings: Settings, own: RegisteredInstance | None) -> OpenCodeServer:
     """The OpenCode that is configured, that a running service has, or that `serve` would take."""
     from ..app import endpoint_of
     from .serve import DEFAULT_OPENCODE
@@ -159,7 +160,7 @@ async def _listens(url: str) -> bool:
     return True
 
 
-def _own_site(settings: Settings, own: Instance | None, token_file: Path | None) -> Site:
+def _own_site(settings: Settings, own: RegisteredInstance | None, token_file: Path | None) -> Site:
     server = settings.server
     url = server.public_url or (own.url if own is not None else None)
     if url is None:
@@ -168,7 +169,12 @@ def _own_site(settings: Settings, own: Instance | None, token_file: Path | None)
         token = SecretStr(token_file.read_text().strip())
         logs.redactor.add(token.get_secret_value())
         server = server.model_copy(update={"bearer_token": token})
-    return Site(url, headers=_login(server), own_card=_card(settings, server, url))
+    return Site(
+        url,
+        headers=_login(server),
+        own_card=_card(settings, server, url),
+        certificate=server.tls_certificate,
+    )
 
 
 def _login(server: Server) -> tuple[tuple[str, str], ...]:
@@ -176,6 +182,8 @@ def _login(server: Server) -> tuple[tuple[str, str], ...]:
     if server.bearer_token is not None:
         return (("Authorization", f"Bearer {server.bearer_token.get_secret_value()}"),)
     for each in server.static_auth_credentials:
+        if each.token is not None and each.scheme == "api_key":
+            return (("X-API-Key", each.token.get_secret_value()),)
         if each.token is not None:
             return (("Authorization", f"Bearer {each.token.get_secret_value()}"),)
         if each.password is not None:
@@ -185,9 +193,13 @@ def _login(server: Server) -> tuple[tuple[str, str], ...]:
 
 
 def _card(settings: Settings, server: Server, url: str) -> Json:
+    from ..access import stored_tokens
     from ..app import publication
 
-    published = publication(settings.model_copy(update={"server": server}), url)
+    tokens: tuple[StoredToken, ...] = ()
+    with suppress(CredentialsFileError):  # the service has logged that
+        tokens = stored_tokens(settings)
+    published = publication(settings.model_copy(update={"server": server}), url, tokens=tokens)
     return cast(Json, json.loads(published.card.hybrid.body))
 
 

@@ -21,7 +21,7 @@ from .failure import CommandError
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class RegisteredInstance:
     url: str
     workspace: str
     pid: int
@@ -36,14 +36,14 @@ class Instance:
 class Registration:
     """The file of this process."""
 
-    def __init__(self, instance: Instance, file: Path) -> None:
+    def __init__(self, instance: RegisteredInstance, file: Path) -> None:
         self.instance = instance
         self._file = file
         self._locked: int | None = None  # the descriptor of the file, which holds the lock
 
     @classmethod
     @contextmanager
-    def open(cls, instance: Instance) -> Iterator[Registration]:
+    def open(cls, instance: RegisteredInstance) -> Iterator[Registration]:
         """OSError, RuntimeError: there is no directory for it, or one without locks."""
         folder = _folder()
         make_private_directory(folder)
@@ -87,7 +87,7 @@ class Registration:
             self._locked = None
 
 
-def running_instances() -> list[Instance]:
+def running_instances() -> list[RegisteredInstance]:
     """Those that run, oldest first; the files of others are removed."""
     found = []
     for file in _folder().glob("*.json"):
@@ -100,7 +100,7 @@ def running_instances() -> list[Instance]:
     return sorted(found, key=lambda each: (each.started_at, each.pid))
 
 
-def _read(file: Path) -> Instance | None:
+def _read(file: Path) -> RegisteredInstance | None:
     """What a running instance has written; None if it has ended, and its file is removed.
 
     An instance releases a file only after it has put another in its place. So one that is not
@@ -109,7 +109,7 @@ def _read(file: Path) -> Instance | None:
     while True:
         with file.open("rb") as content:
             if _is_locked(content.fileno()):
-                return Instance(**json.load(content))
+                return RegisteredInstance(**json.load(content))
             if os.path.samestat(os.fstat(content.fileno()), file.stat()):
                 file.unlink(missing_ok=True)
                 return None

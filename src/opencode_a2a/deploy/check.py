@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import (
+    BaseHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
 from uuid import uuid4
 
-from .things import DeployError
+from .resources import DeployError
 
 QUESTION = "Answer with one word: are you ready?"
 READY_SECONDS, ANSWER_SECONDS, PAUSE = 90.0, 120.0, 0.5
@@ -22,9 +31,15 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def direct_opener() -> OpenerDirector:
-    """Opens an address itself: no proxy and no redirect may lead a credential elsewhere."""
-    return build_opener(ProxyHandler({}), _NoRedirects)
+def direct_opener(*, verified: bool = True) -> OpenerDirector:
+    """Opens an address itself: no proxy and no redirect may lead a credential elsewhere.
+
+    With `verified` false any certificate will do.
+    """
+    handlers: list[BaseHandler | type[BaseHandler]] = [ProxyHandler({}), _NoRedirects]
+    if not verified:
+        handlers.append(HTTPSHandler(context=ssl._create_unverified_context()))
+    return build_opener(*handlers)
 
 
 def login(secrets: Mapping[str, str]) -> str | None:

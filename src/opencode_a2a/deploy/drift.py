@@ -9,7 +9,7 @@ from . import plans, units
 from .host import Host
 from .layout import MANIFEST
 from .manifest import Manifest
-from .things import Change, Make, changes
+from .resources import Change, Make, changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +21,23 @@ class Drift:
 
     @property
     def missing(self) -> list[str]:
-        return [step.thing.key for step in self._steps if isinstance(step, Make)]
+        return [step.resource.key for step in self._steps if isinstance(step, Make)]
 
     @property
     def other(self) -> list[str]:
         """What is there and is not as it should be."""
-        return [step.thing.key for step in self._steps if isinstance(step, Change)]
+        return [step.resource.key for step in self._steps if isinstance(step, Change)]
 
     @property
     def _steps(self) -> list[Make | Change]:
         return [*self.shared, *(step for each in self.own.values() for step in each)]
 
 
-def unit_drift(host: Host) -> Drift | None:
-    """None where nothing is deployed. PermissionError: only root may read the manifest."""
+def unit_drift(host: Host, release: str | None = None) -> Drift | None:
+    """None where nothing is deployed. PermissionError: only root may read the manifest.
+
+    `release`: that of this program, if it is of one. Instances of others have units of theirs.
+    """
     text = host.read(MANIFEST)
     if text is None:
         return None
@@ -44,6 +47,8 @@ def unit_drift(host: Host) -> Drift | None:
         return None  # `uninstall` has left data and its manifest, and no units
     own = {}
     for instance in manifest.instances:
+        if release not in (None, instance.release):
+            continue
         wanted = plans.wanted_units(instance, sorted(host.secrets(instance.secrets)))
         own[instance.name] = changes(wanted, host.find(wanted))
     return Drift(changes(templates, host.find(templates)), own)

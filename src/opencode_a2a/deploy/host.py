@@ -14,18 +14,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from .things import (
+from .resources import (
     Change,
+    Command,
     DeployError,
     Directory,
+    Entry,
     File,
     Link,
-    Made,
     Make,
     Remove,
-    Run,
+    Resource,
     Step,
-    Thing,
     User,
 )
 
@@ -37,7 +37,7 @@ NO_SUCH_USER = 6  # userdel
 class Host(Protocol):
     """What performs plans; tests have one of their own."""
 
-    def find(self, wanted: Iterable[Thing]) -> dict[str, Thing]:
+    def find(self, wanted: Iterable[Resource]) -> dict[str, Resource]:
         """Of these, by their keys, what is there now."""
         ...
 
@@ -53,17 +53,21 @@ class Host(Protocol):
         """Why nothing new can listen there; None if it can."""
         ...
 
+    def output(self, words: tuple[str, ...]) -> str:
+        """What a command prints that changes nothing."""
+        ...
+
     def perform(self, step: Step) -> str | None:
         """Returns a remark if not all could be done."""
         ...
 
 
 class LocalHost:
-    def find(self, wanted: Iterable[Thing]) -> dict[str, Thing]:
+    def find(self, wanted: Iterable[Resource]) -> dict[str, Resource]:
         found = {}
-        for thing in wanted:
-            if (there := _find(thing)) is not None:
-                found[thing.key] = there
+        for resource in wanted:
+            if (there := _find(resource)) is not None:
+                found[resource.key] = there
         return found
 
     def active(self, units: Iterable[str]) -> frozenset[str]:
@@ -106,16 +110,19 @@ class LocalHost:
                 return exc.strerror
         return None
 
+    def output(self, words: tuple[str, ...]) -> str:
+        return run(words)
+
     def perform(self, step: Step) -> str | None:
         match step:
-            case Change(thing=File(is_operators=True) as file):
-                _give(Path(file.path), file.mode, file.owner)
-            case Make(thing=thing) | Change(thing=thing):
-                _make(thing)
-            case Remove(thing=made):
+            case Change(resource=File(is_operators=True) as file):
+                _set_owner_and_mode(Path(file.path), file.mode, file.owner)
+            case Make(resource=resource) | Change(resource=resource):
+                _make(resource)
+            case Remove(resource=made):
                 return _remove(made)
-            case Run():
-                run(step.command, may_fail=step.may_fail, accepted=step.accepted)
+            case Command():
+                run(step.words, may_fail=step.may_fail, accepted=step.accepted)
         return None
 
 
@@ -142,21 +149,21 @@ def run(command: tuple[str, ...], *, may_fail: bool = False, accepted: tuple[int
     return done.stdout
 
 
-def _find(thing: Thing) -> Thing | None:
-    if isinstance(thing, User):
+def _find(resource: Resource) -> Resource | None:
+    if isinstance(resource, User):
         try:
-            return User(thing.name, pwd.getpwnam(thing.name).pw_dir)
+            return User(resource.name, pwd.getpwnam(resource.name).pw_dir)
         except KeyError:
             return None
-    path = Path(thing.path)
+    path = Path(resource.path)
     try:
         about = path.lstat()
         if stat.S_ISLNK(about.st_mode):
-            return Link(thing.path, str(path.readlink()))
+            return Link(resource.path, str(path.readlink()))
         mode, owner = stat.S_IMODE(about.st_mode), _names(about.st_uid, about.st_gid)
         if stat.S_ISDIR(about.st_mode):
-            return Directory(thing.path, mode, owner)
-        return File(thing.path, path.read_text(encoding="utf-8"), mode, owner)
+            return Directory(resource.path, mode, owner)
+        return File(resource.path, path.read_text(encoding="utf-8"), mode, owner)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -168,28 +175,28 @@ def _names(uid: int, gid: int) -> str:
         return f"{uid}:{gid}"
 
 
-def _make(thing: Thing) -> None:
-    match thing:
+def _make(resource: Resource) -> None:
+    match resource:
         case User():
             shell = ("--shell", "/usr/sbin/nologin")
-            home = ("--home-dir", thing.home, "--no-create-home")
-            run(("useradd", "--system", "--user-group", *home, *shell, thing.name))
+            home = ("--home-dir", resource.home, "--no-create-home")
+            run(("useradd", "--system", "--user-group", *home, *shell, resource.name))
         case Directory():
-            path = Path(thing.path)
+            path = Path(resource.path)
             path.mkdir(mode=0o700, exist_ok=True)
-            _give(path, thing.mode, thing.owner)
+            _set_owner_and_mode(path, resource.mode, resource.owner)
         case File():
-            _write(thing)
+            _write(resource)
         case Link():
-            path = Path(thing.path)
+            path = Path(resource.path)
             path.parent.mkdir(exist_ok=True)
             fresh = path.with_name(f".{path.name}.new")
             fresh.unlink(missing_ok=True)
-            fresh.symlink_to(thing.target)
+            fresh.symlink_to(resource.target)
             fresh.replace(path)
 
 
-def _give(path: Path, mode: int, owner: str) -> None:
+def _set_owner_and_mode(path: Path, mode: int, owner: str) -> None:
     user, group = owner.split(":")
     shutil.chown(path, user, group)
     path.chmod(mode)
@@ -204,11 +211,11 @@ def _write(file: File) -> None:
         out.write(file.content)
         out.flush()
         os.fsync(out.fileno())
-    _give(fresh, file.mode, file.owner)
+    _set_owner_and_mode(fresh, file.mode, file.owner)
     fresh.replace(path)
 
 
-def _remove(made: Made) -> str | None:
+def _remove(made: Entry) -> str | None:
     if made.kind == "user":
         try:
             run(("userdel", made.name), accepted=(NO_SUCH_USER,))

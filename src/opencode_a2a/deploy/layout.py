@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from posixpath import normpath
 
 from ..domain.addresses import url_of_listener
-from .things import DeployError, Directory, File, Link, Thing, User
+from .resources import DeployError, Directory, File, Link, Resource, User
 
 ETC, VAR, OPT = "/etc/opencode-a2a", "/var/lib/opencode-a2a", "/opt/opencode-a2a"
 UNITS = "/etc/systemd/system"
@@ -19,7 +19,7 @@ PROGRAM = "/usr/local/bin/opencode-a2a"
 MANIFEST = f"{ETC}/manifest.json"
 FIRST_PORT = 8010
 PORT_DISTANCE = 10_000  # from the port of the service to that of its OpenCode
-NAME = re.compile(r"[a-z]([a-z0-9-]{0,26}[a-z0-9])?")  # with "oca-" a name of a Linux user
+INSTANCE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,26}[a-z0-9])?")  # with "oca-" a name of a Linux user
 SIZE = re.compile(r"[1-9][0-9]*[KMGT]?")
 # No workspace is there, or below: the system's, what units cannot see, and what root writes to.
 NO_WORKSPACE = tuple(
@@ -33,6 +33,8 @@ CONFIG_TOML = """\
 # changes. Secrets do not belong here: each is a file in {secrets}.
 
 [a2a]
+# What `opencode-a2a token create NAME --config {config}` writes.
+credentials_file = "{credentials}"
 # title = "OpenCode"
 # log_format = "json"
 """
@@ -101,7 +103,7 @@ class Instance:
 
 def check(instance: Instance, others: Iterable[Instance]) -> None:
     """Refuse what systemd or Linux would misunderstand, or what another instance has."""
-    if not NAME.fullmatch(instance.name):
+    if not INSTANCE_NAME.fullmatch(instance.name):
         raise DeployError(
             f"{instance.name!r} cannot be the name of an instance: it must begin with a letter, "
             "have at most 28 small letters, digits and `-`, and not end with `-`."
@@ -168,7 +170,7 @@ def next_port(taken: Iterable[int]) -> int:
     return port
 
 
-def host_things(release: str) -> list[Thing]:
+def host_resources(release: str) -> list[Resource]:
     """What all instances share, without the units."""
     return [
         Directory(ETC),
@@ -181,16 +183,22 @@ def host_things(release: str) -> list[Thing]:
     ]
 
 
-def instance_things(instance: Instance) -> list[Thing]:
+def instance_resources(instance: Instance) -> list[Resource]:
     """What an instance has of its own, without its drop-ins."""
     mine, readable = f"{instance.user}:{instance.user}", f"root:{instance.user}"
     folders = ["home", "state", *([] if instance.workspace else ["workspace"])]
-    config = CONFIG_TOML.format(name=instance.name, secrets=instance.secrets)
+    config_path = f"{instance.etc}/config.toml"
+    config = CONFIG_TOML.format(
+        name=instance.name,
+        secrets=instance.secrets,
+        config=config_path,
+        credentials=f"{instance.data}/state/credentials.json",
+    )
     return [
         User(instance.user, home=f"{instance.data}/home"),
-        Directory(instance.etc, 0o750, readable, holds="data"),
-        Directory(instance.secrets, 0o700, holds="data"),
-        File(f"{instance.etc}/config.toml", config, 0o640, readable, is_operators=True),
+        Directory(instance.etc, 0o750, readable, holds="data", is_operators=True),
+        Directory(instance.secrets, 0o700, holds="data", is_operators=True),
+        File(config_path, config, 0o640, readable, is_operators=True),
         File(f"{instance.etc}/opencode.json", OPENCODE_JSON, 0o640, readable, is_operators=True),
         # Root's own, so that the agent cannot put a link in the place of a directory in it.
         Directory(instance.data, 0o750, readable, holds="data"),

@@ -20,14 +20,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import Event
 from types import FrameType
 
 from ..opencode.guardian import IS_LINUX, PR_SET_PDEATHSIG, prctl
 from ..opencode.leftovers import start_time
 from ..paths import make_private_directory, state_home
-from .layout import NAME
-from .things import DeployError
+from .layout import INSTANCE_NAME
+from .resources import DeployError
 
 LOG_BYTES, LOG_FILES = 5_000_000, 4
 FIRST_PAUSE, LONGEST_PAUSE, STABLE_SECONDS = 0.5, 60.0, 30.0
@@ -59,14 +58,14 @@ WantedBy=default.target
 
 
 @dataclass(frozen=True, slots=True)
-class Light:
+class LightSettings:
     """What was asked for: kept, so that `restart` and `start` without options do the same."""
 
     name: str
     directory: str
     arguments: tuple[str, ...] = ()  # of `opencode-a2a up`: each option and its value
 
-    def with_options(self, given: Mapping[str, str]) -> Light:
+    def with_options(self, given: Mapping[str, str]) -> LightSettings:
         """What is not given stays as it was."""
         options = dict(zip(self.arguments[::2], self.arguments[1::2], strict=True)) | dict(given)
         return replace(self, arguments=tuple(word for pair in options.items() for word in pair))
@@ -104,27 +103,29 @@ class Folder:
     """The files of one name."""
 
     def __init__(self, name: str) -> None:
-        if not NAME.fullmatch(name):
+        if not INSTANCE_NAME.fullmatch(name):
             raise DeployError(f"{name!r} must be small letters, digits and `-`, at most 28.")
         self.path = state_home() / "light" / name
         self.name = name
         self.log = self.path / "log"
-        self._pid, self._settings = self.path / "pid.json", self.path / "settings.json"
+        self._pid, self._settings_file = self.path / "pid.json", self.path / "settings.json"
         self._lock: int | None = None
 
-    def save(self, light: Light) -> None:
+    def save(self, settings: LightSettings) -> None:
         make_private_directory(self.path)
-        self._settings.write_text(json.dumps(asdict(light)))
+        self._settings_file.write_text(json.dumps(asdict(settings)))
 
     @property
-    def light(self) -> Light | None:
+    def settings(self) -> LightSettings | None:
         try:
-            raw = json.loads(self._settings.read_text())
-            return Light(raw["name"], raw["directory"], tuple(raw["arguments"]))
+            raw = json.loads(self._settings_file.read_text())
+            return LightSettings(raw["name"], raw["directory"], tuple(raw["arguments"]))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            raise DeployError(f"{self._settings} is damaged. Remove it, then `start`.") from None
+            raise DeployError(
+                f"{self._settings_file} is damaged. Remove it, then `start`."
+            ) from None
 
     @property
     def supervisor(self) -> Process | None:
@@ -155,14 +156,14 @@ class Folder:
             self._lock = None
 
 
-def start(folder: Folder, light: Light) -> str:
+def start(folder: Folder, settings: LightSettings) -> str:
     """Start, in the background; says where."""
     if is_running(folder):
         raise DeployError(f"{folder.name} is running already. `restart` takes new options.")
-    light.check()
-    folder.save(light)
+    settings.check()
+    folder.save(settings)
     if has_systemd():
-        _write_unit(folder, light)
+        _write_unit(folder, settings)
         _systemctl("enable", "--now", _unit(folder.name))
         found = f"systemd runs it: systemctl --user status {_unit(folder.name)}"
         return (
@@ -241,19 +242,27 @@ def log_command(folder: Folder, *, follow: bool, lines: int) -> list[str]:
 
 def supervise(folder: Folder) -> None:
     """Keep `opencode-a2a up` running until SIGTERM. Runs in a process of its own."""
-    light = folder.light
-    if light is None:
+    settings = folder.settings
+    if settings is None:
         raise DeployError(f"{folder.name} was never started.")
     folder.enter()
     try:
-        Supervisor(up_command(light), Log(folder.log)).run()
+        Supervisor(up_command(settings), Log(folder.log)).run()
     finally:
         folder.leave()
 
 
-def up_command(light: Light) -> list[str]:
+def up_command(settings: LightSettings) -> list[str]:
     """-P keeps Python from loading what the agent has written to its workspace."""
-    return [sys.executable, "-P", "-m", "opencode_a2a", "up", *light.arguments, light.directory]
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "opencode_a2a",
+        "up",
+        *settings.arguments,
+        settings.directory,
+    ]
 
 
 class Log:
@@ -283,23 +292,29 @@ class Supervisor:
     def __init__(self, command: Sequence[str], log: Log) -> None:
         self._command, self._log = command, log
         self._child: subprocess.Popen[bytes] | None = None
-        self._stopping = Event()
+        # A handler of signals interrupts this thread anywhere, so it must wait for no lock.
+        self._signals: list[int] = []  # those that say stop
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
         pause = FIRST_PAUSE
-        while not self._stopping.is_set():
+        while not self._signals:
             since = time.monotonic()
             code = self._once()
-            if self._stopping.is_set():
+            if self._signals:
                 return
             if time.monotonic() - since > STABLE_SECONDS:
                 pause = FIRST_PAUSE
             said = f"supervisor: ended with code {code}; it is started again in {pause:g} s\n"
             self._log.write(said.encode())
-            self._stopping.wait(pause)
+            self._wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._signals and time.monotonic() < until:
+            time.sleep(POLL)
 
     def _once(self) -> int:
         with subprocess.Popen(
@@ -310,7 +325,7 @@ class Supervisor:
             preexec_fn=_end_with_parent,
         ) as child:
             self._child = child
-            if self._stopping.is_set():  # a signal has come in between
+            if self._signals:  # a signal has come in between
                 child.terminate()
             assert child.stdout is not None
             for line in child.stdout:
@@ -319,7 +334,7 @@ class Supervisor:
         return child.returncode
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopping.set()
+        self._signals.append(number)
         if self._child is not None:
             self._child.terminate()
 
@@ -345,15 +360,15 @@ def _unit_file(name: str) -> Path:
     return config / "systemd" / "user" / _unit(name)
 
 
-def _write_unit(folder: Folder, light: Light) -> None:
-    command = unit_words(up_command(light)).replace("$", "$$")
+def _write_unit(folder: Folder, settings: LightSettings) -> None:
+    command = unit_words(up_command(settings)).replace("$", "$$")
     file = _unit_file(folder.name)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(
         UNIT.format(
             name=folder.name,
             command=command,
-            directory=light.directory.replace("%", "%%"),
+            directory=settings.directory.replace("%", "%%"),
             environment=unit_words(
                 f"{name}={os.environ[name]}" for name in KEPT_VARIABLES if name in os.environ
             ),

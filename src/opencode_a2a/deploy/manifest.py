@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from .layout import ETC, MANIFEST, Instance
-from .things import DeployError, Made
+from .resources import DeployError, Entry
 
 FORMAT = 1
 
@@ -18,13 +18,13 @@ class Record:
     """What there is of an instance. One that was removed without its data has only `made`."""
 
     instance: Instance | None = None
-    made: tuple[Made, ...] = ()
+    made: tuple[Entry, ...] = ()
     started_with: Mapping[str, str] = field(default_factory=dict)  # by unit: a digest
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    host: tuple[Made, ...] = ()
+    host: tuple[Entry, ...] = ()
     records: Mapping[str, Record] = field(default_factory=dict)
 
     @property
@@ -38,23 +38,23 @@ class Manifest:
             raise DeployError(f"there is no instance {name}. There are: {known}.")
         return found
 
-    def made(self, name: str) -> tuple[Made, ...]:
+    def made(self, name: str) -> tuple[Entry, ...]:
         return self.records.get(name, Record()).made
 
-    def with_host(self, made: Iterable[Made]) -> Manifest:
+    def with_host(self, made: Iterable[Entry]) -> Manifest:
         return replace(self, host=_together(self.host, made))
 
     def with_record(self, name: str, record: Record) -> Manifest:
         made = _together(self.made(name), record.made)
         return replace(self, records={**self.records, name: replace(record, made=made)})
 
-    def without_record(self, name: str, kept: tuple[Made, ...]) -> Manifest:
+    def without_record(self, name: str, kept: tuple[Entry, ...]) -> Manifest:
         others = {key: record for key, record in self.records.items() if key != name}
         if kept:
             others[name] = Record(made=kept)
         return replace(self, records=others)
 
-    def keeping(self, left: Collection[Made], before: Manifest) -> Manifest:
+    def keeping(self, left: Collection[Entry], before: Manifest) -> Manifest:
         """With what was there before and could not be removed."""
         stays = {ETC, MANIFEST}
         host = [m for m in before.host if m in self.host or m in left or m.name in stays]
@@ -91,11 +91,11 @@ def _record(raw: dict[str, Any]) -> Record:
     return Record(instance, _made(raw["made"]), raw["started_with"])
 
 
-def _made(raw: list[dict[str, str]]) -> tuple[Made, ...]:
-    return tuple(Made(**each) for each in raw)
+def _made(raw: list[dict[str, str]]) -> tuple[Entry, ...]:
+    return tuple(Entry(**each) for each in raw)
 
 
-def _together(old: Iterable[Made], new: Iterable[Made]) -> tuple[Made, ...]:
+def _together(old: Iterable[Entry], new: Iterable[Entry]) -> tuple[Entry, ...]:
     """In the order in which they were made first."""
     by_key = {each.key: each for each in old}
     by_key |= {each.key: each for each in new}

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from . import check, plans, release, units
+from . import check, plans, units
 from .host import Host
 from .layout import CURRENT, ETC, MANIFEST, PORT_DISTANCE, Instance, next_port
 from .layout import check as check_instance
 from .manifest import Manifest, Record
-from .plans import Found, Plan
-from .things import DeployError, Directory, File, Link, Make, Remove, Step
+from .plans import HostState, Plan
+from .resources import DeployError, Directory, File, Link, Make, Remove, Step
 
 CALLERS = ("A2A_BEARER_TOKEN", "A2A_STATIC_AUTH_CREDENTIALS")
 MADE_BYTES = 32  # of a secret that is made
@@ -40,8 +40,8 @@ class Operator:
     say: Callable[[str], None]
     confirm: Callable[[], bool]  # whether the plan that was said may be performed
     environment: Mapping[str, str]  # where secrets to be written may be
+    opencode_of: Callable[[str], str | None]  # the digest of the OpenCode that a release has
     verify: Verify = verify
-    opencode_of: Callable[[str], str | None] = release.installed
 
     @property
     def manifest(self) -> Manifest:
@@ -51,9 +51,11 @@ class Operator:
     def init(self, name: str, first: Sequence[Step] = ()) -> None:
         """Prepare the machine, with these steps first: those that install the release."""
         manifest = self.manifest
-        found = Found(self.host.find(plans.wanted_host(name)))
+        found = HostState(self.host.find(plans.wanted_host(name)))
         plan = plans.init(name, manifest, found)
-        folders = [s for s in plan.steps if isinstance(s, Make) and isinstance(s.thing, Directory)]
+        folders = [
+            s for s in plan.steps if isinstance(s, Make) and isinstance(s.resource, Directory)
+        ]
         rest = [step for step in plan.steps if step not in folders]
         self._perform(replace(plan, steps=[*folders, *first, *rest]), f"release {name}")
 
@@ -103,7 +105,7 @@ class Operator:
         active = self.host.active([instance.target, *units.drop_ins(instance, ())])
         self._check_ports(instance, manifest.records.get(instance.name, Record()), active)
         self._check_workspace(instance)
-        found = Found(
+        found = HostState(
             self.host.find(wanted),
             active=active,
             secrets=secrets,
@@ -242,7 +244,7 @@ class Operator:
             self.say(f"[{number}/{len(plan.steps)}] {step}")
             if remark := self.host.perform(step):
                 self.say(remark)
-                left += [step.thing] if isinstance(step, Remove) else []
+                left += [step.resource] if isinstance(step, Remove) else []
         after = plan.after
         if left:
             after = (after or Manifest()).keeping(left, plan.before)

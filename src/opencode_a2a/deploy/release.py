@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .layout import CURRENT, RELEASES, Instance
-from .things import DeployError, File, Make, Run, Step
+from .resources import Command, DeployError, File, Make, Step
 
 PINS = ("requirements/run.txt", "requirements/build.txt")
-NAME = re.compile(r"[\w][\w.+-]{0,80}")
+RELEASE_NAME = re.compile(r"[\w][\w.+-]{0,80}")
 OPENCODE = "node_modules/opencode-ai/bin/opencode.exe"  # where npm puts it, in a checkout
 WHEEL = re.compile(r"opencode_a2a-([^-]+)-.*\.whl")
 UNREACHABLE = ("/root/", "/home/", "/tmp/", "/run/user/")  # for the units
@@ -57,7 +57,7 @@ def source_of(given: str, *, name: str | None) -> Source:
 
 
 def check_name(name: str) -> str:
-    if not NAME.fullmatch(name):
+    if not RELEASE_NAME.fullmatch(name):
         raise DeployError(f"{name!r} cannot be the name of a release.")
     return name
 
@@ -78,75 +78,83 @@ def _checkout_name(path: Path) -> str:
     return f"{version[1] if version else '0'}-{commit}"
 
 
-def folder(release: str) -> Path:
-    return Path(RELEASES, release)
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """The releases on this machine. Only reads; what changes is a step for somebody to perform."""
 
+    path: Path = Path(RELEASES)
+    current_link: Path = Path(CURRENT)
 
-def installed(release: str) -> str | None:
-    """The digest of the release's OpenCode; None where the release is not there, or not whole."""
-    return _about(release).get("opencode")
+    def folder(self, release: str) -> Path:
+        return self.path / release
 
+    def program(self, release: str) -> str:
+        return str(self.folder(release) / "bin" / "opencode-a2a")
 
-def is_installed(source: Source) -> bool:
-    """Whether the release is there; `DeployError` where another one has its name."""
-    about = _about(source.name)
-    if about.get("origin", source.origin) != source.origin:
-        raise DeployError(
-            f"there is a release {source.name} already, from {about['origin']}. Give this one "
-            "another name with --release."
-        )
-    return bool(about)
+    @property
+    def own(self) -> str | None:
+        """The release that this program belongs to."""
+        prefix = Path(sys.prefix)
+        return prefix.name if prefix.parent == self.path else None
 
+    @property
+    def current(self) -> str | None:
+        """The release that new instances get."""
+        try:
+            return self.current_link.readlink().name
+        except OSError:
+            return None
 
-def _about(release: str) -> dict[str, str]:
-    """What was written down when the release was whole; nothing if it is not."""
-    try:
-        about = json.loads((folder(release) / "release.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) and "opencode" in about else {}
+    def opencode_of(self, release: str) -> str | None:
+        """The digest of its OpenCode; None where the release is not there, or not whole."""
+        return self._about(release).get("opencode")
 
+    def is_installed(self, source: Source) -> bool:
+        """Whether the release is there; `DeployError` where another one has its name."""
+        about = self._about(source.name)
+        if about.get("origin", source.origin) != source.origin:
+            raise DeployError(
+                f"there is a release {source.name} already, from {about['origin']}. Give this one "
+                "another name with --release."
+            )
+        return bool(about)
 
-def current() -> str | None:
-    """The release that new instances get."""
-    try:
-        return Path(CURRENT).readlink().name
-    except OSError:
-        return None
+    def unused(self, instances: Iterable[Instance], *, kept: Iterable[str | None]) -> list[str]:
+        """The releases that no instance runs or goes back to, besides those that are kept."""
+        used = {*kept, *(name for each in instances for name in (each.release, each.previous))}
+        there = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted(e.name for e in there if e.name not in used and self._about(e.name))
 
-
-def unused(instances: Iterable[Instance], *, kept: Iterable[str | None]) -> list[str]:
-    """The releases that no instance runs or goes back to, besides those that are kept."""
-    used = {*kept, *(name for each in instances for name in (each.release, each.previous))}
-    there = Path(RELEASES).iterdir() if Path(RELEASES).is_dir() else ()
-    return sorted(each.name for each in there if each.name not in used and _about(each.name))
-
-
-def program(release: str) -> str:
-    return str(folder(release) / "bin" / "opencode-a2a")
+    def _about(self, release: str) -> dict[str, str]:
+        """What was written down when the release was whole; nothing if it is not."""
+        try:
+            about = json.loads((self.folder(release) / "release.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return about if isinstance(about, dict) and "opencode" in about else {}
 
 
 def install_steps(source: Source, *, python: str, opencode: Path) -> list[Step]:
     """The release is whole when its last file is there. A part of one is removed first."""
-    target = folder(source.name)
+    target = f"{RELEASES}/{source.name}"
     pip = (f"{target}/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
     about = json.dumps({"opencode": digest(opencode), "origin": source.origin}) + "\n"
     return [
-        Run(("rm", "-rf", str(target))),
-        Run((python, "-m", "venv", str(target))),
-        *(Run((*pip, *arguments)) for arguments in source.pip),
-        Run(("install", "-m", "755", str(opencode), f"{target}/bin/opencode")),
-        trial_step(source.name),
+        Command(("rm", "-rf", target)),
+        Command((python, "-m", "venv", target)),
+        *(Command((*pip, *arguments)) for arguments in source.pip),
+        Command(("install", "-m", "755", str(opencode), f"{target}/bin/opencode")),
+        _trial_step(target),
         Make(File(f"{target}/release.json", about)),
     ]
 
 
-def trial_step(release: str) -> Run:
+def _trial_step(release: str) -> Command:
     """Both programs of the release answer a question, as a user that exists only for this."""
     properties = ("DynamicUser=yes", "PrivateTmp=yes", "WorkingDirectory=/tmp")
     options = [word for each in properties for word in ("-p", each)]
-    command = (f"{folder(release)}/bin/python", "-I", "-m", "opencode_a2a.deploy.trial")
-    return Run(("systemd-run", "--pipe", "--wait", "--collect", "--quiet", *options, *command))
+    command = (f"{release}/bin/python", "-I", "-m", "opencode_a2a.deploy.trial")
+    return Command(("systemd-run", "--pipe", "--wait", "--collect", "--quiet", *options, *command))
 
 
 def digest(path: Path) -> str:
@@ -181,21 +189,21 @@ def check_python(given: str | None) -> str:
     python = given or next(
         (p for p in ("/usr/bin/python3", sys.executable) if _is_new_enough(p)), sys.executable
     )
-    real = _say(python, "import os, sys; print(os.path.realpath(sys.executable))")
+    real = _output(python, "import os, sys; print(os.path.realpath(sys.executable))")
     if real.startswith(UNREACHABLE):
         raise DeployError(f"{real} is out of reach for the instances. Name another with --python.")
     if not _is_new_enough(python):
         raise DeployError(f"{python} is older than 3.11. Name another with --python.")
-    if _say(python, "import ensurepip, venv; print(1)") != "1":
+    if _output(python, "import ensurepip, venv; print(1)") != "1":
         raise DeployError(f"{python} cannot make virtual environments: install python3-venv.")
     return python
 
 
 def _is_new_enough(python: str) -> bool:
-    return _say(python, "import sys; print(sys.version_info >= (3, 11))") == "True"
+    return _output(python, "import sys; print(sys.version_info >= (3, 11))") == "True"
 
 
-def _say(python: str, code: str) -> str:
+def _output(python: str, code: str) -> str:
     try:
         done = subprocess.run(
             [python, "-I", "-c", code], capture_output=True, text=True, check=False

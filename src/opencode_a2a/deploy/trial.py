@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from . import check
-from .things import DeployError
+from .resources import DeployError
 
 
 def main() -> None:

@@ -2,6 +2,9 @@
 
 OpenCode and the service are two units, so that one is restarted without the other: a task goes on
 while the service restarts. The socket is a third: it accepts connections meanwhile.
+
+All instances share the templates, and instances of several releases stand beside each other. So the
+templates say nothing that could change with a release; that is in the drop-ins.
 """
 
 from __future__ import annotations
@@ -10,9 +13,24 @@ import re
 from collections.abc import Iterable, Mapping
 
 from .layout import ETC, FIRST_PORT, INSTANCES, PORT_DISTANCE, UNITS, VAR, Instance
-from .things import DeployError, Directory, File
+from .resources import DeployError, Directory, File
 
 NOTE = "# Written by `opencode-a2a deploy`. Add what you want with `systemctl edit`.\n"
+
+# No release may change these: an instance would get what another release has written.
+TEMPLATES = {
+    "opencode@.service": f"{NOTE}[Unit]\nDescription=OpenCode of the instance %i\n",
+    "opencode-a2a@.service": f"{NOTE}[Unit]\nDescription=A2A service of the instance %i\n",
+    "opencode-a2a@.socket": f"{NOTE}[Unit]\nDescription=Port of the instance %i\n",
+    "opencode-a2a@.target": f"""\
+{NOTE}[Unit]
+Description=OpenCode and the A2A service of the instance %i
+Wants=opencode@%i.service opencode-a2a@%i.socket opencode-a2a@%i.service
+
+[Install]
+WantedBy=multi-user.target
+""",
+}
 
 # What both units have. An agent runs compilers, test suites and package managers, so OpenCode's
 # unit goes without what those would stumble over; the unit of the service has that besides.
@@ -46,7 +64,6 @@ UMask=0077
 
 OPENCODE = f"""\
 {NOTE}[Unit]
-Description=OpenCode of the instance %i
 PartOf=opencode-a2a@%i.target
 After=network.target
 StartLimitIntervalSec=0
@@ -82,7 +99,6 @@ SocketBindDeny=tcp:{FIRST_PORT + PORT_DISTANCE}-{FIRST_PORT + PORT_DISTANCE + 98
 
 SERVICE = f"""\
 {NOTE}[Unit]
-Description=A2A service of the instance %i
 PartOf=opencode-a2a@%i.target
 Requires=opencode-a2a@%i.socket
 After=network.target opencode@%i.service opencode-a2a@%i.socket
@@ -121,7 +137,6 @@ RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
 
 SOCKET = f"""\
 {NOTE}[Unit]
-Description=Port of the instance %i
 PartOf=opencode-a2a@%i.target
 
 [Socket]
@@ -130,22 +145,6 @@ NoDelay=yes
 # Connections wait here while the service restarts.
 TriggerLimitIntervalSec=0
 """
-
-TARGET = f"""\
-{NOTE}[Unit]
-Description=OpenCode and the A2A service of the instance %i
-Wants=opencode@%i.service opencode-a2a@%i.socket opencode-a2a@%i.service
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-TEMPLATES = {
-    "opencode@.service": OPENCODE,
-    "opencode-a2a@.service": SERVICE,
-    "opencode-a2a@.socket": SOCKET,
-    "opencode-a2a@.target": TARGET,
-}
 
 # The file with OpenCode's password serves both: the service logs in with it.
 OPENCODE_PASSWORD = "OPENCODE_SERVER_PASSWORD"
@@ -185,7 +184,7 @@ def templates() -> list[File]:
 
 
 def drop_ins(instance: Instance, secrets: Iterable[str]) -> dict[str, str]:
-    """What is special to an instance, by the name of the unit."""
+    """What an instance has of its release and of its own, by the name of the unit."""
     service, opencode = credentials(secrets)
     workspace = instance.workspace_path
     settings = {
@@ -198,8 +197,8 @@ def drop_ins(instance: Instance, secrets: Iterable[str]) -> dict[str, str]:
         settings["A2A_PUBLIC_URL"] = instance.public_url
     address = f"[{instance.host}]" if ":" in instance.host else instance.host
     return {
-        f"opencode@{instance.name}.service": _section(
-            "Service",
+        f"opencode@{instance.name}.service": _lines(
+            OPENCODE,
             f"WorkingDirectory={_path(workspace)}",
             f"ReadWritePaths={_path(workspace)}",
             f"Environment=OPENCODE_PORT={instance.opencode_port}",
@@ -208,33 +207,43 @@ def drop_ins(instance: Instance, secrets: Iterable[str]) -> dict[str, str]:
             f"TasksMax={instance.tasks}",
             *_load(instance, opencode),
         ),
-        f"opencode-a2a@{instance.name}.service": _section(
-            "Service",
+        f"opencode-a2a@{instance.name}.service": _lines(
+            SERVICE,
             f"WorkingDirectory={_path(workspace)}",
             f"ReadWritePaths={_path(workspace)}",
             *(f'Environment="{name}={_path(value)}"' for name, value in settings.items()),
             *_load(instance, service),
         ),
-        f"opencode-a2a@{instance.name}.socket": _section(
-            "Socket", f"ListenStream={address}:{instance.port}"
+        f"opencode-a2a@{instance.name}.socket": _lines(
+            SOCKET, f"ListenStream={address}:{instance.port}"
         ),
     }
 
 
-def drop_in_things(instance: Instance, secrets: Iterable[str]) -> list[Directory | File]:
-    things: list[Directory | File] = []
+def as_service(instance: Instance, secrets: Iterable[str], words: Iterable[str]) -> tuple[str, ...]:
+    """A command with the settings and credentials of the service, as its user."""
+    lines = drop_ins(instance, secrets)[instance.services[1]].replace("%i", instance.name)
+    kept = ("User=", "Group=", "WorkingDirectory=", "Environment=", "LoadCredential=")
+    properties = [line for line in lines.splitlines() if line.startswith(kept)]
+    options = [word for line in properties for word in ("-p", line.replace("%%", "%"))]
+    return ("systemd-run", "--pipe", "--wait", "--collect", "--quiet", *options, *words)
+
+
+def drop_in_resources(instance: Instance, secrets: Iterable[str]) -> list[Directory | File]:
+    resources: list[Directory | File] = []
     for unit, content in drop_ins(instance, secrets).items():
         folder = f"{UNITS}/{unit}.d"
-        things += [Directory(folder), File(f"{folder}/instance.conf", content)]
-    return things
+        resources += [Directory(folder), File(f"{folder}/instance.conf", content)]
+    return resources
 
 
 def _load(instance: Instance, names: Mapping[str, str]) -> list[str]:
     return [f"LoadCredential={name}:{instance.secrets}/{file}" for name, file in names.items()]
 
 
-def _section(name: str, *lines: str) -> str:
-    return "\n".join([NOTE + f"[{name}]", *lines, ""])
+def _lines(unit: str, *lines: str) -> str:
+    """The lines belong to the last section of the unit."""
+    return unit + "\n".join(["# Of this instance", *lines, ""])
 
 
 def _path(value: str) -> str:

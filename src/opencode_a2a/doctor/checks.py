@@ -26,7 +26,7 @@ AWAY = (PeerUnreachable, PeerTimeout, PeerBusy)  # which is for the peer's opera
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class CombinedLook:
     """For what takes more than one of them to find out."""
 
     site: SiteLook
@@ -35,23 +35,23 @@ class Together:
     prompt: str = PROMPT
 
 
-async def look_at_model(together: Together) -> Verdict:
+async def look_at_model(combined: CombinedLook) -> Verdict:
     """Ask through the service if it runs, which measures its stream too; else OpenCode itself."""
-    if not together.asks:
+    if not combined.asks:
         raise NotTried("No model is asked (--no-model).")
     try:
-        answer, _ = await together.site.streamed.get()
+        answer, _ = await combined.site.streamed.get()
     except NotTried:
-        if together.opencode is None:
+        if combined.opencode is None:
             raise
-        answer = await ask_model(together.opencode, together.prompt)
+        answer = await ask_model(combined.opencode, combined.prompt)
     return j.judge_model(answer)
 
 
-async def look_at_clock(together: Together) -> Verdict:
-    seen = {"that of the service": await site_clock(together.site)}
-    if together.opencode is not None:
-        seen["that of OpenCode"] = await opencode_clock(together.opencode)
+async def look_at_clock(combined: CombinedLook) -> Verdict:
+    seen = {"that of the service": await site_clock(combined.site)}
+    if combined.opencode is not None:
+        seen["that of OpenCode"] = await opencode_clock(combined.opencode)
     offsets = {whose: offset for whose, offset in seen.items() if offset is not None}
     return j.judge_clock(time(), installed_at(), offsets)
 
@@ -80,7 +80,7 @@ async def look_at_peers(client: ClientSettings) -> Verdict:
     return j.judge_peers(wrong, count=len(names))
 
 
-TOGETHER: tuple[Check[Together], ...] = (
+COMBINED: tuple[Check[CombinedLook], ...] = (
     Check(
         "model",
         f"whether a model answers: it is asked “{PROMPT}”. That costs a few tokens; `--no-model` "
@@ -112,7 +112,7 @@ ALL: tuple[Check[Any], ...] = (
     *MACHINE,
     *DEPLOYED,
     *OPENCODE,
-    *TOGETHER,
+    *COMBINED,
     *SITE,
     *PEERS,
 )
@@ -129,14 +129,14 @@ def examine_installation(
     """Everything that can be known on the machine of the service."""
     store, opencode = Store(installation.settings), OpenCodeLook(server)
     look = SiteLook(site, asks=asks)
-    together = Together(look, opencode, asks=asks)
+    combined = CombinedLook(look, opencode, asks=asks)
     return [
         *(check.on(installation) for check in PROGRAM),
         *(check.on(store) for check in STORE),
         *(check.on(installation) for check in MACHINE),
         *(check.on(LocalHost()) for check in DEPLOYED),
         *(check.on(opencode) for check in OPENCODE),
-        *(check.on(together) for check in TOGETHER),
+        *(check.on(combined) for check in COMBINED),
         *(check.on(look) for check in SITE),
         *(check.on(client) for check in PEERS),
     ]
@@ -145,8 +145,8 @@ def examine_installation(
 def examine_site(site: Site, *, asks: bool) -> list[Examination]:
     """What can be known of a service from outside."""
     look = SiteLook(site, asks=asks)
-    together = Together(look, asks=asks)
+    combined = CombinedLook(look, asks=asks)
     return [
         *(check.on(look) for check in SITE),
-        *(check.on(together) for check in TOGETHER),
+        *(check.on(combined) for check in COMBINED),
     ]

@@ -9,14 +9,15 @@ import asyncio
 
 from ..deploy.drift import unit_drift
 from ..deploy.host import Host
-from ..deploy.things import DeployError
+from ..deploy.release import Releases
+from ..deploy.resources import DeployError
 from . import judgement as j
 from .verdict import Check, NotTried, Verdict
 
 
 async def look_at_units(host: Host) -> Verdict:
     try:
-        return j.judge_units(await asyncio.to_thread(unit_drift, host))
+        return j.judge_units(await asyncio.to_thread(unit_drift, host, Releases().own))
     except PermissionError as exc:
         says = f"Instances are deployed here, and this user cannot read {exc.filename}."
         raise NotTried(says, "Run this as root.") from None
@@ -28,7 +29,8 @@ DEPLOYED: tuple[Check[Host], ...] = (
     Check(
         "units",
         "whether the systemd units of the instances that `deploy` has made here are those that "
-        "this version writes (only root can know)",
+        "this version writes (only root can know; instances of another release are left to the "
+        "doctor of that)",
         look_at_units,
         (j.UNITS_MISSING, j.UNITS_OTHER),
     ),

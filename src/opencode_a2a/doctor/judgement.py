@@ -221,7 +221,8 @@ STORE_OLD = Finding(
     WARNING,
     "An earlier version wrote the database: the next start of the service changes its schema, and "
     "the earlier version cannot read it then.",
-    "Make a backup of the database before you start this version.",
+    "Make sure that the disk has room for a copy: before that, a service keeps one of a SQLite "
+    "file beside it (`.before-upgrade`). Make a backup of any other database.",
 )
 
 

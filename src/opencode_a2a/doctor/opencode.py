@@ -30,7 +30,7 @@ ELSEWHERE = ("192.0.2.1", 9)  # an address of no machine; nothing is sent there
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class HealthAnswer:
     """What OpenCode said when it was asked for its health."""
 
     let_in: bool
@@ -65,11 +65,11 @@ class OpenCodeLook:
             )
         return self.endpoint
 
-    async def _ask(self, password: str | None) -> Answered:
+    async def _ask(self, password: str | None) -> HealthAnswer:
         return await ask_health(replace(self.endpoint, password=password))
 
 
-async def ask_health(endpoint: Endpoint) -> Answered:
+async def ask_health(endpoint: Endpoint) -> HealthAnswer:
     """UpstreamError: there is no answer of OpenCode's."""
     async with Http.open(endpoint, timeout=ANSWER_SECONDS) as http:
         try:
@@ -78,10 +78,10 @@ async def ask_health(endpoint: Endpoint) -> Answered:
             offset = clock_offset(headers.get("date"), (began + time()) / 2)
         except UpstreamHttpError as exc:
             if exc.facts["upstream_status"] == 401:
-                return Answered(let_in=False)
+                return HealthAnswer(let_in=False)
             raise
     version = answer.get("version") if isinstance(answer, dict) else None
-    return Answered(True, version if isinstance(version, str) else None, offset)
+    return HealthAnswer(True, version if isinstance(version, str) else None, offset)
 
 
 def clock_offset(date: str | None, now: float) -> float | None:
@@ -215,7 +215,7 @@ async def _logged_in(look: OpenCodeLook) -> None:
         raise NotTried("OpenCode does not let this service in.")
 
 
-async def _tried(answer: Once[Answered]) -> Answered:
+async def _tried(answer: Once[HealthAnswer]) -> HealthAnswer:
     try:
         return await answer.get()
     except UpstreamError:

@@ -67,7 +67,7 @@ async def ask_opencode(
 
 
 @dataclass(slots=True)
-class Streamed:
+class StreamedTask:
     """A streamed task, as far as it has arrived."""
 
     arrivals: list[Arrival] = field(default_factory=list)
@@ -106,9 +106,9 @@ def _text(parts: Any) -> str:
 
 async def ask_service(
     url: str, headers: tuple[tuple[str, str], ...], prompt: str
-) -> tuple[Answer, Streamed]:
+) -> tuple[Answer, StreamedTask]:
     """Ask as any client does, and note when each event arrives. PeerError: there is no stream."""
-    streamed, clock = Streamed(), asyncio.get_running_loop().time
+    streamed, clock = StreamedTask(), asyncio.get_running_loop().time
     began = clock()
     message = {"messageId": str(uuid4()), "role": "ROLE_USER", "parts": [{"text": prompt}]}
     async with web_client() as http:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from ..outbound.failures import PeerError, PeerRefused
 from . import judgement as j
 from .judgement import Answer
 from .opencode import clock_offset
-from .question import PROMPT, Streamed, ask_service
+from .question import PROMPT, StreamedTask, ask_service
 from .subject import Json, Site
 from .verdict import Check, NotTried, Once, Verdict, fine, found
 from .web import refusal, web_client
@@ -29,7 +30,7 @@ CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedCard:
     card: Json
     clock_offset: float | None
 
@@ -50,7 +51,7 @@ class SiteLook:
             raise NotTried(self.site.why_not, "Start the service, then run this again.")
         return self.site.url
 
-    async def _fetch_card(self) -> Fetched:
+    async def _fetch_card(self) -> FetchedCard:
         """PeerError: there is none."""
         began = time()
         response = await self._get(WELL_KNOWN[0], headers=())
@@ -63,9 +64,9 @@ class SiteLook:
             card = None
         if not isinstance(card, dict) or "name" not in card:
             raise PeerRefused(f"What is at {self.url}{WELL_KNOWN[0]} is no Agent Card.")
-        return Fetched(card, offset)
+        return FetchedCard(card, offset)
 
-    async def _ask(self) -> tuple[Answer, Streamed]:
+    async def _ask(self) -> tuple[Answer, StreamedTask]:
         if not self._asks:
             raise NotTried("No model is asked (--no-model).")
         headers = await self.login()
@@ -96,7 +97,7 @@ class SiteLook:
         async with web_client() as http:
             return await http.get(f"{self.url}{path}", headers=dict(headers))
 
-    async def reached(self) -> Fetched:
+    async def reached(self) -> FetchedCard:
         try:
             return await self.card.get()
         except PeerError:
@@ -153,6 +154,8 @@ async def look_at_login(look: SiteLook) -> Verdict:
 async def look_at_certificate(look: SiteLook) -> Verdict:
     parts = urlsplit(look.url)
     host = parts.hostname or ""
+    if look.site.certificate is not None and is_loopback(host):
+        return _judge_file(look.site.certificate)  # it is for the name that clients use
     if parts.scheme != "https":
         if is_loopback(host):
             return fine("No TLS, and only this machine can connect.")
@@ -170,6 +173,16 @@ async def look_at_certificate(look: SiteLook) -> Verdict:
     certificate = writer.get_extra_info("peercert")
     writer.close()
     return j.judge_certificate(ssl.cert_time_to_seconds(certificate["notAfter"]) - time())
+
+
+def _judge_file(certificate: Path) -> Verdict:
+    from cryptography import x509  # large, and only a service with TLS of its own needs it
+
+    try:
+        found_there = x509.load_pem_x509_certificates(certificate.read_bytes())
+    except (OSError, ValueError):
+        return found(j.TLS_INVALID, f"{certificate} (A2A_TLS_CERTIFICATE) cannot be read.")
+    return j.judge_certificate(found_there[0].not_valid_after_utc.timestamp() - time())
 
 
 async def look_at_stream(look: SiteLook) -> Verdict:

@@ -59,3 +59,4 @@ class Site:
     why_not: str = ""  # there is no address to look at
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     own_card: Json | None = None  # what these settings would publish at that address
+    certificate: Path | None = None  # of the service itself, where it has one

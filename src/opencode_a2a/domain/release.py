@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 # The newest of each minor version that is in use, oldest first.
 TRIED = ("1.14.41", "1.15.13", "1.17.19", "1.18.33")
@@ -115,7 +116,8 @@ class Release:
 
     def is_before(self, version: str) -> bool:
         """False for a version that is no number, such as that of somebody's own build."""
-        return self._minor is not None and self._minor < _numbers(version)[:2]
+        minor = self._minor
+        return minor is not None and minor < _numbers(version)[:2]
 
     @property
     def _minor(self) -> tuple[int, ...] | None:
@@ -123,6 +125,7 @@ class Release:
         return numbers[:2] if len(numbers) >= 2 and any(numbers) else None
 
 
+@lru_cache(64)  # every prompt looks what the connected version can do
 def _numbers(version: str) -> tuple[int, ...]:
     """The numbers at the beginning: (1, 18, 33) of 1.18.33 and of 1.18.33-beta."""
     found = re.match(r"\d+(\.\d+)*", version)

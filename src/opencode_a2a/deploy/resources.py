@@ -1,7 +1,8 @@
 """What a deployment consists of, and the steps from what is there to what is wanted. Pure.
 
-A thing is a user, a directory, a file or a link. A plan is a list of steps; nothing happens until
-somebody performs them. What was made is written down (`manifest.py`), so that it can be removed.
+A resource is a user, a directory, a file or a link. A plan is a list of steps; nothing happens
+until somebody performs them. What was made is written down in the manifest (`manifest.py`), so that
+it can be removed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Directory:
     # What may be removed together with it: nothing, what was installed there, or, only where the
     # operator asks for that, data.
     holds: Literal["nothing", "programs", "data"] = "nothing"
+    is_operators: bool = False  # the operator may have made it before
 
     @property
     def key(self) -> str:
@@ -64,68 +66,68 @@ class Link:
         return self.path
 
 
-Thing: TypeAlias = User | Directory | File | Link
+Resource: TypeAlias = User | Directory | File | Link
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    thing: Thing
+    resource: Resource
 
     def __str__(self) -> str:
-        return f"+ {describe(self.thing)}"
+        return f"+ {describe(self.resource)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    thing: Thing
+    resource: Resource
 
     def __str__(self) -> str:
-        return f"~ {describe(self.thing)}"
+        return f"~ {describe(self.resource)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    thing: Made
+    resource: Entry
 
     def __str__(self) -> str:
-        made = self.thing
+        made = self.resource
         what = {"data": " and all data in it", "programs": " and everything in it"}
         more = what.get(made.holds, "") if made.kind == "directory" else ""
         return f"- {made.kind} {made.name}{more}"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    command: tuple[str, ...]
+class Command:
+    words: tuple[str, ...]
     may_fail: bool = False  # for what may have been done before
     accepted: tuple[int, ...] = ()  # exit codes besides 0 that are no failure
 
     def __str__(self) -> str:
-        return f"> {' '.join(self.command)}"
+        return f"> {' '.join(self.words)}"
 
 
-Step: TypeAlias = Make | Change | Remove | Run
+Step: TypeAlias = Make | Change | Remove | Command
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What is written down of a thing that was made."""
+class Entry:
+    """What is written down of a resource that was made."""
 
     kind: str
     name: str  # of a user; else the path
     holds: str = "nothing"
 
     @classmethod
-    def of(cls, thing: Thing) -> Made:
-        match thing:
+    def of(cls, resource: Resource) -> Entry:
+        match resource:
             case User():
-                return cls("user", thing.name, "data")  # its files would fall to the next user
+                return cls("user", resource.name, "data")  # its files would fall to the next user
             case Directory():
-                return cls("directory", thing.path, thing.holds)
+                return cls("directory", resource.path, resource.holds)
             case File():
-                return cls("file", thing.path, "data" if thing.is_operators else "nothing")
+                return cls("file", resource.path, "data" if resource.is_operators else "nothing")
             case Link():
-                return cls("link", thing.path)
+                return cls("link", resource.path)
 
     @property
     def key(self) -> str:
@@ -136,58 +138,54 @@ class Made:
         return self.holds == "data"
 
 
-def describe(thing: Thing) -> str:
-    match thing:
+def describe(resource: Resource) -> str:
+    match resource:
         case User():
-            return f"user {thing.name}"
+            return f"user {resource.name}"
         case Directory():
-            return f"directory {thing.path} ({thing.mode:04o} {thing.owner})"
+            return f"directory {resource.path} ({resource.mode:04o} {resource.owner})"
         case File():
-            return f"file {thing.path} ({thing.mode:04o} {thing.owner})"
+            return f"file {resource.path} ({resource.mode:04o} {resource.owner})"
         case Link():
-            return f"link {thing.path} -> {thing.target}"
+            return f"link {resource.path} -> {resource.target}"
 
 
-def changes(wanted: Iterable[Thing], found: Mapping[str, Thing]) -> list[Make | Change]:
+def changes(wanted: Iterable[Resource], found: Mapping[str, Resource]) -> list[Make | Change]:
     """The steps that make of what was found what is wanted; none where all is as it should be."""
     steps: list[Make | Change] = []
-    for thing in wanted:
-        there = found.get(thing.key)
+    for resource in wanted:
+        there = found.get(resource.key)
         if there is None:
-            steps.append(Make(thing))
-        elif not _is_as_wanted(thing, there):
-            steps.append(Change(thing))
+            steps.append(Make(resource))
+        elif not _is_as_wanted(resource, there):
+            steps.append(Change(resource))
     return steps
 
 
-def _is_as_wanted(thing: Thing, found: Thing) -> bool:
-    match thing, found:
+def _is_as_wanted(resource: Resource, found: Resource) -> bool:
+    match resource, found:
         case User(), User():
             return True
         case Directory(), Directory():
-            return (thing.mode, thing.owner) == (found.mode, found.owner)
+            return (resource.mode, resource.owner) == (found.mode, found.owner)
         case File(), File():
-            same = thing.is_operators or thing.content == found.content
-            return same and (thing.mode, thing.owner) == (found.mode, found.owner)
+            same = resource.is_operators or resource.content == found.content
+            return same and (resource.mode, resource.owner) == (found.mode, found.owner)
         case Link(), Link():
-            return thing.target == found.target
+            return resource.target == found.target
         case _:
             return False
 
 
-def check_ours(wanted: Iterable[Thing], found: Mapping[str, Thing], made: Iterable[Made]) -> None:
-    """Refuse to take over users, files and links of others.
-
-    Directories are all below directories of ours, and operators make that of the secrets.
-    """
+def check_ours(
+    wanted: Iterable[Resource], found: Mapping[str, Resource], made: Iterable[Entry]
+) -> None:
+    """Refuse to take over what others have made, and would then be removed with what is ours."""
     ours = {each.key for each in made}
     foreign = [
-        describe(thing)
-        for thing in wanted
-        if thing.key in found
-        and thing.key not in ours
-        and not isinstance(thing, Directory)
-        and not (isinstance(thing, File) and thing.is_operators)
+        describe(resource)
+        for resource in wanted
+        if resource.key in found and resource.key not in ours and not _may_exist(resource)
     ]
     if foreign:
         raise DeployError(
@@ -197,6 +195,16 @@ def check_ours(wanted: Iterable[Thing], found: Mapping[str, Thing], made: Iterab
         )
 
 
-def removals(made: Sequence[Made], *, purge: bool) -> list[Remove]:
+def _may_exist(resource: Resource) -> bool:
+    match resource:
+        case Directory():  # one that must be empty to be removed takes nothing of others along
+            return resource.is_operators or resource.holds == "nothing"
+        case File():
+            return resource.is_operators
+        case _:
+            return False
+
+
+def removals(made: Sequence[Entry], *, purge: bool) -> list[Remove]:
     """The last first, so that directories are empty when their turn comes; data only to purge."""
     return [Remove(each) for each in reversed(made) if purge or not each.is_data]
