@@ -23,6 +23,10 @@ COLUMNS = (
     "SELECT table_name, column_name, data_type FROM information_schema.columns "
     "WHERE table_schema = 'public' ORDER BY 1, 2"
 )
+OTHER_SCHEMAS = (
+    "SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%' "
+    "AND nspname NOT IN ('public', 'information_schema')"
+)
 USERS = ("postgres", "nobody")  # one of these runs it if we are root, whom it refuses
 
 
@@ -113,6 +117,7 @@ class Postgres:
     def emptied(self) -> str:
         """The URL of its database, in which there is nothing."""
         self.say("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        self._drop_other_schemas()
         return self.url()
 
     def without_tasks(self) -> str:
@@ -120,6 +125,7 @@ class Postgres:
         if self._columns is not None and self.say(COLUMNS) == self._columns:
             tables = {str(table) for table, _, _ in self._columns} - {"alembic_version"}
             self.say(f"TRUNCATE {', '.join(sorted(tables))} RESTART IDENTITY")
+            self._drop_other_schemas()
         else:  # the first time, or a test has changed the tables: making them takes a while
             from opencode_a2a.store.database import Database
 
@@ -130,6 +136,11 @@ class Postgres:
             asyncio.run(make_tables())
             self._columns = self.say(COLUMNS)
         return self.url()
+
+    def _drop_other_schemas(self) -> None:
+        """A restore keeps what it replaces in a schema of its own."""
+        for (name,) in self.say(OTHER_SCHEMAS):
+            self.say(f'DROP SCHEMA "{name}" CASCADE')
 
     def _wait_until_ready(self) -> None:
         import psycopg

@@ -169,6 +169,18 @@ async def test_the_log_sweeps_by_itself(
         assert [await log.as_of(f"t-{n}", 1) for n in range(5)] == [None] * 5
 
 
+async def test_the_log_sweeps_soon_after_its_start_also_if_it_never_runs_for_long(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "FIRST_SWEEP_SECONDS", 0.001)
+    async with soon(), SqlTaskLog.open(database, clock=clock) as log:
+        await log.create(head("t"), [HELLO, DONE])
+    clock.now += 10_001
+    async with soon(), SqlTaskLog.open(database, Retention(replay=10), clock=clock) as log:
+        while await log.as_of("t", 1) is not None:
+            pass
+
+
 async def test_a_cursor_that_is_overtaken_by_the_sweep_ends_with_the_same_text(
     log: SqlTaskLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from opencode_a2a.domain.values import (
     TaskState,
 )
 from opencode_a2a.errors import OtherWorkspace, SessionForbidden, TaskNotFound
+from opencode_a2a.observe import metrics
 from opencode_a2a.store import database as database_module
 from opencode_a2a.store import legacy, migrate
 from opencode_a2a.store.bindings import SqlBindings
@@ -149,8 +150,11 @@ async def test_what_an_earlier_version_left_goes_to_the_root_of_its_session(
         await log.create(head("nowhere", "fresh"), [HELLO])
     async with soon():
         await upgrade_from_0006(database)
+        failed = ("failed", Failure.OTHER_WORKSPACE.value)
+        before = metrics.TASKS_ENDED.values.get(failed, 0)
         async with SqlTaskLog.open(database, clock=clock, root=A) as log:
             assert await claimed_ids(log) == ["a-1", "a-2"]
+            assert metrics.TASKS_ENDED.values[failed] == before + 1
             lost = await log.get(OWNER, "nowhere")
             assert lost.state is TaskState.FAILED
             assert lost.ended is not None

@@ -13,6 +13,7 @@ import asyncio
 import math
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -29,7 +30,9 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from ..errors import OutcomeUnknown, StoreUnavailable
+from ..observe.metrics import STORE_ERRORS
 from ..paths import make_private_file, tighten
+from .copies import drop_old_copy
 from .migrate import is_current, touch, upgrade
 from .prepared import run
 from .threads import WorkerThreads
@@ -44,6 +47,8 @@ PROBE_VALID_SECONDS = 1.0  # for which the outcome of a write tells whether anot
 PROBE_SECONDS = 2.0  # for a write that finds out
 MIN_FREE_BYTES = 1 << 20  # on the disk: what one request may take
 
+SERVICE_LOCK = 0x6F633262  # an advisory lock that services share, and `restore` has for itself
+IN_USE = "a command such as `opencode-a2a restore` has the database for itself"
 IDLE_MILLISECONDS = 60_000  # between two statements of a transaction on a server
 # When to give up a connection to a server that no longer answers, in seconds (`tcp_user_timeout`:
 # milliseconds). Options in the URL override these.
@@ -65,8 +70,11 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._file = _File()
-        self._engine = engine = _engine(url, self._file)
-        self._write_engine = engine.execution_options(writes=True)
+        self._engine = engine = make_engine(url, self._file)
+        if engine.dialect.name == "postgresql":
+            event.listen(engine, "connect", _announce_service)
+        self._writing = _Connections(engine.execution_options(writes=True), self._file, writes=True)
+        self._reading = _Connections(engine, self._file)
         self._writer = WorkerThreads(1, "store-writer")
         one_thread = is_in_memory(engine.url)
         self._readers = self._writer if one_thread else WorkerThreads(4, "store-reader")
@@ -81,6 +89,7 @@ class Database:
             for part in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
                 if tighten(part):
                     logger.warning("store.tightened", file=str(part), mode="0600")
+            drop_old_copy(path)
         try:
             if not await self.read(is_current):
                 await self.write(upgrade)
@@ -92,6 +101,8 @@ class Database:
         finally:
             self._readers.close()
             self._writer.close()
+            self._reading.close()
+            self._writing.close()
             self._engine.dispose()
             if self._probing is not None:
                 await asyncio.gather(self._probing, return_exceptions=True)
@@ -99,21 +110,18 @@ class Database:
     async def write(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
         """Run `work(connection, *args, **named)` as one transaction, after all earlier writes."""
         try:
-            return await self._run(
-                self._writer, self._write_engine, lambda db: work(db, *args, **named)
-            )
-        except StoreUnavailable:
+            return await self._writer.run(partial(_transact, self._writing, work, *args, **named))
+        except StoreUnavailable as exc:
+            _count(exc)
             self._last_succeeded, self._last_at = False, time.monotonic()
             raise
 
     async def read(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
-        return await self._run(self._readers, self._engine, lambda db: work(db, *args, **named))
-
-    async def _run(
-        self, threads: WorkerThreads, engine: Engine, work: Callable[[Connection], T]
-    ) -> T:
-        transaction = partial(_transact, engine, file=self._file, work=work)
-        return await threads.run(transaction)
+        try:
+            return await self._readers.run(partial(_transact, self._reading, work, *args, **named))
+        except StoreUnavailable as exc:
+            _count(exc)
+            raise
 
     async def takes_writes(self) -> bool:
         """Whether a write succeeds: as the last one did a moment ago, or as one does now."""
@@ -143,6 +151,10 @@ class Database:
         touch(db)
 
 
+def _count(refusal: StoreUnavailable) -> None:
+    STORE_ERRORS.add("unknown" if isinstance(refusal, OutcomeUnknown) else "unavailable")
+
+
 class _CommitLost(SQLAlchemyError):
     """The database did not answer a COMMIT, so the outcome is unknown."""
 
@@ -157,15 +169,57 @@ def _may_be_committed(failed: DBAPIError) -> bool:
     return failed.connection_invalidated  # otherwise the server has answered that it did not commit
 
 
-def _transact(engine: Engine, file: _File, work: Callable[[Connection], T]) -> T:
-    """Run `work` in one transaction, in a thread of the database."""
-    try:
-        file.check()
-        with engine.connect() as connection, connection.begin() as transaction:
-            result = work(connection)
-            if _writes(connection):
-                _commit(connection, transaction, file)
+class _Connections:
+    """One connection for each thread, kept from one transaction to the next where that is safe.
+
+    To take a connection out of the pool and put it back takes longer than most transactions.
+    """
+
+    def __init__(self, engine: Engine, file: _File, *, writes: bool = False) -> None:
+        self._engine = engine
+        self._file = file
+        self._writes = writes
+        self._mine = threading.local()
+        self._kept: set[Connection] = set()
+
+    def transact(self, work: Callable[[Connection], T]) -> T:
+        self._file.check()
+        connection: Connection = getattr(self._mine, "connection", None) or self._engine.connect()
+        kept = False
+        try:
+            with connection.begin() as transaction:
+                result = work(connection)
+                if self._writes:
+                    _commit(connection, transaction, self._file)
+            kept = self._keep(connection)
             return result
+        finally:
+            if not kept:  # the pool finds out whether it can still be used
+                self._mine.connection = None
+                self._kept.discard(connection)
+                connection.close()
+
+    def _keep(self, connection: Connection) -> bool:
+        """Keep it for the next transaction of this thread, if it cannot break or fall behind."""
+        if connection in self._kept:
+            return True
+        raw = connection.connection.driver_connection
+        if not isinstance(raw, sqlite3.Connection) or isinstance(raw, _ReadOnlyConnection):
+            return False
+        self._mine.connection = connection
+        self._kept.add(connection)
+        return True
+
+    def close(self) -> None:
+        """After the threads have ended."""
+        while self._kept:
+            self._kept.pop().close()
+
+
+def _transact(connections: _Connections, work: Callable[..., T], *args: Any, **named: Any) -> T:
+    """Run `work(connection, *args, **named)` as one transaction, in a thread of the database."""
+    try:
+        return connections.transact(lambda db: work(db, *args, **named))
     except _CommitLost as exc:
         logger.error("store.commit_lost", reason=str(exc.__cause__ or "the file is not there"))
         raise OutcomeUnknown from exc
@@ -273,21 +327,25 @@ def sqlite_path(url: URL) -> Path | None:
     return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
 
 
+def shown(url: str) -> str:
+    """A URL without its passwords."""
+    return str(make_url(url).difference_update_query(["password", "sslpassword"]))
+
+
 def is_in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
-def _engine(url: str, file: _File) -> Engine:
-    parsed = make_url(url)
+def make_engine(url: str, file: _File | None = None) -> Engine:
+    """An engine for SQLite or PostgreSQL. With the option `writes`, transactions lock first."""
+    parsed, file = make_url(url), file or _File()
     if parsed.get_backend_name() != "sqlite":
         options: dict[str, Any] = {}
         if parsed.get_driver_name().startswith("psycopg"):
             options = {
                 name: value for name, value in POSTGRES_OPTIONS.items() if name not in parsed.query
             }
-        server = create_engine(url, pool_pre_ping=True, connect_args=options)
-        event.listen(server, "connect", _limit_idle_transactions)
-        return server
+        return create_engine(url, pool_pre_ping=True, connect_args=options)
     more: dict[str, Any] = {
         "connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS},
         "pool_reset_on_return": None,
@@ -318,12 +376,22 @@ def _engine(url: str, file: _File) -> Engine:
     return engine
 
 
-def _limit_idle_transactions(connection: Any, _: object) -> None:
-    """A transaction whose client is cut off would keep its rows locked for hours."""
+def _announce_service(connection: Any, _: object) -> None:
+    """Prepare a connection of a service to a server.
+
+    It shares a lock for as long as it is open, so that a command which needs the database for
+    itself finds out that a service works on it. A transaction whose client is cut off would keep
+    its rows locked for hours, so its idle time is limited.
+    """
     connection.autocommit = True
     with connection.cursor() as cursor:
         cursor.execute(f"SET idle_in_transaction_session_timeout = {IDLE_MILLISECONDS}")
+        cursor.execute(f"SELECT pg_try_advisory_lock_shared({SERVICE_LOCK})")
+        (shared,) = cursor.fetchone()
     connection.autocommit = False
+    if not shared:
+        connection.close()
+        raise SQLAlchemyError from RuntimeError(IN_USE)
 
 
 def _sees_changes(info: dict[str, Any], connection: object) -> bool:

@@ -19,13 +19,11 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from .copies import KNOWN_REVISIONS
 from .database import CHECK_BYTES, is_in_memory, sqlite_path
 from .migrate import HEAD, revision, touch
 
 WAIT_SECONDS = 3  # for a database that another process holds, or a server that does not answer
-KNOWN_REVISIONS = frozenset(
-    path.name[:4] for path in (Path(__file__).parent / "migrations" / "versions").glob("0*.py")
-)
 
 
 @dataclass(slots=True)
@@ -102,7 +100,7 @@ def _open(facts: StoreFacts, path: Path) -> None:
         with closing(sqlite3.connect(where, uri=True, timeout=WAIT_SECONDS)) as db:
             _look_inside(facts, db)
     except sqlite3.DatabaseError as exc:
-        if _is_damage(exc):
+        if is_damage(exc):
             facts.damage = str(exc)
         else:
             facts.problem = facts.problem or f"{path}: {exc}"
@@ -125,7 +123,7 @@ def _look_inside(facts: StoreFacts, db: sqlite3.Connection) -> None:
         db.execute("ROLLBACK")
 
 
-def _is_damage(exc: sqlite3.DatabaseError) -> bool:
+def is_damage(exc: sqlite3.DatabaseError) -> bool:
     name = getattr(exc, "sqlite_errorname", "")
     return name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT"))
 

@@ -19,12 +19,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import structlog
 
+from ..domain.limits import StepUsage
 from ..domain.ports import Key, KeyTaken, TaskPage
 from ..domain.task import Task, TaskHead
 from ..domain.updates import BlockOutput, BlockText, Ended, LogEntry, Started, Update, coalesce
@@ -38,12 +40,15 @@ from ..errors import (
     TaskNotFound,
     UnsupportedOperation,
 )
-from . import codec, conversations, interrupts
+from ..observe import metrics
+from ..observe.tasks import OnCommit, TaskObserver, kind_of
+from . import codec, conversations, interrupts, usage
 from . import statements as sql
 from .database import Conflict, Database
 from .holder import LEASE, Holder, Lease
 
 logger = structlog.get_logger()
+level = logging.getLogger("opencode_a2a")  # may change while the service runs
 
 TAIL_ENTRIES = 2_048  # of a running task in memory; older ones are read from the table
 COMMIT_INTERVAL_SECONDS = 0.033  # between two commits, while all updates can wait
@@ -52,8 +57,11 @@ COMMIT_SECONDS = 8.0  # that callers wait for a commit before they get `OutcomeU
 DOUBT_SECONDS = 4.0  # the same, once a commit was not answered
 GOODBYE_SECONDS = 5.0  # for the last writes when the service stops
 SWEEP_SECONDS = 60.0
+FIRST_SWEEP_SECONDS = 5.0  # after the start, for a service that never runs for a minute
 PRUNE_WAITERS = 64  # waiters of one task, before those that left are removed
 POLL_SECONDS = 0.25  # between two reads of a task that another process writes
+
+_CAN_WAIT = (BlockOutput, Started)
 
 CALLER_LEFT = Ended(TaskState.CANCELED, "The caller left before the task could begin.")
 
@@ -66,6 +74,7 @@ class Retention:
     tasks: float = 30 * 86_400.0  # an ended task, a conversation with a peer; 0 means for ever
     keys: float = 86_400.0  # what a repeated request is known by
     requests: float = 600.0  # what the agent asked for, once it is settled
+    usage: float = 400 * 86_400.0  # what callers have used; 0 means for ever
 
 
 DEFAULT_RETENTION = Retention()
@@ -84,6 +93,10 @@ class PendingWrite:
     done: asyncio.Future[None] | None = None
     keys: Sequence[Key] = ()
     answered_unknown: bool = False
+
+    @property
+    def content(self) -> tuple[Sequence[Update], Sequence[codec.Encoded]]:
+        return self.updates, self.encoded
 
     @property
     def ends(self) -> bool:
@@ -106,18 +119,16 @@ class OpenTask:
     is_new: bool = True
     ending: bool = False  # its end waits or is committed: no more updates are accepted
     superseded: bool = False  # another process holds it or has ended it
+    over: bool = False  # it has ended, or is superseded
     waiting: list[PendingWrite] = field(default_factory=list)
     being_written: list[PendingWrite] = field(default_factory=list)
     tail: list[LogEntry] = field(default_factory=list)
     tail_start: int = 0  # the number before the first entry of the tail
     newest: int = 0  # how many entries of the tail the last commit added
     waiters: list[asyncio.Future[None]] = field(default_factory=list)  # for a change
+    on_commit: OnCommit | None = None  # is told of committed entries
     prune_at: int = PRUNE_WAITERS  # the number of waiters at which to remove those that left
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-
-    @property
-    def over(self) -> bool:
-        return self.task.ended is not None or self.superseded
 
     def can_wait(self, update: Update) -> bool:
         """Whether its commit may be delayed: more of a visible block, or `Started`.
@@ -126,7 +137,7 @@ class OpenTask:
         """
         if isinstance(update, BlockText):
             return update.append and update.block_id in self.task.blocks
-        return isinstance(update, BlockOutput | Started)
+        return isinstance(update, _CAN_WAIT)
 
     @property
     def answered_unknown(self) -> bool:
@@ -143,6 +154,7 @@ class OpenTask:
         self.newest = len(committed)
         for entry in committed:
             self.task.apply(entry)
+        self.over = self.over or self.task.ended is not None
         self.tail.extend(committed)
         if len(self.tail) > 2 * TAIL_ENTRIES:
             self.tail_start += len(self.tail) - TAIL_ENTRIES
@@ -191,7 +203,10 @@ class SqlTaskLog:
         self._last_commit_at = 0.0  # by the loop's clock
         self._loop = asyncio.get_running_loop()
         self._claiming = asyncio.Lock()
-        self._debug = structlog.is_configured() and logger.is_enabled_for(logging.DEBUG)
+        # Told of each step once, when it is committed.
+        self.on_usage: Callable[[Sequence[StepUsage]], None] | None = None
+        self._dirty_since = 0.0  # by the loop's clock: since when the oldest update waits
+        self.on_commit: Callable[[str, Sequence[LogEntry]], None] | None = None  # of a task
 
     @classmethod
     @asynccontextmanager
@@ -232,7 +247,8 @@ class SqlTaskLog:
     async def create(
         self, head: TaskHead, updates: Sequence[Update], keys: Sequence[Key] = ()
     ) -> Task:
-        open_task = OpenTask(Task(head, status_at=head.created_at))
+        task = Task(head, status_at=head.created_at)
+        open_task = OpenTask(task, on_commit=TaskObserver.of(task))
         committed = self._submit(open_task, updates, keys)
         self._open[head.id] = open_task
         try:
@@ -295,6 +311,8 @@ class SqlTaskLog:
         open_task.ending = ended is not None
         write = PendingWrite(accepted, encoded, done=done, keys=keys)
         open_task.waiting.append(write)
+        if not self._dirty:
+            self._dirty_since = self._loop.time()
         self._dirty[open_task.task.head.id] = open_task
         if done is None and all(map(open_task.can_wait, accepted)):
             self._wake_later()
@@ -343,6 +361,7 @@ class SqlTaskLog:
         if not written:
             return True
         batches = [self._make_batch(open_task) for open_task in written]
+        dirty_since = self._dirty_since
         self._start_deadline(written, COMMIT_SECONDS)
         try:
             refused = await self._commit(batches)
@@ -356,11 +375,15 @@ class SqlTaskLog:
             for open_task in written:
                 writes, open_task.being_written = open_task.being_written, []
                 self._refuse(open_task, writes, _refusal(exc))
+            self._dirty_since = dirty_since  # of those that are tried again
             return False
         self._cancel_deadline()
-        if self._debug:
-            entries = sum(len(batch.entries) for batch in batches)
-            ms = round((self._loop.time() - self._last_commit_at) * 1000, 1)
+        entries, now = sum([len(batch.entries) for batch in batches]), self._loop.time()
+        metrics.COMMIT_SECONDS.observe(now - self._last_commit_at)
+        metrics.COMMIT_ENTRIES.observe(entries)
+        metrics.LOG_LAG_SECONDS.observe(now - dirty_since)
+        if level.isEnabledFor(logging.DEBUG):
+            ms = round((now - self._last_commit_at) * 1000, 1)
             logger.debug("store.commit", tasks=len(batches), entries=entries, ms=ms)
         for open_task, batch in zip(written, batches, strict=True):
             self._publish(open_task, batch, refused.get(open_task.task.head.id))
@@ -427,22 +450,15 @@ class SqlTaskLog:
     def _make_batch(self, open_task: OpenTask) -> sql.Batch:
         """Number the waiting updates. A number is used up only by a commit."""
         open_task.being_written, open_task.waiting = open_task.waiting, []
-        updates = coalesce([u for write in open_task.being_written for u in write.updates])
+        writes = open_task.being_written
+        updates, encoded = _merge(writes) if len(writes) > 1 else writes[0].content
         first, at = open_task.task.last_seq + 1, self._clock()
-        numbered = [LogEntry(first + i, at, update) for i, update in enumerate(updates)]
-        keys = [key for write in open_task.being_written for key in write.keys]
-        # Merged deltas are new updates; all others were encoded when they were enqueued.
-        known = {
-            id(update): encoded
-            for write in open_task.being_written
-            for update, encoded in zip(write.updates, write.encoded, strict=True)
-        }
         return sql.Batch(
             open_task.task,
             is_new=open_task.is_new,
-            entries=numbered,
-            encoded=[known.get(id(update)) or codec.encode(update) for update in updates],
-            keys=keys,
+            entries=[LogEntry(seq, at, update) for seq, update in enumerate(updates, first)],
+            encoded=encoded,
+            keys=[key for write in writes for key in write.keys],
             root=self._root.path,
         )
 
@@ -459,11 +475,18 @@ class SqlTaskLog:
             return
         written, open_task.being_written = open_task.being_written, []
         open_task.publish(batch.entries)
+        if open_task.on_commit is not None:
+            open_task.on_commit(batch.entries)
         for write in written:
             write.answer()
         if open_task.over:
             self._open.pop(open_task.task.head.id, None)
         open_task.wake()
+        if batch.counted and self.on_usage is not None:
+            # Not from here: an exception would end the writer, and with it every task.
+            self._loop.call_soon(self.on_usage, list(batch.counted))
+        if self.on_commit is not None:
+            self.on_commit(open_task.task.head.id, batch.entries)
 
     def _drop_repeated(self, open_task: OpenTask, taken: frozenset[str]) -> None:
         """Refuse the writes whose key is taken, and write the others without them."""
@@ -479,7 +502,7 @@ class SqlTaskLog:
         task_id = open_task.task.head.id
         refused = [*open_task.being_written, *open_task.waiting]
         open_task.being_written, open_task.waiting = [], []
-        open_task.superseded = open_task.ending = True
+        open_task.superseded = open_task.ending = open_task.over = True
         for write in refused:
             write.answer(refusal)
         if self._open.get(task_id) is open_task:
@@ -537,8 +560,14 @@ class SqlTaskLog:
             for task_id, problem in given_up.items():
                 event = "task.unreadable" if problem is sql.UNREADABLE else "task.unplaced"
                 logger.error(event, task=task_id, advice="it has failed")
+                metrics.TASKS_ENDED.add(TaskState.FAILED.value, problem.type.value)
             for task in claimed:
-                self._open[task.head.id] = OpenTask(task, is_new=False, tail_start=task.last_seq)
+                self._open[task.head.id] = OpenTask(
+                    task,
+                    is_new=False,
+                    tail_start=task.last_seq,
+                    on_commit=TaskObserver.of(task),
+                )
         return [task.snapshot() for task in claimed]
 
     async def older_held_by_other(self, head: TaskHead) -> str | None:
@@ -550,11 +579,44 @@ class SqlTaskLog:
     def is_mine(self, task_id: str) -> bool:
         return task_id in self._open
 
+    # -- what can be seen of it
+
+    @property
+    def gauges(self) -> dict[metrics.Gauge, Callable[[], metrics.Values]]:
+        return {
+            metrics.TASKS: self._states,
+            metrics.INTERRUPTS_OPEN: self._open_interrupts,
+            metrics.READERS: lambda: metrics.one(
+                sum(not waiter.done() for each in self._open.values() for waiter in each.waiters)
+            ),
+            metrics.LOG_PENDING: lambda: metrics.one(
+                sum(
+                    len(write.updates)
+                    for each in self._open.values()
+                    for write in (*each.being_written, *each.waiting)
+                )
+            ),
+        }
+
+    def _states(self) -> metrics.Values:
+        states = Counter(each.task.state for each in self._open.values())
+        return {(state.value,): states[state] for state in TaskState if not state.terminal}
+
+    def _open_interrupts(self) -> metrics.Values:
+        kinds = Counter(
+            kind_of(interrupt)
+            for each in self._open.values()
+            for interrupt in each.task.open_interrupts
+        )
+        return {(kind,): kinds[kind] for kind in ("permission", "question")}
+
     # -- keeping the file small
 
     async def _sweep_forever(self, retention: Retention) -> None:
+        pause = min(FIRST_SWEEP_SECONDS, SWEEP_SECONDS)
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(pause)
+            pause = SWEEP_SECONDS
             with suppress(StoreUnavailable):  # already logged; the next round tries again
                 await self.sweep(retention)
 
@@ -566,10 +628,11 @@ class SqlTaskLog:
             (conversations.forget, retention.tasks),
             (sql.forget_keys, retention.keys),
             (interrupts.forget, retention.requests),
+            (usage.forget, retention.usage),
             (sql.forget_claims, 0.0),
         ):
             before = self._clock() - int(seconds * 1000)
-            if seconds or statement not in (sql.forget, conversations.forget):
+            if seconds or statement not in (sql.forget, conversations.forget, usage.forget):
                 while await self._database.write(statement, before) >= sql.SWEEP_ROWS:
                     pass
         while await self._database.write(sql.shrink):
@@ -587,6 +650,9 @@ class SqlTaskLog:
         if task is None or task.head.owner != owner:
             raise TaskNotFound(task_id)
         return task
+
+    async def owner_of(self, task_id: str) -> str | None:
+        return await self._database.read(sql.owner_of_task, task_id)
 
     async def get_own(self, owner: str, task_id: str) -> Task:
         if task_id not in self._open:
@@ -637,24 +703,35 @@ class SqlCursor:
             ours = open_task is not None and not open_task.superseded
             if open_task is None or not ours or self._after < open_task.tail_start:
                 page = await self._database.read(sql.next_entries, self._task_id, self._after)
+                entries, self.caught_up, more = page
             else:
                 first = self._after - open_task.tail_start
-                last = first + sql.PAGE_ENTRIES
-                page = sql.Page(
-                    open_task.tail[first:last],
-                    caught_up=last >= len(open_task.tail),
-                    more=not open_task.over,
-                )
-            if page.entries:
-                self._after = page.entries[-1].seq
-                self.caught_up = page.caught_up
-                return page.entries
-            if not page.more:
+                entries = open_task.tail[first : first + sql.PAGE_ENTRIES]
+                self.caught_up = first + sql.PAGE_ENTRIES >= len(open_task.tail)
+                more = not open_task.over
+            if entries:
+                self._after = entries[-1].seq
+                return entries
+            if not more:
                 return ()
             if open_task is not None and ours:
                 await open_task.changed()
             else:
                 await asyncio.sleep(POLL_SECONDS)  # another process writes it
+
+
+def _merge(
+    writes: Sequence[PendingWrite],
+) -> tuple[Sequence[Update], Sequence[codec.Encoded]]:
+    """The updates of several writes, deltas of one block merged, and how they are stored."""
+    updates = coalesce([update for write in writes for update in write.updates])
+    # Merged deltas are new updates; all others were encoded when they were enqueued.
+    known = {
+        id(update): encoded
+        for write in writes
+        for update, encoded in zip(write.updates, write.encoded, strict=True)
+    }
+    return updates, [known.get(id(update)) or codec.encode(update) for update in updates]
 
 
 def _nothing_changed() -> StoreUnavailable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import structlog
 from sqlalchemy import (
     Column,
     Connection,
@@ -16,15 +17,19 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     String,
     Table,
+    Text,
     func,
     inspect,
     select,
 )
 
+from .copies import MOVED, MOVING, copy_of, keep_copy
 from .tables import metadata
 
+logger = structlog.get_logger()
+
 UPGRADE_LOCK = 0x6F633261  # an advisory lock: processes that start together take turns
-HEAD = "0009"  # the newest revision in migrations/versions; a test keeps it true
+HEAD = "0011"  # the newest revision in migrations/versions; a test keeps it true
 
 # Alembic's own table, with the revision of the database.
 _version = Table(
@@ -35,8 +40,25 @@ _version = Table(
 )
 
 
+# In a database that was moved.
+_moved = Table(
+    "moved",
+    MetaData(),
+    Column("target", Text, nullable=False),
+    Column("schema", String(32), nullable=False),
+)
+
+
 class SchemaTooNew(RuntimeError):
     """The database was written by a newer version of this program."""
+
+
+class UnfinishedMove(SchemaTooNew):
+    """`opencode-a2a migrate` has not yet copied everything into the database."""
+
+
+class MovedAway(SchemaTooNew):
+    """`opencode-a2a migrate` has moved everything to another database."""
 
 
 class ForeignDatabase(RuntimeError):
@@ -53,7 +75,8 @@ def touch(connection: Connection) -> None:
     connection.execute(_version.update().values(version_num=_version.c.version_num))
 
 
-def upgrade(connection: Connection) -> None:
+def upgrade(connection: Connection, *, keeps_copy: bool = True) -> None:
+    """Bring a database to the schema of this version, and keep a copy of a file before that."""
     if connection.dialect.name == "postgresql":  # SQLite lets one writer in at a time anyway
         connection.execute(select(func.pg_advisory_xact_lock(UPGRADE_LOCK)))
     current = revision(connection)
@@ -67,7 +90,46 @@ def upgrade(connection: Connection) -> None:
     if current is None and connection.dialect.name == "sqlite":
         create(connection)
     else:
-        migrate(connection, current)
+        migrate(connection, current, keeps_copy=keeps_copy)
+
+
+def create_at(connection: Connection, wanted: str) -> None:
+    """Make the tables as they were at a revision, where there are none."""
+    if wanted == HEAD and connection.dialect.name == "sqlite":
+        create(connection)
+    else:
+        migrate(connection, None, wanted)
+
+
+def set_revision(connection: Connection, number: str) -> None:
+    connection.execute(_version.update().values(version_num=number))
+
+
+def lock_revision(connection: Connection) -> str | None:
+    """The revision, which nobody can change until the end of a transaction that writes."""
+    return connection.execute(select(_version.c.version_num).with_for_update()).scalar()
+
+
+def mark_moved(connection: Connection, target: str, schema: str) -> None:
+    """Keep every version of the service from a database that was moved."""
+    _moved.create(connection)
+    connection.execute(_moved.insert().values(target=target, schema=schema))
+    set_revision(connection, MOVED)
+
+
+def moved_to(connection: Connection) -> tuple[str, str]:
+    """Where a database was moved to, and its schema before."""
+    target, schema = connection.execute(select(_moved.c.target, _moved.c.schema)).one()
+    return target, schema
+
+
+def moved_away(connection: Connection) -> MovedAway:
+    target, schema = moved_to(connection)
+    return MovedAway(
+        f"`opencode-a2a migrate` has moved everything in this database to {target}: set "
+        "A2A_TASK_STORE_DATABASE_URL to that. To go back to what this one held when it was moved, "
+        f"run in it: UPDATE alembic_version SET version_num = '{schema}'; DROP TABLE moved;"
+    )
 
 
 def create(connection: Connection) -> None:
@@ -77,8 +139,17 @@ def create(connection: Connection) -> None:
     connection.execute(_version.insert().values(version_num=HEAD))
 
 
-def migrate(connection: Connection, current: str | None) -> None:
+def migrate(
+    connection: Connection, current: str | None, wanted: str = HEAD, *, keeps_copy: bool = True
+) -> None:
     """Run the migrations from an earlier schema, or from an empty database."""
+    if current == MOVING:
+        raise UnfinishedMove(
+            "`opencode-a2a migrate` has not yet copied everything into the database that "
+            "A2A_TASK_STORE_DATABASE_URL names. Run it again until it says that it is done."
+        )
+    if current == MOVED:
+        raise moved_away(connection)
     from alembic import command  # rarely needed, and slow to load
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -87,12 +158,30 @@ def migrate(connection: Connection, current: str | None) -> None:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    file = _file_of(connection)
     if current is not None and current not in known:
         raise SchemaTooNew(
             f"The task store has schema {current}, which this version does not know. "
             "Run the version that wrote it, or name another A2A_TASK_STORE_DATABASE_URL."
+            + (_copy_advice(file) if file is not None else "")
         )
-    command.upgrade(config, HEAD)
+    if keeps_copy and current is not None and file is not None:
+        copy = keep_copy(file)
+        logger.info("store.migrating", schema=current, to=HEAD, copy=str(copy))
+    command.upgrade(config, wanted)
+
+
+def _file_of(connection: Connection) -> Path | None:
+    """None in memory, or on a server."""
+    if connection.dialect.name != "sqlite":
+        return None
+    name = connection.exec_driver_sql("PRAGMA database_list").first()
+    return Path(name[2]) if name is not None and name[2] else None
+
+
+def _copy_advice(file: Path) -> str:
+    copy = copy_of(file)
+    return f" {copy} is how it was before the newer version changed it." if copy.exists() else ""
 
 
 def revision(connection: Connection) -> str | None:

@@ -35,12 +35,19 @@ def run(db: Connection, sql: str, values: Any = (), *, many: bool = False) -> An
 
 
 class Prepared:
-    """A statement with a name for each value it needs; `columns` are those it writes."""
+    """A statement with a name for each value it needs; `columns` are those it writes.
+
+    `suffix` is SQL that all databases read alike, and SQLAlchemy has for each of them apart.
+    """
 
     def __init__(
-        self, statement: Select[Any] | Insert | Update | Delete, columns: Sequence[str] = ()
+        self,
+        statement: Select[Any] | Insert | Update | Delete,
+        columns: Sequence[str] = (),
+        suffix: str = "",
     ) -> None:
         self._statement = statement
+        self._suffix = suffix
         self._columns = list(columns) or None
         self._compiled: dict[str, tuple[str, Callable[[Values], Any]]] = {}
         names = statement.selected_columns.keys() if isinstance(statement, Select) else ()
@@ -71,4 +78,5 @@ class Prepared:
         parameters: Callable[[Values], Any] = dict
         if compiled.positional and order is not None:
             parameters = lambda values: [values[name] for name in order]  # noqa: E731
-        return self._compiled.setdefault(db.dialect.name, (str(compiled), parameters))
+        sql = f"{compiled}{self._suffix}"
+        return self._compiled.setdefault(db.dialect.name, (sql, parameters))

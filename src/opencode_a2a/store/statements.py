@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DataError, IntegrityError
 
+from ..domain.limits import StepUsage
 from ..domain.phrases import queueing, waiting
 from ..domain.ports import Key, TaskPage, TaskRow
 from ..domain.task import Task, TaskHead
@@ -53,13 +54,24 @@ from ..domain.values import (
     TaskQuery,
     TaskState,
 )
-from . import codec, interrupts
+from . import codec, interrupts, usage
 from .database import Conflict
 from .holder import Holder, Lease
 from .migrate import touch
 from .prepared import Prepared
 from .roots import adopt
-from .tables import IS_OPEN, OPEN_STATES, contexts, entries, keys, sessions, tasks, totals
+from .tables import (
+    IS_OPEN,
+    OPEN_STATES,
+    contexts,
+    entries,
+    keys,
+    push_configs,
+    push_dead,
+    sessions,
+    tasks,
+    totals,
+)
 
 _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
     entries.c.seq
@@ -76,6 +88,7 @@ NO_DIRECTORY = Problem(
 )
 PAGE_ENTRIES = 256  # that a cursor reads at once
 IDS_PER_QUERY = 256
+PUSH_KEPT_MS = 14 * 86_400_000  # after its end, what is owed of a task to a receiver
 SWEEP_ROWS = 20  # that one transaction deletes: commits wait meanwhile
 SHRINK_PAGES = 16  # that one transaction frees, for the same reason
 
@@ -87,9 +100,10 @@ class Batch:
     task: Task  # as committed so far
     is_new: bool
     entries: list[LogEntry]
-    encoded: list[codec.Encoded]  # the update of each entry
+    encoded: Sequence[codec.Encoded]  # the update of each entry
     keys: Sequence[Key] = ()
     root: str = ""  # where a new task belongs
+    counted: list[StepUsage] = field(default_factory=list)  # steps that its commit counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +123,11 @@ def commit(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, 
     is taken. If the database itself refuses a row, nothing is written (`Conflict`).
     """
     try:
-        return _commit_together(db, batches, lease)
+        refused = _commit_together(db, batches, lease)
+        usage.add_to_sums(db, [step for batch in batches for step in batch.counted])
     except (IntegrityError, DataError) as exc:
         raise Conflict from exc
+    return refused
 
 
 def commit_apart(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, Refusal]:
@@ -123,6 +139,9 @@ def commit_apart(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict
                 refused |= _commit_together(db, [batch], lease)
         except (IntegrityError, DataError):
             refused[batch.task.head.id] = NOT_WRITABLE
+            batch.counted.clear()
+    # All together: their rows are locked in one order.
+    usage.add_to_sums(db, [step for batch in batches for step in batch.counted])
     return refused
 
 
@@ -142,15 +161,21 @@ def _commit_together(db: Connection, batches: Sequence[Batch], lease: Lease) -> 
     rows: list[dict[str, Any]] = []
     for batch in batches:
         task_id = batch.task.head.id
+        batch.counted.clear()  # of an attempt that was undone
         if task_id in refused:
             continue
         if not _update_row(db, batch):
             refused[task_id] = NOT_WRITABLE
             continue
         interrupts.follow(db, batch.task, batch.entries)
+        progress: list[LogEntry] = []
         for entry, (kind, body) in zip(batch.entries, batch.encoded, strict=True):
             row = {"seq": entry.seq, "at": entry.at, "kind": kind, "body": body}
             rows.append({"task_id": task_id, **row})
+            if kind == "Progress":
+                progress.append(entry)
+        if progress:
+            batch.counted.extend(usage.note_steps(db, batch.task.head, progress))
     if rows:
         _INSERT_ENTRY.change(db, *rows)
     return refused
@@ -305,7 +330,7 @@ def _new_task(batch: Batch, lease: Lease) -> dict[str, Any]:
     }
 
 
-def _head_of(row: Any) -> TaskHead:
+def head_of(row: Any) -> TaskHead:
     modes = OutputModes(tuple(orjson.loads(row.modes)))
     return TaskHead(
         id=row.id,
@@ -317,6 +342,16 @@ def _head_of(row: Any) -> TaskHead:
 
 
 _FIND_TASK = Prepared(select(tasks).where(tasks.c.id == bindparam("id")))
+_HEAD_COLUMNS = (
+    *(tasks.c.id, tasks.c.owner, tasks.c.context_id),
+    *(tasks.c.created_at, tasks.c.modes),
+)
+_FIND_HEAD = Prepared(select(*_HEAD_COLUMNS).where(tasks.c.id == bindparam("id")))
+
+
+def head(db: Connection, task_id: str) -> TaskHead | None:
+    row = _FIND_HEAD.first(db, {"id": task_id})
+    return head_of(row) if row is not None else None
 
 
 def load(db: Connection, task_id: str) -> Task | None:
@@ -324,8 +359,8 @@ def load(db: Connection, task_id: str) -> Task | None:
     if row is None:
         return None
     if row.folded is not None:
-        return codec.unfold(_head_of(row), row.folded)
-    return Task.of(_head_of(row), entries_after(db, task_id, after=0))
+        return codec.unfold(head_of(row), row.folded)
+    return Task.of(head_of(row), entries_after(db, task_id, after=0))
 
 
 class Page(NamedTuple):
@@ -365,6 +400,25 @@ def entries_after(
     return [codec.decode(*row) for row in db.execute(statement)]
 
 
+def entries_of_kinds(
+    db: Connection, task_id: str, *, kinds: Sequence[str], after: int, limit: int
+) -> list[LogEntry]:
+    """The next entries of these kinds, or of all; of a task without entries, its end."""
+    statement = _ENTRIES.where(entries.c.task_id == task_id, entries.c.seq > after).limit(limit)
+    if kinds:
+        statement = statement.where(entries.c.kind.in_(kinds))
+    found = [codec.decode(*row) for row in db.execute(statement)]
+    if not found:
+        task = load(db, task_id) if _is_cleared(db, task_id) else None
+        compacted = task.compacted() if task is not None else []
+        return [e for e in compacted if e.seq > after and isinstance(e.update, Ended)]
+    return found
+
+
+def _is_cleared(db: Connection, task_id: str) -> bool:
+    return bool(db.execute(select(tasks.c.cleared).where(tasks.c.id == task_id)).scalar())
+
+
 _LIST_COLUMNS = (
     tasks.c.id,
     tasks.c.owner,
@@ -380,7 +434,7 @@ _LIST_COLUMNS = (
 
 
 def page(db: Connection, query: TaskQuery) -> TaskPage:
-    wanted = [tasks.c.owner == query.owner]
+    wanted = [tasks.c.owner == query.owner] if query.owner is not None else []
     if query.context_id is not None:
         wanted.append(tasks.c.context_id == query.context_id)
     if query.state is not None:
@@ -396,7 +450,7 @@ def page(db: Connection, query: TaskQuery) -> TaskPage:
     found = db.execute(newest_first.limit(query.limit + 1)).all()
     rows = [
         TaskRow(
-            head=_head_of(row),
+            head=head_of(row),
             state=TaskState(row.state),
             status_at=row.status_at,
             message=row.message,
@@ -413,7 +467,8 @@ def _total(db: Connection, query: TaskQuery, wanted: Sequence[ColumnElement[bool
     counted: Select[int] = select(func.count()).select_from(tasks).where(*wanted)
     if db.dialect.name == "sqlite" and query.context_id is None and query.since is None:
         counted = select(func.coalesce(func.sum(totals.c.tasks), 0))
-        counted = counted.where(totals.c.owner == query.owner)
+        if query.owner is not None:
+            counted = counted.where(totals.c.owner == query.owner)
         if query.state is not None:
             counted = counted.where(totals.c.state == query.state.value)
     return db.execute(counted).scalar_one()
@@ -506,6 +561,10 @@ def _session_of_task(db: Connection, task_id: str) -> Any:
     return db.execute(own).first() or db.execute(bound.join(tasks, served)).first()
 
 
+def owner_of_task(db: Connection, task_id: str) -> str | None:
+    return db.execute(select(tasks.c.owner).where(tasks.c.id == task_id)).scalar()
+
+
 def root_of_task(db: Connection, owner: str, task_id: str) -> str | None:
     """The root of somebody's task, where it is known."""
     this = (tasks.c.id == task_id, tasks.c.owner == owner)
@@ -537,7 +596,7 @@ def root_of_context(db: Connection, owner: str, context_id: str, root: Root) -> 
 def _give_up(db: Connection, task_id: str, *, now: int, problem: Problem) -> None:
     """Fail a task that no process can continue; keep the entries that can be read."""
     row = db.execute(select(tasks).where(tasks.c.id == task_id)).one()
-    task = Task(_head_of(row), status_at=row.status_at)
+    task = Task(head_of(row), status_at=row.status_at)
     for entry in db.execute(_ENTRIES.where(entries.c.task_id == task_id)):
         with suppress(codec.Unreadable):
             task.apply(codec.decode(*entry))
@@ -576,26 +635,36 @@ def as_of(db: Connection, task_id: str, seq: int) -> Task | None:
     row = _FIND_TASK.first(db, {"id": task_id})
     if row is None or row.cleared:
         return None
-    return Task.of(_head_of(row), entries_after(db, task_id, after=0, until=seq))
+    return Task.of(head_of(row), entries_after(db, task_id, after=0, until=seq))
 
 
 def sweep(db: Connection, cleared_before: int) -> int:
-    """Delete the entries of tasks that ended before then; their folded result stays."""
+    """Delete the entries of tasks that ended before then; their folded result stays.
+
+    What receivers of push notifications have not taken is kept for longer.
+    """
+    told = (push_configs.c.task_id == tasks.c.id, push_configs.c.is_over == 0)
+    owed = or_(
+        select(push_configs.c.id).where(*told).exists(),
+        select(push_dead.c.seq).where(push_dead.c.task_id == tasks.c.id).exists(),
+    )
     statement = (
         select(tasks.c.id)
         .where(tasks.c.cleared == 0, tasks.c.status_at < cleared_before)
         .where(tasks.c.state.not_in(OPEN_STATES))
+        .where(or_(tasks.c.status_at < cleared_before - PUSH_KEPT_MS, ~owed))
         .limit(SWEEP_ROWS)
     )
     done = list(db.execute(statement).scalars())
     if done:
         db.execute(delete(entries).where(entries.c.task_id.in_(done)))
+        db.execute(delete(push_dead).where(push_dead.c.task_id.in_(done)))
         db.execute(update(tasks).where(tasks.c.id.in_(done)).values(cleared=1))
     return len(done)
 
 
 def forget(db: Connection, ended_before: int) -> int:
-    """Delete tasks that ended before then, with the keys of their requests."""
+    """Delete tasks that ended before then, with the keys and push configs of their requests."""
     statement = (
         select(tasks.c.id)
         .where(tasks.c.cleared == 1, tasks.c.status_at < ended_before)
@@ -605,6 +674,7 @@ def forget(db: Connection, ended_before: int) -> int:
     if done:
         db.execute(delete(tasks).where(tasks.c.id.in_(done)))
         db.execute(delete(keys).where(keys.c.task_id.in_(done)))
+        db.execute(delete(push_configs).where(push_configs.c.task_id.in_(done)))
     return len(done)
 
 

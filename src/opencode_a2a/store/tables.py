@@ -204,3 +204,76 @@ home_models = Table(
     Column("provider", String(255), nullable=False),
     Column("model", String(255), nullable=False),
 )
+
+# The steps of the agent that are counted in `usage_days`. Nothing else keeps a step from being
+# counted again: a task may be gone, and a sub-agent of one task can be asked again by another.
+usage_steps = Table(
+    "usage_steps",
+    metadata,
+    Column("part_id", String(255), primary_key=True),  # of the step's end, in OpenCode
+    Column("at", BigInteger, nullable=False),
+    Index("ix_usage_steps_at", "at"),
+)
+
+usage_days = Table(
+    "usage_days",
+    metadata,
+    Column("day", String(10), primary_key=True),  # in UTC: 2026-01-31
+    Column("owner", String(255), primary_key=True),
+    Column("model", String(255), primary_key=True),  # provider/model; empty: not known
+    Column("steps", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("cache_read_tokens", BigInteger, nullable=False),
+    Column("cache_write_tokens", BigInteger, nullable=False),
+    Column("cost", BigInteger, nullable=False),  # in billionths of a dollar: a sum of floats errs
+)
+
+# Whom to tell about a task, and how far they were told: the log itself is the outbox.
+push_configs = Table(
+    "push_configs",
+    metadata,
+    Column("task_id", String(64), primary_key=True),
+    Column("id", String(255), primary_key=True),
+    Column("owner", String(255), nullable=False),
+    Column("target", LargeBinary, nullable=False),  # with secrets: they have to be sent
+    Column("created_at", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),  # the last event that the receiver has taken
+    Column("state", String(32), nullable=False),  # of the task, there
+    Column("status_at", BigInteger, nullable=False),
+    Column("attempts", BigInteger, nullable=False),
+    Column("next_at", BigInteger, nullable=False),
+    Column("is_over", BigInteger, nullable=False),  # 1: the receiver was told the end
+    Column("holder", String(80)),  # the process that sends
+    Column("held_until", BigInteger, nullable=False),
+    Index("ix_push_configs_open", "is_over", "holder"),
+)
+
+push_dead = Table(
+    "push_dead",
+    metadata,
+    Column("task_id", String(64), primary_key=True),
+    Column("config_id", String(255), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("owner", String(255), nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("attempts", BigInteger, nullable=False),
+    Column("error", Text, nullable=False),
+    Index("ix_push_dead_owner", "owner", "at"),
+)
+
+# What becomes of rows when their task or their owner is removed (`db purge`). Each table stands in
+# at least one of these; a test keeps that true, and that every owner or principal is thought of.
+DELETED_WITH_TASK = (entries, keys, interrupts, push_configs, push_dead)
+DELETED_WITH_OWNER = (
+    *(tasks, keys, interrupts, grants, peer_conversations, totals, usage_days),
+    *(push_configs, push_dead),
+)
+# These stay, without an owner and without their title: OpenCode still has the sessions, and git the
+# worktrees. Without the rows, other callers could claim them where sessions are shared.
+DISOWNED = (sessions, contexts, places, worktrees)
+ABOUT_NOBODY = (home_models, usage_steps)
+NOBODY = ""  # the owner of what was somebody's; no caller has this name
+
+DERIVED = (totals,)  # can be made again from other tables, and is in no backup
