@@ -1,0 +1,231 @@
+"""Who is stopped when a budget is used up, and who is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import date
+
+import pytest
+
+from opencode_a2a.domain.effects import Happened
+from opencode_a2a.domain.events import (
+    BlockKind,
+    ChildStarted,
+    MessageSeen,
+    Speaker,
+    StepFinished,
+    TextSnapshot,
+)
+from opencode_a2a.domain.limits import DAY_MS, Limits, Spent, StepUsage
+from opencode_a2a.domain.ports import UsageQuery, UsageRow
+from opencode_a2a.domain.task import Task
+from opencode_a2a.domain.updates import BlockText
+from opencode_a2a.domain.values import (
+    Failure,
+    PermissionAsk,
+    PermissionRule,
+    Problem,
+    TaskState,
+    Text,
+    Usage,
+)
+from opencode_a2a.errors import AuthorizationForbidden, BudgetExceeded
+from opencode_a2a.service.limits import Limiter
+from opencode_a2a.service.runner import Runner
+from opencode_a2a.store.log import now_ms
+from tests.service.house import BOB, answers, house
+
+BUDGET = {"alice": Limits(tokens_per_day=10)}
+
+
+def limiter() -> Limiter:
+    return Limiter(of=lambda name: BUDGET.get(name, Limits()), has_budgets=lambda: True)
+
+
+def step(usage: Usage, owner: str = "alice", task: str = "another") -> StepUsage:
+    return StepUsage(owner, task, model="demo/demo", at=now_ms(), usage=usage)
+
+
+def spend(limits: Limiter, owner: str = "alice") -> None:
+    limits.count([step(Usage(8, 8), owner)])
+
+
+def problem_of(task: Task) -> Failure | None:
+    ended = task.ended
+    return ended.problem.type if ended is not None and ended.problem is not None else None
+
+
+async def test_all_tasks_of_the_caller_are_stopped_but_none_of_others() -> None:
+    limits = limiter()
+    async with house(limiter=limits) as at:
+        await limits.check_budget("alice")
+        working, session = await at.working("c")
+        waiting = await at.send("behind it", "c")
+        others = await at.send("hello", "d", caller=BOB)
+        answer = session.begin()
+        said = TextSnapshot(session.ref.id, answer, "prt_1", BlockKind.TEXT, "so far", ended=True)
+        session.say(said)
+        await at.until_said(working, BlockText)
+        spend(limits)
+        task = await at.ended(working)
+        assert (task.state, problem_of(task)) == (TaskState.FAILED, Failure.BUDGET_EXCEEDED)
+        assert answers(task) == ["so far"]
+        assert task.ended is not None
+        assert "It renews at" in (task.ended.message or "")
+        assert problem_of(await at.ended(waiting)) is Failure.BUDGET_EXCEEDED
+        assert len(session.prompts) == 1, "what waited was not sent"
+        assert not (await at.tasks.get(BOB, others)).state.terminal
+        with pytest.raises(BudgetExceeded):
+            await at.send("one more", "e")
+        await at.send("one more", "e", caller=BOB)
+
+
+async def test_what_waits_for_a_person_waits_on_and_needs_the_budget_to_go_on() -> None:
+    limits = limiter()
+    async with house(limiter=limits) as at:
+        await limits.check_budget("alice")
+        ask = PermissionAsk("per_1", "ses_0", "bash", ("ls",))
+        task, _ = await at.asking(ask)
+        spend(limits)
+        with pytest.raises(BudgetExceeded):
+            await at.say(task, Text("yes"))
+        assert await at.state(task) is TaskState.INPUT_REQUIRED
+        assert (await at.say(task, Text("no"))).interrupts == {}
+
+
+async def test_a_task_of_which_one_sub_agent_asks_is_stopped_if_another_spends() -> None:
+    limits = limiter()
+    async with house(limiter=limits) as at:
+        await limits.check_budget("alice")
+        task, session = await at.working("c")
+        session.begin()
+        parent, ask = session.ref.id, PermissionAsk("per_1", "ses_a", "bash", ("ls",))
+        session.say(ChildStarted("ses_a", parent), ChildStarted("ses_b", parent))
+        session.ask(ask)
+        await at.until_open(task, ask)
+        session.say(
+            MessageSeen("ses_b", "msg_b", Speaker.AGENT, 5, "msg_x"),
+            StepFinished("ses_b", "msg_b", "prt_b", Usage(8, 8)),
+        )
+        assert problem_of(await at.ended(task)) is Failure.BUDGET_EXCEEDED
+
+
+async def test_a_task_that_cannot_be_stopped_does_not_save_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = limiter()
+    async with house(limiter=limits) as at:
+        await limits.check_budget("alice")
+        broken, _ = await at.working("c")
+        other, _ = await at.working("d")
+
+        post = Runner.post
+
+        def refuse(runner: Runner, happened: Happened) -> None:
+            if runner.head.id == broken:
+                raise RuntimeError("this cannot be encoded")
+            post(runner, happened)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Runner, "post", refuse)
+            spend(limits)
+        assert problem_of(await at.ended(other)) is Failure.BUDGET_EXCEEDED
+
+
+async def test_a_prompt_is_not_sent_for_a_caller_that_has_spent_its_budget_meanwhile() -> None:
+    limits = limiter()
+    async with house(limiter=limits) as at:
+        await limits.check_budget("alice")
+        limits.on_spent = None
+        at.agent.gate.clear()
+        task = await at.send("hello", "c")
+        spend(limits)
+        at.agent.gate.set()
+        ended = await at.ended(task)
+        assert problem_of(ended) is Failure.BUDGET_EXCEEDED
+        assert at.agent.of("c").prompts == []
+
+
+class OtherProcess:
+    """Implements `UsageStore`: what others have counted."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.meanwhile: Callable[[], None] | None = None
+
+    async def spent(self, day: date) -> dict[str, Spent]:
+        found = Spent(day)
+        found.add(day, tokens=self.tokens, cost=0)
+        if self.meanwhile is not None:
+            self.meanwhile()
+        return {"alice": found}
+
+    async def sums(self, query: UsageQuery) -> Sequence[UsageRow]:
+        raise NotImplementedError
+
+
+async def test_what_other_processes_count_is_learned_and_nothing_is_forgotten() -> None:
+    store, told = OtherProcess(), list[tuple[str, Problem, str | None]]()
+    limits = limiter()
+    limits.store, limits.on_spent = store, lambda *spent: told.append(spent)
+    limits.count([step(Usage(6, 0))])
+    store.tokens = 6
+    await limits.check_budget("alice")
+    assert [each.used for each in await limits.budgets("alice")] == [6]
+    store.tokens = 12
+    async with limits.refreshing():
+        with pytest.raises(BudgetExceeded) as refused:
+            await limits.check_budget("alice")
+    assert refused.value.facts["used"] == 12
+    assert [name for name, _, _ in told] == ["alice"]
+
+
+async def test_a_step_that_was_read_before_it_was_told_counts_once_in_the_end() -> None:
+    store, limits = OtherProcess(), limiter()
+    limits.store = store
+
+    async def used() -> float:
+        await limits._refresh()
+        [budget] = await limits.budgets("alice")
+        return budget.used
+
+    store.tokens, store.meanwhile = 3, lambda: limits.count([step(Usage(3, 0))])
+    assert await used() == 6, "it may be committed after the read: rather too much for a moment"
+    store.meanwhile = None
+    limits.count([step(Usage(3, 0))])  # and one more that the read has seen already
+    assert await used() == 3
+
+
+def test_a_step_counts_on_the_day_of_its_commit() -> None:
+    limits = limiter()
+    limits._is_read = True
+    yesterday = replace(step(Usage(99, 0)), at=now_ms() - DAY_MS)
+    limits.count([yesterday])
+    assert limits.budget_problem("alice") is None
+
+
+def test_a_list_of_patterns_alone_makes_a_caller_choose() -> None:
+    limits = Limiter(of=lambda _: Limits(agents=("p*",), models=("demo/*",)))
+    assert limits.agent_for("alice", default="plan") == "plan"
+    with pytest.raises(AuthorizationForbidden, match=r"Name one in metadata.opencode.agent: p\*"):
+        limits.agent_for("alice", default="build")
+    with pytest.raises(AuthorizationForbidden):
+        limits.model_for("alice", default=None)
+
+
+def test_where_agents_are_limited_one_is_named_for_opencode_may_default_to_another() -> None:
+    limits = Limiter(of=lambda name: Limits(agents=("build",)) if name == "alice" else Limits())
+    assert limits.agent_for("alice", default="build") == "build"
+    assert limits.agent_for("bob", default="build") is None
+
+
+@pytest.mark.parametrize(("permission", "refused"), [("bash", True), ("*", True), ("edit", False)])
+def test_a_caller_whose_agent_may_not_run_everything_has_no_shell(
+    permission: str, refused: bool
+) -> None:
+    rule = PermissionRule(permission, "rm *", "deny")
+    limits = Limiter(of=lambda _: Limits(permission_rules=(rule,)))
+    with pytest.raises(AuthorizationForbidden) if refused else nullcontext():
+        limits.check_shell("alice")
