@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import MutableMapping
+import time
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.domain.values import Caller
 from opencode_a2a.errors import RateLimited, ServiceError, Unauthenticated
-from opencode_a2a.web.auth import Authenticator, Credential, Credentials
+from opencode_a2a.web.auth import Authenticator, Credential, Credentials, Identity
 from opencode_a2a.web.connections import CUT_OFF, MARK_KNOWN
 from opencode_a2a.web.logins import DELAY_SECONDS, FREE_FAILURES, MAX_WAITING_PER_ADDRESS
 
@@ -352,3 +354,179 @@ async def test_an_open_request_ends_when_its_credential_allows_it_no_more(
 
 async def _never(*_: object) -> Any:
     raise AssertionError
+
+
+# -- other schemes, and credentials that end
+
+
+def door_for(*known: Credential) -> Door:
+    door = Door()
+    door.guard.replace(Credentials(known))
+    return door
+
+
+async def test_an_api_key_is_another_scheme_than_a_bearer_token() -> None:
+    door = door_for(Credential.api_key("key", ALICE), Credential.bearer("token", BOB))
+    await door.knock((b"x-api-key", b" key "))
+    await door.knock((b"authorization", b"Bearer token"), (b"x-api-key", b"key"))
+    for wrong in (
+        (b"x-api-key", b"token"),
+        (b"x-api-key", b""),
+        (b"authorization", b"Bearer key"),
+        (b"authorization", b"api_key key"),
+        (b"authorization", b"mtls key"),
+    ):
+        await door.knock(wrong)
+    assert door.through == [ALICE, BOB]
+    assert len(door.refusals) == 5
+    assert "`X-API-Key: YOUR_TOKEN`" in door.refusals[0].message
+    assert door.refusals[0].facts["challenge"] == 'Bearer realm="opencode-a2a"'
+
+
+def ending(seconds: float) -> Credential:
+    """A token of the credentials file that is valid for so long."""
+    identity = Identity(ALICE, expires_at=time.time() + seconds, token_id="t1")
+    return Credential("bearer", Credential.bearer("token", ALICE).digest, identity)
+
+
+TOKEN = (b"authorization", b"Bearer token")
+
+
+async def test_a_token_that_has_expired_is_refused_with_the_reason() -> None:
+    door = door_for(ending(-1))
+    await door.knock(TOKEN)
+    assert "has expired" in door.refusals[0].message
+    assert door.through == []
+
+
+async def test_the_use_of_a_token_is_noted() -> None:
+    door = door_for(ending(60), Credential.bearer("other", BOB))
+    await door.knock(TOKEN)
+    await door.knock((b"authorization", b"Bearer other"))
+    assert list(door.guard.last_used) == ["t1"]
+    assert abs(door.guard.last_used["t1"] - time.time()) < 60
+
+
+async def test_a_request_ends_with_its_token() -> None:
+    cut = asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.wait_for(cut.wait(), 60)
+
+    guard = Authenticator(
+        stream,
+        credentials=Credentials([ending(0.2)]),
+        public=frozenset(),
+        on_error=lambda scope, error: PlainTextResponse(error.message),
+    )
+    scope: dict[str, Any] = {"type": "http", "path": "/", "headers": [TOKEN], "client": None}
+    await guard({**scope, "state": {CUT_OFF: cut.set}}, Door()._receive, Door()._send)
+    assert cut.is_set()
+
+
+@dataclass
+class Streaming:
+    """A stream that is open until it is cut off or let go."""
+
+    credentials: Credentials
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    now: float = 1_000.0
+    cuts: int = 0
+
+    def __post_init__(self) -> None:
+        self.guard = Authenticator(
+            self._app,
+            credentials=self.credentials,
+            public=frozenset(),
+            on_error=lambda scope, error: PlainTextResponse(error.message),
+            wall_clock=lambda: self.now,
+        )
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.began.set()
+        await asyncio.wait_for(self.over.wait(), 60)
+
+    def _cut_off(self) -> None:
+        self.cuts += 1
+        self.over.set()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        scope: dict[str, Any] = {"type": "http", "path": "/", "headers": [TOKEN], "client": None}
+        state = {CUT_OFF: self._cut_off}
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            group.create_task(self.guard({**scope, "state": state}, _never, _never))
+            await self.began.wait()
+            yield
+
+
+def until(end: float | None) -> Credentials:
+    identity = Identity(ALICE, expires_at=end, token_id="t1")
+    return Credentials([Credential("bearer", Credential.bearer("token", ALICE).digest, identity)])
+
+
+async def test_a_request_ends_with_its_token_that_was_rotated_meanwhile() -> None:
+    stream = Streaming(until(None))
+    async with stream.open():
+        assert stream.guard.replace(until(stream.now + 0.05)) == 0
+    assert stream.cuts == 1  # the block is left when the request is over
+
+
+async def test_a_request_goes_on_with_a_token_that_was_given_more_time() -> None:
+    stream = Streaming(until(1_000.0 + 3_600))
+    async with stream.open():
+        [request] = stream.guard._open
+        before = request.ending
+        assert before is not None
+        assert stream.guard.replace(until(None)) == 0
+        assert before.cancelled()
+        stream.over.set()
+    assert stream.cuts == 0
+
+
+async def test_a_token_that_has_expired_allows_nothing_though_it_is_in_the_file() -> None:
+    stream = Streaming(until(None))
+    async with stream.open():
+        assert stream.guard.replace(until(stream.now - 1)) == 1
+    assert stream.cuts == 1
+
+
+class ForgetfulIssuer:
+    """Implements `TokenIssuer`; it remembers no token, as when there are too many."""
+
+    is_valid = True
+
+    def known(self, digest: bytes) -> Identity | None:
+        return None
+
+    async def verify(self, token: bytes, digest: bytes) -> Identity:
+        return Identity(ALICE, expires_at=9_999.0, key="k1")
+
+    def current(self, identity: Identity) -> Identity | None:
+        return identity if self.is_valid else None
+
+
+async def test_a_request_with_a_token_of_the_issuer_ends_when_the_token_does_not_count() -> None:
+    issuer = ForgetfulIssuer()
+    credentials = Credentials([], issuer=issuer)
+    stream = Streaming(credentials)
+    async with stream.open():
+        assert stream.guard.replace(credentials) == 0, "forgotten, and still valid"
+        issuer.is_valid = False
+        assert stream.guard.replace(credentials) == 1
+
+
+async def test_looking_up_one_of_very_many_credentials_costs_no_more() -> None:
+    many = [Credential.bearer(f"token-{number}", ALICE) for number in range(20_000)]
+    few, full = Credentials(many[:1]), Credentials(many)
+
+    def seconds(credentials: Credentials) -> float:
+        presented = credentials.parse(b"Bearer wrong")
+        began = time.perf_counter()
+        for _ in range(2_000):
+            credentials.caller(presented)
+        return time.perf_counter() - began
+
+    fastest = [min(seconds(each) for _ in range(5)) for each in (few, full)]
+    assert fastest[1] < 100 * fastest[0]  # a look at each of them would be 20 000 times as much

@@ -24,6 +24,8 @@ from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.published import Published
 from opencode_a2a.inbound.routes import add_routes
+from opencode_a2a.observe import metrics
+from opencode_a2a.observe.tracing import SpanRef
 from opencode_a2a.service.tasks import Tasks
 from opencode_a2a.web.auth import Authenticator, Credential, Credentials
 from opencode_a2a.web.trace import Trace
@@ -124,7 +126,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 async def test_a_request_belongs_to_the_trace_that_it_names_or_begins_one(
     given: list[str], *, taken: bool
 ) -> None:
-    seen: list[tuple[str, dict[str, Any]]] = []
+    seen: list[tuple[SpanRef, dict[str, Any]]] = []
 
     async def look(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append((scope["state"]["trace"], get_contextvars()))
@@ -133,8 +135,9 @@ async def test_a_request_belongs_to_the_trace_that_it_names_or_begins_one(
     async with client(Trace(look, failure)) as there:
         answer = await there.get("/", headers=[("traceparent", each) for each in given])
     request_id = answer.headers["x-request-id"]
-    logged = {"request": request_id} | ({"trace": TRACE} if taken else {})
-    assert seen == [(TRACE if taken else request_id, logged)]
+    logged = {"request": request_id} | ({"trace_id": TRACE} if taken else {})
+    named = SpanRef(TRACE, "b7ad6b7169203331", sampled=True)
+    assert seen == [(named if taken else SpanRef(request_id), logged)]
 
 
 async def test_a_stranger_has_no_name_in_the_log() -> None:
@@ -166,9 +169,11 @@ async def test_every_answer_has_a_number_of_its_own() -> None:
 async def test_a_bug_is_answered_in_shape_and_kept_for_the_log(
     verb: str, path: str, body: Any, where: str
 ) -> None:
+    before = metrics.INTERNAL_ERRORS.values[()]
     with capture_logs() as logs:
         async with client() as there:
             response = await there.request(verb, path, json=body)
+    assert metrics.INTERNAL_ERRORS.values[()] == before + 1
     assert response.status_code == (200 if where == "rpc" else 500)
     assert SECRET not in response.text
     assert "RuntimeError" not in response.text

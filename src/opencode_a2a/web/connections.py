@@ -6,6 +6,7 @@ A connection is *unknown* until it carries a request of a known caller.
   oldest, by when it began to wait for its client or for its answer; answers get a second more. So
   whoever connects gets in, and has to send its request before as many others come. A client that
   does not read its answers keeps nobody out.
+- A trusted proxy has no address here: the clients behind it are bounded by the totals alone.
 - Known connections do not count against their address, because behind a proxy all callers have the
   same one. They are bounded by the total alone. When the total is reached, unknown connections are
   closed first, then known ones between two requests. A known caller's request or stream is never
@@ -119,12 +120,19 @@ class Connections(Generic[K]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def kinds(self) -> dict[tuple[str, ...], float]:
+        """How many are open of which kind."""
+        return {("known",): len(self) - self.unknown, ("unknown",): self.unknown}
+
     @property
     def unknown(self) -> int:
         return len(self._unknown)
 
     def opened(self, key: K, address: str, now: float) -> K | None:
-        """Which connection must be closed for a new one: none, another, or the new one itself."""
+        """Which connection must be closed for a new one: none, another, or the new one itself.
+
+        `address` is empty for those that are not counted by address.
+        """
         other = self._least_needed(address)
         if other is not None:
             self.closed(other)
@@ -168,7 +176,7 @@ class Connections(Generic[K]):
 
     def _least_needed(self, address: str) -> K | None:
         """The connection to close before a new one from this address is entered."""
-        here = self._unknown_at.get(address)
+        here = self._unknown_at.get(address) if address else None
         if here is not None and len(here) >= self._limits.unknown_per_address:
             return here.first()
         full = len(self._entries) >= self._limits.total

@@ -42,7 +42,15 @@ class OriginCheck:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
             return self._app(scope, receive, send)
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        headers = dict(scope["headers"])
+        if b"origin" not in headers and b"sec-fetch-site" not in headers:  # of a program
+            return self._pass_on(scope, receive, send)
+        texts = {name: value.decode("latin-1") for name, value in headers.items()}
+        return self._to_page(scope, receive, send, headers=texts)
+
+    def _to_page(
+        self, scope: Scope, receive: Receive, send: Send, *, headers: dict[bytes, str]
+    ) -> Awaitable[None]:
         origin = headers.get(b"origin")
         if origin in self._allowed:
             if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
@@ -56,6 +64,9 @@ class OriginCheck:
         if not self._is_own(scope["method"], origin, headers):
             refusal = OriginNotAllowed(origin)
             return self._on_error(scope, refusal)(scope, receive, send)
+        return self._pass_on(scope, receive, send)
+
+    def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if self._allowed:  # a cache must not pass this answer to a page of an allowed origin
             send = _with_headers(send, [VARY])
         return self._app(scope, receive, send)

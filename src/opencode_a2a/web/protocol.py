@@ -27,7 +27,10 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from ..errors import InvalidRequest, RequestHeadTooLarge, RequestTimeout, ServiceError
+from ..observe import metrics
 from .connections import CUT_OFF, MARK_KNOWN, ConnectionLimits, Connections, Phase, network_of
+from .proxies import TrustedNetworks
+from .trace import UNKNOWN
 
 logger = structlog.get_logger()
 
@@ -45,8 +48,13 @@ class ConnectionGuard:
     """The connections of one server, and the task that looks at their deadlines."""
 
     def __init__(
-        self, limits: ConnectionLimits, max_head_bytes: int, render_error: RenderError
+        self,
+        limits: ConnectionLimits,
+        max_head_bytes: int,
+        render_error: RenderError,
+        trusted: TrustedNetworks,
     ) -> None:
+        self.trusted = trusted
         self.max_head_bytes = max_head_bytes
         self.render_error = render_error
         self.connections = Connections[GuardedProtocol](limits)
@@ -61,9 +69,14 @@ class ConnectionGuard:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, limits: ConnectionLimits, max_head_bytes: int, render_error: RenderError
+        cls,
+        limits: ConnectionLimits,
+        max_head_bytes: int,
+        render_error: RenderError,
+        trusted: TrustedNetworks | None = None,
     ) -> AsyncIterator[ConnectionGuard]:
-        guard = cls(limits, max_head_bytes, render_error=render_error)
+        trusted = trusted or TrustedNetworks(())
+        guard = cls(limits, max_head_bytes, render_error=render_error, trusted=trusted)
         sweeping = asyncio.create_task(guard._sweep())
         try:
             yield guard
@@ -146,7 +159,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._socket = transport
         self._seen_by_uvicorn = _LingeringTransport(transport, self)
         super().connection_made(cast(asyncio.Transport, self._seen_by_uvicorn))
-        address = network_of(self.client[0]) if self.client is not None else ""
+        peer = self.client[0] if self.client is not None else ""
+        address = "" if self._guard.trusted.contains(peer) else network_of(peer)
         self._guard.admit(self, address, now=self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -356,6 +370,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.is_leaving:
             return
         response = self._guard.render_error(self._error_scope(), error, error.http_status)
+        metrics.REQUESTS.add(UNKNOWN, "", "http", error.type)
         request_id = uuid.uuid4().hex
         fields = [*self.server_state.default_headers, *response.raw_headers]
         fields += [(b"connection", b"close"), (b"x-request-id", request_id.encode())]
@@ -408,7 +423,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if (cycle := self._last_request) is not None:
             cycle.body.clear()
         self.flow.resume_reading()
-        self._socket.write_eof()
+        if self._socket.can_write_eof():
+            self._socket.write_eof()
+        else:  # TLS says by itself that nothing more will come, and waits for the client a while
+            self._socket.close()
 
     @property
     def is_leaving(self) -> bool:

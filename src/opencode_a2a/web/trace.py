@@ -1,14 +1,16 @@
-"""Logs one line per request, and answers even when the application raises.
+"""Logs, counts and traces each request, and answers even when the application raises.
 
 Every request has an id of its own, and a trace id: that of `traceparent` where the request belongs
 to a trace of others, else the request id. An invalid `traceparent` is ignored, as W3C Trace Context
 says.
+
+A request is counted, and its span ends, when its answer begins: a stream may last for hours, and a
+process that is killed meanwhile has told of the request already.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -18,12 +20,27 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import Internal, ServiceError, ShuttingDown
+from ..observe import metrics, tracing
+from ..observe.tracing import SpanRef
 
 logger = structlog.get_logger()
 
-_TRACEPARENT = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
-)
+UNKNOWN = "unknown"  # the operation of a request that names none of ours
+OPERATION, OUTCOME = "opencode_a2a.operation", "opencode_a2a.outcome"  # in a request's state
+_DOCUMENTS = {  # what can be asked for besides the operations of A2A
+    "/health": "health",
+    "/ready": "ready",
+    "/metrics": "metrics",
+    "/docs": "docs",
+    "/openapi.json": "openapi",
+    "/.well-known/agent-card.json": "card",
+    "/.well-known/agent.json": "card",
+}
+
+
+def note_operation(scope: Scope, operation: str, line: str, *, transport: str) -> None:
+    """Say what a request asks for, as soon as that is known. All of these are closed sets."""
+    scope["state"][OPERATION] = operation, line, transport
 
 
 class Trace:
@@ -36,11 +53,8 @@ class Trace:
             await self._app(scope, receive, send)
             return
         request_id = uuid.uuid4().hex
-        known = {"request": request_id}
-        if (trace := _trace_of(scope)) is not None:
-            known["trace"] = trace
-        scope.setdefault("state", {})["trace"] = trace or request_id
-        started, status, answered = time.perf_counter(), 0, False
+        request = _Request(scope, request_id)
+        status, answered = 0, False
 
         def watched(message: Message) -> Awaitable[None]:
             # Returned, not awaited: that would cost a coroutine more for every event of a stream.
@@ -48,11 +62,12 @@ class Trace:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message.setdefault("headers", []).append((b"x-request-id", request_id.encode()))
+                request.answered(status)
             else:
                 answered = not message.get("more_body", False)
             return send(message)
 
-        with structlog.contextvars.bound_contextvars(**known):
+        with structlog.contextvars.bound_contextvars(**request.ids):
             try:
                 await self._app(scope, receive, watched)
             except ClientDisconnect:
@@ -76,19 +91,76 @@ class Trace:
                     )
                     await self._on_error(scope, error)(scope, receive, watched)
             finally:
-                caller = scope.get("state", {}).get("caller")
+                if not status:
+                    scope["state"][OUTCOME] = "disconnected"
+                    request.answered(status)
+                caller = scope["state"].get("caller")
                 logger.info(
                     "request",
                     method=scope["method"],
                     path=scope["path"],
                     status=status,
-                    ms=round((time.perf_counter() - started) * 1000, 1),
+                    ms=round((time.perf_counter() - request.started) * 1000, 1),
                     principal=caller.principal if caller else None,
                 )
 
 
-def _trace_of(scope: Scope) -> str | None:
-    """The trace that a request says it belongs to."""
+class _Request:
+    """One request, for those who watch the service."""
+
+    __slots__ = ("_began", "_parent", "_ref", "_scope", "ids", "started")
+
+    def __init__(self, scope: Scope, request_id: str) -> None:
+        self.started, self._began = time.perf_counter(), time.time_ns()
+        self._scope = scope
+        self._parent = _parent_of(scope)
+        self.ids = {"request": request_id}  # for the log
+        ref = self._parent or SpanRef(request_id)
+        if self._parent is not None:
+            self.ids["trace_id"] = ref.trace
+        if (tracer := tracing.process.tracer) is not None:
+            sampled = tracer.samples(ref.trace, self._parent, scope["path"])
+            ref = SpanRef(ref.trace, tracing.new_span_id(), sampled=sampled)
+            self.ids |= {"trace_id": ref.trace, "span_id": ref.span}
+            tracing.current.set(ref)
+        self._ref = ref
+        scope.setdefault("state", {})["trace"] = ref
+
+    def answered(self, status: int) -> None:
+        """Its answer begins, or will never do (0)."""
+        state, path = self._scope["state"], self._scope["path"]
+        document = _DOCUMENTS.get(path, UNKNOWN)
+        operation, line, transport = state.get(OPERATION) or (document, "", "http")
+        outcome = state.get(OUTCOME) or ("ok" if status < 400 else f"HTTP_{status}")
+        metrics.REQUESTS.add(operation, line, transport, outcome)
+        if outcome == Internal.type:
+            metrics.INTERNAL_ERRORS.add()
+        seconds = time.perf_counter() - self.started
+        metrics.REQUEST_SECONDS.observe(seconds, operation, line, transport)
+        if self._ref.sampled and tracing.process.tracer is not None and transport != "http":
+            self._record(status, operation=operation, line=line, outcome=outcome)
+
+    def _record(self, status: int, *, operation: str, line: str, outcome: str) -> None:
+        caller = self._scope["state"].get("caller")
+        tracing.record(
+            operation,
+            below=self._parent or SpanRef(self._ref.trace),
+            span=self._ref.span,
+            kind="server",
+            times=(self._began, time.time_ns()),
+            attributes={
+                "http.request.method": self._scope["method"],
+                "http.response.status_code": status,
+                "url.path": self._scope["path"],
+                "a2a.line": line,
+                "a2a.outcome": outcome,
+                "enduser.id": caller.principal if caller else "",
+            },
+            error=outcome if outcome != "ok" else None,
+        )
+
+
+def _parent_of(scope: Scope) -> SpanRef | None:
+    """The span that a request says it was sent from."""
     given = [value for name, value in scope["headers"] if name == b"traceparent"]
-    found = _TRACEPARENT.fullmatch(given[0]) if len(given) == 1 else None
-    return found[1].decode() if found is not None else None
+    return tracing.parse(given[0]) if len(given) == 1 else None

@@ -1,0 +1,499 @@
+"""Access tokens (JWT) of an OpenID Connect provider: whether one is valid, and for whom.
+
+Everything about a token is refused unless it is known to be right:
+
+- It is bounded before it is parsed, and parsed before any key is used: three parts in base64url,
+  JSON objects without a name twice, an algorithm of the list below, no critical extension.
+- Keys come from the configured issuer alone. What a token says about keys (`jku`, `x5u`, `jwk`) is
+  not looked at; its `kid` is a name in a dictionary.
+- A key is good for the algorithms of its own kind. Secrets shared with the issuer are none.
+- An unknown `kid` may be that of a new key, so the keys are fetched again, but not more often than
+  every REFETCH_SECONDS, whatever is sent.
+
+What was found out is remembered until the token expires, so a request costs no signature check.
+Hence a token that the issuer revokes stays valid until then, or until its key is gone. So that this
+is noticed, the keys are fetched every REFRESH_SECONDS, whoever asks.
+
+PyJWT and its cryptography are large: this module is loaded only where an issuer is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import aiohttp
+import jwt
+import structlog
+
+from ..domain.addresses import discovery_url, is_loopback
+from ..domain.values import MAX_PRINCIPAL, Caller, named_principal
+from ..errors import IssuerUnavailable
+from .auth import Identity, TokenRefused
+
+logger = structlog.get_logger()
+
+MAX_TOKEN_BYTES = 16_384
+MAX_KEY_ID = 256  # characters
+MAX_VERIFIED = 10_000  # tokens that are remembered
+MAX_DOCUMENT_BYTES = 262_144  # of what the issuer answers
+MAX_KEYS = 64
+MIN_RSA_BITS = 2048
+LAST_SECOND = 253_402_300_799  # of the year 9999
+FETCH_SECONDS = 5.0
+REFETCH_SECONDS = 30.0  # between two attempts to fetch the keys, at least …
+RETRY_SECONDS = 5.0  # … and if the first has failed
+REFRESH_SECONDS = 600.0  # after which the keys are fetched again
+STALE_SECONDS = 3600.0  # after which keys are not used any more, if they cannot be fetched again
+
+_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
+ALGORITHMS = frozenset({*_RSA, *_CURVES.values()})
+# As access tokens are marked; others, such as those that tell of a logout, are no credentials.
+# Many issuers write `JWT` for all of them, which then differ in their claims.
+_TYPES = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
+_CLAIMS_OF_OTHERS = frozenset({"at_hash", "c_hash", "s_hash", "events"})
+_TYPES_OF_OTHERS = frozenset({"id", "refresh", "offline", "logout"})
+
+Json = dict[str, Any]
+Fetch = Callable[[str], Awaitable[bytes]]
+Resolve = Callable[[Collection[str]], frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class OidcPolicy:
+    """Which tokens are accepted, and what they mean."""
+
+    issuer: str
+    audience: tuple[str, ...]
+    authorized_parties: frozenset[str] = frozenset()
+    leeway: float = 30.0
+    principal_claim: str = "sub"
+    principal_prefix: str = "oidc:"
+    scopes_claim: str = "scope"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHead:
+    algorithm: str
+    key_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A public key of the issuer."""
+
+    algorithms: frozenset[str]
+    public: Any = field(repr=False)
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Keys:
+    by_id: Mapping[str, Key]
+    without_id: tuple[Key, ...]
+    fetched_at: float
+
+    def find(self, head: TokenHead) -> Key | None:
+        """A key of another kind than the token says is as unknown as none."""
+        if head.key_id is not None:
+            found = self.by_id.get(head.key_id)
+            return found if found is not None and head.algorithm in found.algorithms else None
+        fitting = [
+            key
+            for key in (*self.by_id.values(), *self.without_id)
+            if head.algorithm in key.algorithms
+        ]
+        return fitting[0] if len(fitting) == 1 else None
+
+    @cached_property
+    def fingerprints(self) -> frozenset[str]:
+        return frozenset(key.fingerprint for key in (*self.by_id.values(), *self.without_id))
+
+
+class IssuerFault(Exception):
+    """The issuer does not answer, or not as it should."""
+
+
+# -- rules
+
+
+def read_head(token: bytes) -> TokenHead:
+    """What a token says about its signature. TokenRefused: it is none that is judged here."""
+    if len(token) > MAX_TOKEN_BYTES:
+        raise TokenRefused(f"The token is larger than {MAX_TOKEN_BYTES} bytes.")
+    parts = token.split(b".")
+    if len(parts) != 3 or not all(parts):
+        raise TokenRefused("The credential in the Authorization header is not valid.")
+    head = _object(parts[0])
+    _object(parts[1])
+    _decoded(parts[2])
+    algorithm, key_id, kind = head.get("alg"), head.get("kid"), head.get("typ", "JWT")
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        raise TokenRefused("The token is signed with an algorithm that is not accepted here.")
+    if "crit" in head or "b64" in head or "zip" in head or "enc" in head:
+        raise TokenRefused("The token needs an extension that is not supported.")
+    if not isinstance(kind, str) or kind.lower() not in _TYPES:
+        raise TokenRefused("The token is no access token.")
+    if key_id is not None and not (isinstance(key_id, str) and len(key_id) <= MAX_KEY_ID):
+        raise TokenRefused("The token is signed with an unknown key.")
+    return TokenHead(algorithm, key_id)
+
+
+def read_claims(token: bytes, head: TokenHead, key: Key, policy: OidcPolicy) -> Json:
+    """The claims of a token that is signed with the key, and valid now."""
+    try:
+        jwt.decode(
+            token,
+            key.public,
+            algorithms=[head.algorithm],
+            issuer=policy.issuer,
+            audience=policy.audience,
+            leeway=policy.leeway,
+            options={"require": ["exp", "iss", "aud", policy.principal_claim]},
+        )
+    except jwt.ExpiredSignatureError:
+        raise TokenRefused("This token has expired. Get a new one.") from None
+    except jwt.ImmatureSignatureError:
+        raise TokenRefused("This token is not valid yet.") from None
+    except jwt.InvalidAudienceError:
+        raise TokenRefused("This token was made for another service.") from None
+    except jwt.InvalidIssuerError:
+        raise TokenRefused("This token is of another issuer.") from None
+    except jwt.MissingRequiredClaimError as exc:
+        raise TokenRefused(f"The token lacks the claim {exc.claim}.") from None
+    except (jwt.PyJWTError, ValueError, TypeError, OverflowError):
+        raise TokenRefused("The token is not valid.") from None
+    claims = _object(token.split(b".")[1])
+    if claims["iss"] != policy.issuer:
+        raise TokenRefused("This token is of another issuer.")
+    if not _is_for_access(claims):
+        raise TokenRefused("The token is no access token.")
+    if not all(_is_time(claims[name]) for name in ("exp", "nbf", "iat") if name in claims):
+        raise TokenRefused("The token is not valid.")
+    party = claims.get("azp", claims.get("client_id"))
+    if policy.authorized_parties and str(party) not in policy.authorized_parties:
+        raise TokenRefused("This token was given to a client that may not use this service.")
+    return claims
+
+
+def _is_for_access(claims: Json) -> bool:
+    """Not for a client that wants to know who has logged in: such tokens lie about everywhere."""
+    kind = str(claims.get("typ", "")).lower()
+    if kind in _TYPES_OF_OTHERS or not _CLAIMS_OF_OTHERS.isdisjoint(claims):
+        return False
+    return "nonce" not in claims or kind == "bearer"  # so Keycloak marks its access tokens
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= LAST_SECOND
+
+
+def principal_of(claims: Json, policy: OidcPolicy) -> str:
+    name = claims.get(policy.principal_claim)
+    principal = named_principal(policy.principal_prefix, name) if isinstance(name, str) else None
+    if principal is None:
+        raise TokenRefused(
+            f"The claim {policy.principal_claim} of the token names nobody: it must be text that "
+            f"can be printed, and with {policy.principal_prefix!r} no longer than {MAX_PRINCIPAL}."
+        )
+    return principal
+
+
+def words_of(claims: Json, claim: str) -> frozenset[str]:
+    """What a token is good for, in its issuer's words."""
+    value: Any = claims.get(claim)
+    if value is None:
+        value = claims
+        for name in claim.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+    if isinstance(value, str):
+        return frozenset(value.split())
+    words = value if isinstance(value, list) else []
+    return frozenset(each for each in words if isinstance(each, str))
+
+
+def read_keys(document: bytes, *, at: float) -> Keys:
+    """The keys of a JWKS that can be used here. Two keys with one id are both left out."""
+    try:
+        given = json.loads(document)["keys"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise IssuerFault("its keys are no JWKS") from None
+    by_id: dict[str, Key | None] = {}
+    without_id = []
+    for each in given[:MAX_KEYS] if isinstance(given, list) else []:
+        key = _key(each) if isinstance(each, dict) else None
+        if key is None:
+            continue
+        key_id = each.get("kid")
+        if key_id is None:
+            without_id.append(key)
+        elif isinstance(key_id, str):
+            by_id[key_id] = None if key_id in by_id else key
+    found = {name: key for name, key in by_id.items() if key is not None}
+    if not found and not without_id:
+        raise IssuerFault("it has no key that can be used")
+    return Keys(found, tuple(without_id), fetched_at=at)
+
+
+def _key(jwk: Json) -> Key | None:
+    """A public key for signatures, or None: whatever else it is, it is not used."""
+    operations = jwk.get("key_ops")
+    if jwk.get("use", "sig") != "sig" or "d" in jwk or "k" in jwk:
+        return None
+    if operations is not None and (not isinstance(operations, list) or "verify" not in operations):
+        return None
+    kind, curve = jwk.get("kty"), jwk.get("crv")
+    if kind == "RSA":
+        algorithms = frozenset(_RSA)
+    elif not isinstance(curve, str):
+        return None
+    elif (kind, curve == "Ed25519") in (("EC", False), ("OKP", True)) and curve in _CURVES:
+        algorithms = frozenset({_CURVES[curve]})
+    else:
+        return None
+    if "alg" in jwk:
+        algorithms &= {jwk["alg"]} if isinstance(jwk["alg"], str) else frozenset()
+    if not algorithms:
+        return None
+    try:
+        public = jwt.PyJWK(jwk, algorithm=min(algorithms)).key
+    except (jwt.PyJWTError, ValueError, TypeError):
+        return None
+    if kind == "RSA" and public.key_size < MIN_RSA_BITS:
+        return None
+    canonical = json.dumps([jwk.get(name) for name in ("kty", "crv", "n", "e", "x", "y")])
+    return Key(algorithms, public, fingerprint=hashlib.sha256(canonical.encode()).hexdigest())
+
+
+def _decoded(part: bytes) -> bytes:
+    """base64url without padding, in the one form that stands for these bytes."""
+    try:
+        decoded = base64.b64decode(part + b"=" * (-len(part) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise TokenRefused("The token is not valid.") from None
+    if base64.urlsafe_b64encode(decoded).rstrip(b"=") != part:
+        raise TokenRefused("The token is not valid.")
+    return decoded
+
+
+def _object(part: bytes) -> Json:
+    try:
+        found = json.loads(
+            _decoded(part).decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number
+        )
+    except (ValueError, RecursionError):
+        raise TokenRefused("The token is not valid.") from None
+    if not isinstance(found, dict):
+        raise TokenRefused("The token is not valid.")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Json:
+    """An object whose names are all different: of two, two readers may take two."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError
+    return found
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(word)  # NaN and Infinity are no JSON
+
+
+# -- effects
+
+
+class Issuer:
+    """Implements `web.auth.TokenIssuer`."""
+
+    def __init__(
+        self,
+        policy: OidcPolicy,
+        resolve: Resolve,
+        *,
+        fetch: Fetch | None = None,
+        clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy
+        self._resolve = resolve  # what the words of a token mean
+        self._fetch = fetch or fetch_document
+        self._clock = clock
+        self._elapsed = elapsed
+        self._keys: Keys | None = None
+        self._tried_at = -math.inf
+        self._is_failing = False
+        self._fetching: asyncio.Task[None] | None = None
+        self._verified: dict[bytes, Identity] = {}
+        self.on_keys: Callable[[], None] = lambda: None  # called when a key is gone
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, policy: OidcPolicy, resolve: Resolve) -> AsyncIterator[Issuer]:
+        """The keys are fetched at once, so that the log says early if that does not work."""
+        issuer = cls(policy, resolve)
+        refreshing = asyncio.create_task(issuer.refresh())
+        try:
+            yield issuer
+        finally:
+            tasks = [task for task in (refreshing, issuer._fetching) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def refresh(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Keep the keys fresh until it is canceled."""
+        while True:
+            await self._fetch_keys()
+            await sleep(REFETCH_SECONDS if self._is_failing else REFRESH_SECONDS)
+
+    def known(self, digest: bytes) -> Identity | None:
+        found = self._verified.pop(digest, None)
+        if found is None or (found.expires_at or 0) <= self._clock():
+            return None
+        self._verified[digest] = found  # the last one now: the first ones are forgotten first
+        return found if self._has_keys else None
+
+    async def verify(self, token: bytes, digest: bytes) -> Identity:
+        head = read_head(token)
+        key = await self._key(head)
+        claims = read_claims(token, head, key, self._policy)
+        principal = principal_of(claims, self._policy)
+        words = words_of(claims, self._policy.scopes_claim)
+        identity = Identity(
+            Caller(principal, self._resolve(words)),
+            expires_at=claims["exp"] + self._policy.leeway,
+            words=words,
+            key=key.fingerprint,
+        )
+        self._verified[digest] = identity
+        if len(self._verified) > MAX_VERIFIED:
+            del self._verified[next(iter(self._verified))]
+        return identity
+
+    def current(self, identity: Identity) -> Identity | None:
+        if self._keys is None or identity.key not in self._keys.fingerprints:
+            return None
+        caller = Caller(identity.caller.principal, self._resolve(identity.words))
+        return replace(identity, caller=caller)
+
+    def reload(self) -> None:
+        """The words of tokens may have another meaning now, or a key may be gone."""
+        judged = {digest: self.current(found) for digest, found in self._verified.items()}
+        self._verified = {digest: found for digest, found in judged.items() if found is not None}
+
+    @property
+    def _has_keys(self) -> bool:
+        """Whether there are keys that may be used."""
+        keys = self._keys
+        return keys is not None and self._elapsed() - keys.fetched_at <= STALE_SECONDS
+
+    async def _key(self, head: TokenHead) -> Key:
+        if not self._has_keys:
+            await self._fetch_keys()
+        if self._keys is None or not self._has_keys:
+            raise self._unavailable()
+        found = self._keys.find(head)
+        if found is None:  # it may be newer than what we have
+            await self._fetch_keys()
+            found = self._keys.find(head)
+        if found is None and self._is_failing:
+            raise self._unavailable()
+        if found is None:
+            raise TokenRefused("The token is signed with an unknown key.")
+        return found
+
+    def _unavailable(self) -> IssuerUnavailable:
+        left = self._tried_at + self._interval - self._elapsed()
+        return IssuerUnavailable(retry_after=max(1, math.ceil(left)))
+
+    @property
+    def _interval(self) -> float:
+        return RETRY_SECONDS if self._is_failing else REFETCH_SECONDS
+
+    async def _fetch_keys(self) -> None:
+        """Wait for the keys; it is not an error if they cannot be had, or were a moment ago."""
+        self._begin_fetch()
+        if self._fetching is not None:
+            await asyncio.shield(self._fetching)
+
+    def _begin_fetch(self) -> None:
+        if self._fetching is not None or self._elapsed() - self._tried_at < self._interval:
+            return
+        self._tried_at = self._elapsed()
+        self._fetching = asyncio.create_task(self._update_keys())
+
+    async def _update_keys(self) -> None:
+        try:
+            self._take(await self._current_keys())
+            self._is_failing = False
+        except IssuerFault as exc:
+            self._is_failing = True
+            logger.warning("oidc.no_keys", issuer=self._policy.issuer, reason=str(exc))
+        except Exception:
+            self._is_failing = True
+            logger.exception("oidc.internal_error", issuer=self._policy.issuer)
+        finally:
+            self._fetching = None
+
+    def _take(self, keys: Keys) -> None:
+        before, self._keys = self._keys, keys
+        if before is not None and not before.fingerprints <= keys.fingerprints:
+            self.reload()
+            self.on_keys()
+
+    async def _current_keys(self) -> Keys:
+        issuer = self._policy.issuer
+        document = await self._fetch(discovery_url(issuer))
+        try:
+            configuration = json.loads(document)
+            named, keys_at = configuration["issuer"], configuration["jwks_uri"]
+            parts = urlsplit(keys_at)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise IssuerFault("its configuration is not that of OpenID Connect") from None
+        if named != issuer:
+            raise IssuerFault(
+                "its configuration names another issuer; A2A_OIDC_ISSUER must be "
+                "written as there, to the letter"
+            )
+        if parts.scheme != "https" and not (
+            parts.scheme == "http" and is_loopback(parts.hostname or "")
+        ):
+            raise IssuerFault("its keys are not at an https URL")
+        return read_keys(await self._fetch(keys_at), at=self._elapsed())
+
+
+async def fetch_document(url: str) -> bytes:
+    """What is at this address; bounded in time and size, without following redirects."""
+    timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(
+                timeout=timeout, trust_env=True, auto_decompress=False
+            ) as session,
+            session.get(
+                url, allow_redirects=False, headers={"accept-encoding": "identity"}
+            ) as response,
+        ):
+            if response.status != 200:
+                raise IssuerFault(f"{url} answers with status {response.status}")
+            body = await response.content.read(MAX_DOCUMENT_BYTES + 1)
+            while len(body) <= MAX_DOCUMENT_BYTES and not response.content.at_eof():
+                body += await response.content.read(MAX_DOCUMENT_BYTES + 1 - len(body))
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+        raise IssuerFault(f"{url} does not answer ({type(exc).__name__})") from None
+    if len(body) > MAX_DOCUMENT_BYTES:
+        raise IssuerFault(f"{url} answers with more than {MAX_DOCUMENT_BYTES} bytes")
+    return body

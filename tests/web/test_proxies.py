@@ -1,0 +1,232 @@
+"""For whom a proxy asks: what is believed, and of whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from opencode_a2a.web.proxies import (
+    CERTIFICATE,
+    EXTERNAL_URL,
+    MAX_HOPS,
+    Hop,
+    TrustedNetworks,
+    TrustedProxies,
+    certificate_name,
+    forwarded,
+    x_forwarded,
+)
+
+TRUSTED = ["10.0.0.0/8", "fd00::/8", "192.0.2.7"]
+PROXY, OTHER_PROXY, CLIENT = "10.0.0.1", "10.0.0.2", "203.0.113.9"
+
+
+async def seen(
+    *headers: tuple[str, str], peer: str = PROXY, header: str = "x-forwarded", **more: Any
+) -> Scope:
+    """The request as the application sees it."""
+    found: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found.append(scope)
+
+    trusted = TrustedNetworks(TRUSTED)
+    proxies = TrustedProxies(app, trusted=trusted, header=header, **more)
+    fields = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
+    scope = {
+        "type": "http",
+        "client": (peer, 1234),
+        "scheme": "http",
+        "headers": [(b"host", b"inside:8000"), *fields],
+    }
+    await proxies(scope, None, None)  # type: ignore[arg-type]
+    return found[0]
+
+
+def host(scope: Scope) -> str:
+    [value] = [value for name, value in scope["headers"] if name == b"host"]
+    return str(value.decode())
+
+
+@pytest.mark.parametrize(
+    ("header", "client"),
+    [
+        (CLIENT, CLIENT),
+        (f"1.2.3.4, {CLIENT}", CLIENT),  # the client wrote the first itself
+        (f"1.2.3.4, {CLIENT}, {OTHER_PROXY}", CLIENT),
+        (f"{CLIENT},{OTHER_PROXY},192.0.2.7", CLIENT),
+        (f"{OTHER_PROXY}, 192.0.2.7", OTHER_PROXY),  # a proxy asks for itself
+        (f"{CLIENT}:4711", CLIENT),
+        ("[2001:db8::1]:4711", "2001:db8::1"),
+        ("2001:db8::1", "2001:db8::1"),
+        (f"::ffff:{OTHER_PROXY}", f"::ffff:{OTHER_PROXY}"),
+        (f"{CLIENT}, unknown", PROXY),  # what stands left of it may be anybody's
+        ("nonsense", PROXY),
+        ("", PROXY),
+        (", ,", PROXY),
+    ],
+)
+async def test_the_client_is_the_first_from_the_right_who_is_not_trusted(
+    header: str, client: str
+) -> None:
+    scope = await seen(("X-Forwarded-For", header))
+    address = scope["client"][0]
+    assert address == client or address == client.replace(OTHER_PROXY, "a00:2")
+
+
+async def test_several_fields_are_one_list() -> None:
+    fields = (("X-Forwarded-For", "1.2.3.4"), ("X-Forwarded-For", CLIENT))
+    assert (await seen(*fields))["client"][0] == CLIENT
+
+
+@pytest.mark.parametrize("peer", [CLIENT, "11.0.0.1", "2001:db8::1", "not an address"])
+async def test_nobody_else_is_believed(peer: str) -> None:
+    fields = (
+        ("X-Forwarded-For", "1.2.3.4"),
+        ("X-Forwarded-Proto", "https"),
+        ("X-Forwarded-Host", "evil.example"),
+        ("Forwarded", "for=1.2.3.4"),
+        ("X-Cert", "CN=root"),
+    )
+    for header in ("x-forwarded", "forwarded"):
+        scope = await seen(*fields, peer=peer, header=header, certificate_header="X-Cert")
+        assert scope["client"] == (peer, 1234)
+        assert scope["scheme"] == "http"
+        assert host(scope) == "inside:8000"
+        assert "state" not in scope
+
+
+async def test_a_proxy_with_an_address_of_the_other_kind_is_recognised() -> None:
+    scope = await seen(("X-Forwarded-For", CLIENT), peer=f"::ffff:{PROXY}")
+    assert scope["client"][0] == CLIENT
+
+
+async def test_the_url_is_the_one_that_the_client_used() -> None:
+    fields = [("X-Forwarded-For", CLIENT), ("X-Forwarded-Proto", "https")]
+    fields += [("X-Forwarded-Host", "agent.example.com:8443")]
+    scope = await seen(*fields)
+    assert scope["scheme"] == "https"
+    assert host(scope) == "agent.example.com:8443"
+    assert scope["state"][EXTERNAL_URL] == "https://agent.example.com:8443"
+
+
+async def test_of_several_proxies_the_one_counts_that_the_client_asked() -> None:
+    scope = await seen(
+        ("X-Forwarded-For", f"1.2.3.4, {CLIENT}, {OTHER_PROXY}"),
+        ("X-Forwarded-Proto", "http, https, http"),
+        ("X-Forwarded-Host", "evil.example, agent.example.com, inner"),
+    )
+    assert scope["state"][EXTERNAL_URL] == "https://agent.example.com"
+
+
+@pytest.mark.parametrize("name", ["evil.example/path", "a b", "user@host", "<x>", "a:b", ""])
+async def test_a_name_that_is_none_is_ignored(name: str) -> None:
+    fields = [("X-Forwarded-For", CLIENT), ("X-Forwarded-Proto", "javascript")]
+    scope = await seen(*fields, ("X-Forwarded-Host", name))
+    assert (host(scope), scope["scheme"]) == ("inside:8000", "http")
+
+
+async def test_what_a_proxy_may_pass_on_from_its_client_is_ignored() -> None:
+    both = (("X-Forwarded-For", CLIENT), ("Forwarded", "for=1.2.3.4;proto=https;host=evil.example"))
+    scope = await seen(*both)
+    assert (scope["client"][0], scope["scheme"]) == (CLIENT, "http")
+    scope = await seen(*both, header="forwarded")
+    assert scope["client"][0] == "1.2.3.4"
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        (
+            'for="[2001:db8::1]:80";proto=HTTPS;host="a.example:1"',
+            ("2001:db8::1", "https", "a.example:1"),
+        ),
+        ("For=192.0.2.60; proto=http ;by=203.0.113.43", ("192.0.2.60", "http", "")),
+        ("for=_hidden, for=1.2.3.4", ("1.2.3.4", "", "")),
+        ("for=unknown", ("", "", "")),
+        ('for="1.2.3.4', None),
+        ("for=1.2.3.4;;", None),
+        ("nonsense", None),
+        ("", ("", "", "")),
+    ],
+)
+def test_forwarded_is_read_as_its_specification_says(
+    header: str, found: tuple[str, str, str] | None
+) -> None:
+    hops = forwarded(header)
+    last = (hops[-1].address, hops[-1].scheme, hops[-1].host) if hops else None
+    assert last == found
+
+
+@pytest.mark.parametrize("entry", ["1", "10.0.0.2", "", " "])
+def test_of_a_very_long_list_only_the_end_is_read(entry: str) -> None:
+    many = {b"x-forwarded-for": f"{entry}," * 8_000 + CLIENT}
+    many[b"x-forwarded-proto"] = "http," * 8_000 + "https"
+    hops = x_forwarded(many)
+    assert len(hops) == MAX_HOPS
+    assert hops[-1] == Hop(CLIENT, "https")
+
+
+def test_forwarded_is_not_believed_where_it_is_very_long() -> None:
+    assert len(forwarded(", ".join(["for=10.0.0.2"] * 100))) == MAX_HOPS
+    assert forwarded(", ".join(["for=10.0.0.2"] * 5_000)) == []
+    assert forwarded("a=," * 300) == []
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        f'a={" " * 16_000}"',
+        f'{" " * 16_000}"',
+        f'a{" " * 16_000}"',
+        f'a="{" " * 16_000}',
+        f'a="{chr(92) * 16_000}',
+        f"{'a' * 16_000}",
+        f'a={"b" * 16_000}"',
+    ],
+    ids=range(7),
+)
+def test_a_header_that_cannot_be_read_is_given_up_at_once(hostile: str) -> None:
+    # A pattern that tries the same spaces in several ways would not end this year.
+    assert forwarded(hostile) == []
+    assert certificate_name(hostile, "X-Forwarded-Client-Cert") == ""
+
+
+async def test_a_proxy_may_say_how_it_was_asked_and_not_by_whom() -> None:
+    scope = await seen(("X-Forwarded-Proto", "https"))
+    assert scope["client"][0] == PROXY
+    assert scope["state"][EXTERNAL_URL] == "https://inside:8000"
+    scope = await seen(("Forwarded", "proto=https;host=a.example"), header="forwarded")
+    assert (scope["client"][0], scope["state"][EXTERNAL_URL]) == (PROXY, "https://a.example")
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ('By=spiffe://a;Hash=ab;Subject="/C=US/CN=ada";URI=spiffe://a/ada', "spiffe://a/ada"),
+        ('Hash=ab;Subject="CN=ada,O=\\"Quoted, Inc\\";x"', 'CN=ada,O="Quoted, Inc";x'),
+        ("Subject=CN=eve,Hash=ab;Subject=CN=ada", "CN=ada"),  # the last proxy's client
+        ('Hash=ab;Subject=""', ""),
+        ("Hash=ab", ""),
+        ('Subject="open', ""),
+        ("", ""),
+    ],
+)
+def test_a_certificate_is_named_by_its_uri_or_subject(header: str, name: str) -> None:
+    assert certificate_name(header, "X-Forwarded-Client-Cert") == name
+
+
+async def test_a_certificate_that_is_named_twice_is_not_believed() -> None:
+    once = await seen(("X-Cert", "CN=ada"), certificate_header="X-Cert")
+    assert once["state"][CERTIFICATE] == "CN=ada"
+    twice = await seen(("X-Cert", "CN=ada"), ("X-Cert", "CN=eve"), certificate_header="X-Cert")
+    assert CERTIFICATE not in twice["state"]
+
+
+@pytest.mark.parametrize("name", ["X-Cert", "X-Forwarded-Client-Cert"])
+async def test_a_name_that_is_not_utf_8_is_nobodys(name: str) -> None:
+    for subject in ('Subject="CN=M\xfcller"', 'Subject="CN=M\xf6ller"'):  # in Latin-1
+        scope = await seen((name, subject), certificate_header=name)
+        assert CERTIFICATE not in scope["state"]
