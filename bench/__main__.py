@@ -18,7 +18,7 @@ import uvloop
 
 from tests.running import ROOT
 
-from . import calling, latency, process, smoke, stored, streaming, wire
+from . import calling, latency, observing, process, smoke, stored, streaming, wire
 from .figures import Result
 from .lab import Lab
 from .report import table, write
@@ -36,6 +36,7 @@ MEASURES: dict[str, Callable[[Lab], Awaitable[Result]]] = {
     "memory": process.memory,
     "start": process.start,
     "wire": wire.by_content,
+    "observe": observing.cost,
 }
 
 

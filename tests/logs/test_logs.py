@@ -130,8 +130,12 @@ def test_a_secret_is_in_no_line() -> None:
 
 
 def test_the_level_counts() -> None:
+    level = logging.getLogger("opencode_a2a")
     assert logged("logfmt", "warning") == ""
+    assert not level.isEnabledFor(logging.INFO)
     assert logged("logfmt", "info") != ""
+    assert level.isEnabledFor(logging.INFO)
+    assert not level.isEnabledFor(logging.DEBUG)
 
 
 ODD_SECRETS = [

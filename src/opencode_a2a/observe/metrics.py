@@ -1,0 +1,393 @@
+"""The metrics of this process: each declared once, counted as plain numbers where it happens.
+
+The numbers are always counted, because that costs next to nothing. What exists elsewhere already,
+such as the tasks at work, is not counted but read when somebody asks (`Gauge`). Nothing of
+Prometheus is loaded before somebody does: see `exposition`.
+
+Values of labels come from closed sets. Where they come from outside (models, principals, tools),
+`Names` keeps the first ones apart and calls all others `other`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias, TypeVar
+
+PREFIX = "opencode_a2a_"
+OTHER = "other"  # all names after the first ones
+MAX_NAMES = 100
+MAX_PAYERS = 500  # pairs of a model and a principal
+
+Labels: TypeAlias = tuple[str, ...]
+Values: TypeAlias = Mapping[Labels, float]
+
+# In seconds, if nothing else is said.
+REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TASK_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+PERSON_BUCKETS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 14400.0, 86400.0)
+COMMIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+ENTRY_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+@dataclass(eq=False, slots=True)
+class Counter:
+    """Something that happens: how often, or how much of it."""
+
+    name: str
+    help: str
+    labels: Labels = ()
+    values: dict[Labels, float] = field(default_factory=dict)
+    kind: ClassVar[str] = "counter"
+
+    def add(self, *labels: str, amount: float = 1) -> None:
+        values = self.values
+        values[labels] = values.get(labels, 0) + amount
+
+
+@dataclass(eq=False, slots=True)
+class Series:
+    """What a histogram has seen for one set of labels."""
+
+    counts: list[int]  # by bucket; the last one is for all that is larger
+    sum: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Histogram:
+    """How long things take, or how large they are."""
+
+    name: str
+    help: str
+    labels: Labels = ()
+    buckets: tuple[float, ...] = REQUEST_BUCKETS
+    series: dict[Labels, Series] = field(default_factory=dict)
+    kind: ClassVar[str] = "histogram"
+
+    def observe(self, value: float, *labels: str) -> None:
+        series = self.series.get(labels)
+        if series is None:
+            series = self.series[labels] = Series([0] * (len(self.buckets) + 1))
+        series.counts[bisect_left(self.buckets, value)] += 1
+        series.sum += value
+
+
+@dataclass(eq=False, slots=True)
+class Gauge:
+    """Something that is so now. `read` is set while somebody knows it (`reading`)."""
+
+    name: str
+    help: str
+    labels: Labels = ()
+    read: Callable[[], Values] | None = None
+    kind: ClassVar[str] = "gauge"
+
+
+Metric: TypeAlias = Counter | Histogram | Gauge
+M = TypeVar("M", Counter, Histogram, Gauge)
+
+
+class Names(dict[str, str]):
+    """The names that a label has, by name: the first ones as they are, all others as `other`."""
+
+    def __init__(self, limit: int = MAX_NAMES) -> None:
+        self._limit = limit
+
+    def __missing__(self, name: str) -> str:
+        if len(self) >= self._limit:
+            return OTHER
+        self[name] = name
+        return name
+
+
+METRICS: dict[str, Metric] = {}  # all that are declared below, by their full name
+
+
+def _declare(metric: M) -> M:
+    metric.name = PREFIX + metric.name
+    METRICS[metric.name] = metric
+    return metric
+
+
+@contextmanager
+def reading(gauges: Mapping[Gauge, Callable[[], Values]]) -> Iterator[None]:
+    """Let these be read while the block lasts."""
+    for gauge, read in gauges.items():
+        gauge.read = read
+    try:
+        yield
+    finally:
+        for gauge, read in gauges.items():
+            if gauge.read is read:  # another service of this process may have taken it over
+                gauge.read = None
+
+
+def one(value: float) -> Values:
+    """The value of a gauge without labels."""
+    return {(): value}
+
+
+PRINCIPALS = Names()
+MODELS = Names()
+TOOLS = Names()
+PEERS = Names()
+_payers: set[tuple[str, str]] = set()
+
+
+def payer(model: str, principal: str) -> tuple[str, str]:
+    """The labels of what somebody uses of a model. Pairs are bounded, as each has many series."""
+    pair = MODELS[model], PRINCIPALS[principal]
+    if pair not in _payers:
+        if len(_payers) >= MAX_PAYERS:
+            return OTHER, OTHER
+        _payers.add(pair)
+    return pair
+
+
+# -- the service
+
+INFO = _declare(
+    Gauge("info", "Always 1; the labels say what runs here.", ("version", "opencode_version"))
+)
+CONNECTIONS = _declare(
+    Gauge(
+        "connections",
+        "Open connections of clients; `known` ones have carried a request with a valid credential.",
+        ("kind",),
+    )
+)
+REQUESTS = _declare(
+    Counter(
+        "requests_total",
+        "Requests that were answered. `outcome` is `ok`, the `type` of the error, or "
+        "`disconnected` where the client left before its answer.",
+        ("operation", "line", "transport", "outcome"),
+    )
+)
+REQUEST_SECONDS = _declare(
+    Histogram(
+        "request_duration_seconds",
+        "From a request's head to the beginning of its answer. A stream begins with the task as it "
+        "is; a blocking send is answered when the task rests.",
+        ("operation", "line", "transport"),
+    )
+)
+INTERNAL_ERRORS = _declare(
+    Counter("internal_errors_total", "Requests that failed by an error of the service itself.")
+)
+LOGINS_REFUSED = _declare(
+    Counter(
+        "logins_refused_total",
+        "Requests whose credential was wrong (`invalid`), or was not even looked at because too "
+        "many from the same address were wrong (`slowed`).",
+        ("reason",),
+    )
+)
+STREAMS = _declare(Gauge("streams", "Event streams that are open now."))
+STREAMS_OPENED = _declare(Counter("streams_opened_total", "Event streams that were opened."))
+STREAM_BYTES = _declare(Counter("stream_bytes_total", "Bytes of events that were sent."))
+READERS = _declare(
+    Gauge("readers", "Streams and blocking requests that wait for the next entry of a task's log.")
+)
+
+# -- tasks
+
+TASKS = _declare(
+    Gauge("tasks", "Tasks that this process holds now, by state; ended ones are none.", ("state",))
+)
+QUEUE_DEPTH = _declare(
+    Gauge(
+        "queue_depth",
+        "Tasks that wait: `slot` for a free one (OPENCODE_MAX_CONCURRENT_STREAMS), `context` for "
+        "an older task of their context or their own preparation.",
+        ("reason",),
+    )
+)
+QUEUE_LIMIT = _declare(
+    Gauge("queue_limit", "How many tasks may wait for a slot (A2A_MAX_QUEUED_TASKS).")
+)
+TASKS_CREATED = _declare(Counter("tasks_created_total", "Tasks that were stored."))
+TASKS_RESUMED = _declare(
+    Counter("tasks_resumed_total", "Tasks of another or an earlier process that were taken over.")
+)
+TASKS_ENDED = _declare(
+    Counter(
+        "tasks_ended_total",
+        "Tasks that have ended; `problem` says why one has failed.",
+        ("state", "problem"),
+    )
+)
+TASK_SECONDS = _declare(
+    Histogram(
+        "task_duration_seconds",
+        "From a task's creation to its end, with all waiting.",
+        ("state",),
+        TASK_BUCKETS,
+    )
+)
+QUEUE_SECONDS = _declare(
+    Histogram(
+        "task_queue_seconds",
+        "From a task's creation until the agent works on it.",
+        buckets=TASK_BUCKETS,
+    )
+)
+FIRST_TOKEN_SECONDS = _declare(
+    Histogram(
+        "task_first_token_seconds",
+        "From a task's creation until its first output (text or reasoning) can be read.",
+        buckets=TASK_BUCKETS,
+    )
+)
+TURNS = _declare(
+    Counter(
+        "turns_total",
+        "Prompts of tasks: `message` of a caller, or `continuation` after OpenCode lost its work.",
+        ("kind",),
+    )
+)
+TOKENS = _declare(
+    Counter(
+        "tokens_total",
+        "Tokens that the providers have reported, for agents and sub-agents.",
+        ("model", "principal", "kind"),
+    )
+)
+COST = _declare(
+    Counter(
+        "cost_dollars_total",
+        "Costs in US dollars, as OpenCode reckons them from the reported tokens.",
+        ("model", "principal"),
+    )
+)
+PROVIDER_RETRIES = _declare(
+    Counter("provider_retries_total", "Times that OpenCode waited to ask a provider again.")
+)
+TOOL_CALLS = _declare(
+    Counter(
+        "tool_calls_total",
+        "Tool calls of agents and sub-agents that have ended (`completed` or `error`).",
+        ("tool", "outcome"),
+    )
+)
+INTERRUPTS_OPEN = _declare(
+    Gauge("interrupts_open", "Requests of agents that wait for a person now.", ("kind",))
+)
+INTERRUPTS = _declare(
+    Counter(
+        "interrupts_total",
+        "Requests of agents that are settled. `outcome` is the answer (`once`, `always`, "
+        "`reject`, `answered`, `rejected`), `rule` where nobody had to be asked, `expired`, "
+        "`elsewhere` (in OpenCode's own interface) or `ended` (with the task).",
+        ("kind", "outcome"),
+    )
+)
+INTERRUPT_SECONDS = _declare(
+    Histogram(
+        "interrupt_wait_seconds",
+        "How long an agent's request waited until it was settled.",
+        ("kind",),
+        PERSON_BUCKETS,
+    )
+)
+
+# -- the task log
+
+COMMIT_SECONDS = _declare(
+    Histogram(
+        "log_commit_duration_seconds",
+        "How long commits of the task log took.",
+        buckets=COMMIT_BUCKETS,
+    )
+)
+COMMIT_ENTRIES = _declare(
+    Histogram(
+        "log_commit_entries",
+        "Entries of the task log that were committed together.",
+        buckets=ENTRY_BUCKETS,
+    )
+)
+LOG_LAG_SECONDS = _declare(
+    Histogram(
+        "log_lag_seconds",
+        "How long the oldest update of a commit had waited when it was committed.",
+        buckets=COMMIT_BUCKETS,
+    )
+)
+LOG_PENDING = _declare(Gauge("log_pending_updates", "Updates that are not committed yet."))
+STORE_ERRORS = _declare(
+    Counter(
+        "store_errors_total",
+        "Transactions that the database refused (`unavailable`), or of which it is not known "
+        "whether they were committed (`unknown`).",
+        ("error",),
+    )
+)
+
+# -- OpenCode
+
+OPENCODE_CONNECTED = _declare(
+    Gauge("opencode_connected", "1 while OpenCode's events arrive, else 0.")
+)
+OPENCODE_REQUESTS = _declare(
+    Counter(
+        "opencode_requests_total",
+        "Requests to OpenCode. `outcome` is `ok` or the `type` of the error.",
+        ("route", "outcome"),
+    )
+)
+OPENCODE_SECONDS = _declare(
+    Histogram("opencode_request_duration_seconds", "How long OpenCode took to answer.", ("route",))
+)
+FEED_RECONNECTS = _declare(
+    Counter(
+        "feed_reconnects_total", "Times that OpenCode's event stream was connected after the first."
+    )
+)
+FEED_GAPS = _declare(
+    Counter("feed_gaps_total", "Gaps in the events of running tasks: what came meanwhile is read.")
+)
+RECONCILES = _declare(
+    Counter("reconciles_total", "Times that a task read from OpenCode what it may have missed.")
+)
+
+# -- other services
+
+OUTBOUND_CALLS = _declare(
+    Counter(
+        "outbound_calls_total",
+        "What the agent has asked of other agents, by the tool it used. `outcome` is `completed`, "
+        "`canceled`, or the name of the error.",
+        ("peer", "tool", "outcome"),
+    )
+)
+OUTBOUND_SECONDS = _declare(
+    Histogram(
+        "outbound_call_duration_seconds",
+        "How long that took.",
+        ("peer",),
+        TASK_BUCKETS,
+    )
+)
+AUDIT_ERRORS = _declare(
+    Counter("audit_errors_total", "Lines of the audit log that could not be written.")
+)
+FILES_FETCHED = _declare(
+    Counter(
+        "files_fetched_total",
+        "Files that messages named by URL; they are `ok` or `refused`.",
+        ("outcome",),
+    )
+)
+
+# These have one value from the beginning, so that their first change is a change.
+for _metric in (STREAMS_OPENED, STREAM_BYTES, TASKS_CREATED, TASKS_RESUMED, PROVIDER_RETRIES):
+    _metric.add(amount=0)
+for _metric in (FEED_RECONNECTS, FEED_GAPS, RECONCILES, AUDIT_ERRORS, INTERNAL_ERRORS):
+    _metric.add(amount=0)
+for _error in ("unavailable", "unknown"):
+    STORE_ERRORS.add(_error, amount=0)
+for _reason in ("invalid", "slowed"):
+    LOGINS_REFUSED.add(_reason, amount=0)

@@ -1,0 +1,86 @@
+"""Counting, and the formats in which Prometheus gets it."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from opencode_a2a.observe import metrics
+from opencode_a2a.observe.exposition import render
+from opencode_a2a.observe.metrics import METRICS, Counter, Gauge, Histogram, Names, reading
+
+
+def test_a_counter_adds_up_by_its_labels() -> None:
+    counter = Counter("c_total", "", ("a", "b"))
+    counter.add("x", "y")
+    counter.add("x", "y", amount=2.5)
+    counter.add("x", "z")
+    assert counter.values == {("x", "y"): 3.5, ("x", "z"): 1}
+
+
+def test_a_value_on_a_bound_belongs_to_the_bucket_below_it() -> None:
+    histogram = Histogram("h", "", buckets=(1.0, 5.0))
+    for value in (0.5, 1.0, 1.5, 7.0):
+        histogram.observe(value)
+    (series,) = histogram.series.values()
+    assert (series.counts, series.sum) == ([2, 1, 1], 10.0)
+
+
+def test_names_from_outside_are_bounded() -> None:
+    names = Names(2)
+    assert [names[each] for each in ("a", "b", "c", "a")] == ["a", "b", "other", "a"]
+    assert len(names) == 2
+
+
+def test_pairs_of_a_model_and_a_principal_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_payers", set())
+    monkeypatch.setattr(metrics, "MAX_PAYERS", 2)
+    pairs = [metrics.payer("acme/large", name) for name in ("a", "b", "c", "a")]
+    assert pairs == [
+        ("acme/large", "a"),
+        ("acme/large", "b"),
+        ("other", "other"),
+        ("acme/large", "a"),
+    ]
+
+
+def test_a_gauge_is_read_only_while_somebody_knows_it() -> None:
+    gauge = Gauge("g", "")
+    with reading({gauge: lambda: metrics.one(3)}):
+        assert gauge.read is not None
+        assert gauge.read() == {(): 3}
+    assert gauge.read is None
+
+
+@pytest.mark.parametrize(
+    ("accept", "parse", "kind"),
+    [
+        ("", parse_text, "text/plain"),
+        ("application/openmetrics-text; version=1.0.0", parse_openmetrics, "openmetrics"),
+    ],
+)
+def test_every_declared_metric_is_rendered_under_its_name(
+    accept: str, parse: object, kind: str
+) -> None:
+    metrics.REQUEST_SECONDS.observe(0.02, "GetTask", "1.0", "rest")
+    body, content_type = render(accept)
+    assert kind in content_type
+    families = {family.name: family for family in parse(body.decode())}  # type: ignore[operator]
+    for name, metric in METRICS.items():
+        family = families[name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+    sums = [s for s in families["opencode_a2a_request_duration_seconds"].samples if "sum" in s.name]
+    assert any(s.labels["operation"] == "GetTask" and s.value >= 0.02 for s in sums)
+    assert "process_resident_memory_bytes" in families
+
+
+def test_names_follow_the_conventions_of_prometheus() -> None:
+    for name, metric in METRICS.items():
+        assert name.startswith("opencode_a2a_")
+        assert name.endswith("_total") is isinstance(metric, Counter), name
+        assert metric.help.endswith("."), name
+        assert "_ms" not in name, "durations are in seconds"
+        assert len(set(metric.labels)) == len(metric.labels), name

@@ -1,0 +1,102 @@
+"""A real Prometheus scrapes a service at work, and answers what the dashboard asks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.observe.test_deployed import DASHBOARD
+from tests.running import Service, Upstream, isolated, running, service
+
+PROMETHEUS = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
+pytestmark = pytest.mark.skipif(
+    PROMETHEUS is None, reason="prometheus is not installed (Debian: apt install prometheus)"
+)
+# Of these there is nothing to see here: no agent called another one, and nobody was slowed down.
+WITHOUT_DATA = ("outbound_call",)
+CONFIG = """
+global: {{ scrape_interval: 1s }}
+scrape_configs:
+  - job_name: opencode-a2a
+    authorization: {{ credentials: {token} }}
+    static_configs: [{{ targets: ["{target}"] }}]
+"""
+
+
+@contextmanager
+def prometheus(folder: Path, run: Service) -> Iterator[httpx.Client]:
+    """A Prometheus that scrapes a service every second."""
+    target = run.url.removeprefix("http://")
+    (folder / "prometheus.yml").write_text(CONFIG.format(token=run.token, target=target))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        str(PROMETHEUS),
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+    ]
+    with running(command, isolated(folder / "home"), folder) as program:
+        program.wait_for("Server is ready to receive web requests")
+        with httpx.Client(base_url=f"http://{address}", timeout=60) as client:
+            yield client
+
+
+def answer(client: httpx.Client, query: str) -> list[object]:
+    for name, value in (("$__rate_interval", "1m"), ("$job", ".*"), ("$instance", ".*")):
+        query = query.replace(name, value)
+    found = client.get("/api/v1/query", params={"query": query}).json()
+    assert found["status"] == "success", (query, found)
+    result: list[object] = found["data"]["result"]
+    return result
+
+
+def work(run: Service, fake: Upstream) -> None:
+    """A bit of everything."""
+    headers = run.headers | {"A2A-Version": "1.0"}
+    with httpx.Client(base_url=run.url, headers=headers, timeout=60) as client:
+
+        def send(text: str, **more: str) -> dict[str, str]:
+            parts = [{"text": text}]
+            message = {"messageId": str(uuid.uuid4()), "role": "ROLE_USER", "parts": parts}
+            sent = client.post("/message:send", json={"message": message | more}).json()
+            task: dict[str, str] = sent["task"]
+            return task
+
+        send("[[tokens:50]] [[tool:bash]]")
+        send("[[error:401]]")
+        waits = send("[[permission]]")
+        send("yes", taskId=waits["id"], contextId=waits["contextId"])
+        link = {"parts": [{"url": f"{fake.base_url}/x"}]}
+        client.post(
+            "/message:send", json={"message": {"messageId": "f", "role": "ROLE_USER"} | link}
+        )
+
+
+def test_prometheus_has_an_answer_to_every_query_of_the_dashboard(
+    fake: Upstream, tmp_path: Path
+) -> None:
+    board = json.loads(DASHBOARD.read_text())
+    queries = [t["expr"] for panel in board["panels"] for t in panel.get("targets", [])]
+    with service(fake, tmp_path) as run, prometheus(tmp_path, run) as client:
+        deadline = time.monotonic() + 120
+        while True:  # a rate needs two scrapes with something between them
+            work(run, fake)
+            empty = [query for query in queries if not answer(client, query)]
+            if all(any(name in query for name in WITHOUT_DATA) for query in empty):
+                break
+            assert time.monotonic() < deadline, empty
+            time.sleep(1)  # until the next scrape
+        assert answer(client, 'up{job="opencode-a2a"} == 1')
+        spent = answer(client, "sum(opencode_a2a_cost_dollars_total)")
+        assert len(spent) == 1
