@@ -52,6 +52,8 @@ class Egress:
     allowed_hosts: frozenset[str] = frozenset()  # none named means any public host
     allow_private: bool = False
     named_hosts: frozenset[str] = frozenset()  # by a person or the operator: may be private
+    hosts_setting: str = "A2A_CLIENT_ALLOWED_HOSTS"  # what a refusal names
+    private_setting: str = "A2A_CLIENT_ALLOW_PRIVATE_HOSTS"
 
     def check_host(self, host: str | None) -> None:
         if not host:
@@ -59,7 +61,7 @@ class Egress:
         if self.is_named(host):
             return
         if self.allowed_hosts and host.lower() not in self.allowed_hosts:
-            raise Refused(f"{host} is not among A2A_CLIENT_ALLOWED_HOSTS")
+            raise Refused(f"{host} is not among {self.hosts_setting}")
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -76,7 +78,7 @@ class Egress:
 
     def check_address(self, address: Address) -> None:
         if not self.allow_private and not is_public(address):
-            raise Refused("the host is not on the public network (A2A_CLIENT_ALLOW_PRIVATE_HOSTS)")
+            raise Refused(f"the host is not on the public network ({self.private_setting})")
 
 
 def is_public(address: Address) -> bool:

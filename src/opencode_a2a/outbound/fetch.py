@@ -14,8 +14,11 @@ import ipaddress
 import mimetypes
 import os
 import socket
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -27,21 +30,61 @@ from .egress import Egress
 REDIRECTS = 3
 
 
-class _GuardedResolver(AbstractResolver):
+LOOKUPS = 16  # at once: each takes a thread, for as long as the name server of a caller likes
+LOOKUPS_PER_DOMAIN = 4
+
+
+class GuardedResolver(AbstractResolver):
+    """Resolves a name each time, and refuses it if one of its addresses is not allowed.
+
+    It has threads of its own, so a name server that hangs delays only others who look up names.
+    """
+
     def __init__(self, egress: Egress) -> None:
         self._egress = egress
-        self._resolver = aiohttp.ThreadedResolver()
+        self._threads = ThreadPoolExecutor(LOOKUPS, "lookup")
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
-        for result in found:
-            self._egress.check_address(ipaddress.ip_address(result["host"].partition("%")[0]))
+        domain = ".".join(host.lower().removesuffix(".").split(".")[-2:])
+        turn = self._turns.setdefault(domain, asyncio.Semaphore(LOOKUPS_PER_DOMAIN))
+        await turn.acquire()
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Future[list[ResolveResult]]) -> None:
+            with suppress(RuntimeError):  # the service has stopped meanwhile
+                loop.call_soon_threadsafe(turn.release)
+
+        job = self._threads.submit(_look_up, host, port, family)
+        job.add_done_callback(ended)  # later than a caller who does not wait so long
+        found = await asyncio.wrap_future(job)
+        if not self._egress.is_named(host):
+            for result in found:
+                self._egress.check_address(ipaddress.ip_address(result["host"].partition("%")[0]))
         return found
 
     async def close(self) -> None:
-        await self._resolver.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
+    found = socket.getaddrinfo(
+        host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+    )
+    return [
+        ResolveResult(
+            hostname=host,
+            # Of IPv6, the fourth says which network a link-local address is in.
+            host=f"{to[0]}%{to[3]}" if len(to) == 4 and to[3] else str(to[0]),
+            port=int(to[1]),
+            family=its_family,
+            proto=protocol,
+            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+        )
+        for its_family, _, protocol, _, to in found
+    ]
 
 
 class Fetcher:
@@ -49,7 +92,7 @@ class Fetcher:
 
     def __init__(self, egress: Egress, root: Path, seconds: float) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(resolver=_GuardedResolver(egress), use_dns_cache=False),
+            connector=aiohttp.TCPConnector(resolver=GuardedResolver(egress), use_dns_cache=False),
             timeout=aiohttp.ClientTimeout(total=None, connect=5),
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),

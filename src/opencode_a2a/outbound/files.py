@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ..domain.ports import Fetched
+from ..observe import audit, metrics
 from .egress import Egress
 
 if TYPE_CHECKING:
@@ -44,4 +46,19 @@ class NamedFiles:
             )
 
             self._fetcher = Fetcher(self._egress, self._root, seconds=self._seconds)
-        return await self._fetcher.fetch(url, limit)
+        outcome = "refused"
+        try:
+            found = await self._fetcher.fetch(url, limit)
+            outcome = "ok"
+            return found
+        finally:
+            metrics.FILES_FETCHED.add(outcome)
+            audit.record("file.fetch", outcome=outcome, host=_host_of(url))
+
+
+def _host_of(url: str) -> str:
+    """Not the whole URL: its path or query may hold a secret."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

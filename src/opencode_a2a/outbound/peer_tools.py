@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -22,6 +22,8 @@ from ..domain.ports import PeerConversation, PeerConversations
 from ..domain.values import Usage
 from ..errors import ServiceError
 from ..locks import KeyedLock
+from ..observe import audit as audit_log
+from ..observe import metrics
 from .client import CANCEL_SECONDS, Outgoing, Peer, PeerCall, Peers, PeerUpdate, Received
 from .downloads import file_name
 from .failures import (
@@ -145,7 +147,7 @@ class PeerToolbox:
         return self._peers.limits
 
     async def run(self, tool: str, arguments: Mapping[str, Any], site: CallSite) -> ToolResult:
-        began, outcome = time.monotonic(), "internal_error"
+        began, outcome, peer = time.monotonic(), "internal_error", ""
         audit = logger.bind(tool=tool, task=site.task_id, principal=site.owner)
         try:
             asked = _TOOLS[tool][0].model_validate(arguments)
@@ -153,7 +155,8 @@ class PeerToolbox:
                 result = ToolResult(await self._list())
             else:
                 target = self._callable().find(asked.peer, site.headers)
-                audit = audit.bind(peer=target.name)
+                peer = target.name
+                audit = audit.bind(peer=peer)
                 result = ToolResult(await self._speak(tool, asked, _Talk(self, target, site)))
             outcome = "completed"
         except (ValidationError, FileProblem, PeerError, ServiceError) as exc:
@@ -163,8 +166,10 @@ class PeerToolbox:
             outcome = "canceled"
             raise
         finally:
-            audit.info("peer.called", outcome=outcome, seconds=round(time.monotonic() - began, 3))
-        return result
+            seconds = time.monotonic() - began
+            audit.info("peer.called", outcome=outcome, seconds=round(seconds, 3))
+            _observe(tool, peer, outcome=outcome, seconds=seconds, site=site)
+        return replace(result, peer=peer)
 
     # -- the tools
 
@@ -423,6 +428,22 @@ def _usage(told: Json) -> Usage:
         cache_write_tokens=number(cache, "write_tokens"),
         cost=float(cost) if isinstance(cost, int | float) and 0 <= cost < 1e15 else 0.0,
         unreported_steps=number(told, "unreported_steps"),
+    )
+
+
+def _observe(tool: str, peer: str, *, outcome: str, seconds: float, site: CallSite) -> None:
+    name = metrics.PEERS[peer]
+    metrics.OUTBOUND_CALLS.add(name, tool, outcome)
+    metrics.OUTBOUND_SECONDS.observe(seconds, name)
+    audit_log.record(
+        "peer.call",
+        outcome=outcome,
+        by=audit_log.Actor(site.owner),
+        tool=tool,
+        peer=peer,
+        task=site.task_id,
+        context=site.context_id,
+        session=site.session,
     )
 
 

@@ -16,8 +16,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,6 +38,7 @@ from .failures import (
     Redirected,
     StreamSilent,
 )
+from .retry_after import retry_after
 from .target import Login
 
 CONNECT_SECONDS = 10.0
@@ -306,7 +305,7 @@ async def _refusal(response: httpx.Response, *, has_login: bool) -> PeerError:
         hint = "It does not accept the credential." if has_login else UNAUTHORIZED_HINT
         return PeerUnauthorized(f"{host} refuses access (HTTP {status}){said}", hint=hint)
     if status in (429, 503):
-        after = _retry_after(headers.get("retry-after"))
+        after = retry_after(headers.get("retry-after"))
         wait = "later" if after is None else f"in {math.ceil(after)} s"
         text = f"{host} cannot take this request now (HTTP {status}){said}"
         return PeerBusy(text, hint=f"Try again {wait}.", retry_after=after)
@@ -351,20 +350,6 @@ def _error(body: bytes) -> tuple[str, str]:
         return message, RPC_REASONS[code]
     kind = str(error.get("type") or "").removesuffix("Error")  # 0.3: TaskNotFoundError
     return message, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).upper()
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds, from a number or a date."""
-    if not value:
-        return None
-    try:
-        return max(float(value), 0.0)
-    except ValueError:
-        pass
-    try:
-        return max(parsedate_to_datetime(value).timestamp() - time(), 0.0)
-    except ValueError:
-        return None
 
 
 def unreachable(exc: Exception, url: httpx.URL) -> PeerUnreachable:

@@ -1,0 +1,290 @@
+"""How a notification reaches its receiver: signed, to a checked address, and within limits.
+
+A name is resolved for every new connection, every address it has must be allowed, and redirects are
+not followed. So neither a rebound name nor an answer leads to a private network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import aiohttp
+from yarl import URL
+
+from ..domain.addresses import is_host, origin_of
+from ..domain.ports import Refused
+from ..domain.push import HMAC_SCHEMES, Answer, Notification, PushConfig
+from .egress import Egress
+from .fetch import GuardedResolver
+from .retry_after import retry_after
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+Json = dict[str, Any]
+
+CONNECT_SECONDS = 5.0
+CHALLENGE_BYTES = 1_024
+JWT_SECONDS = 300
+MAX_CONNECTIONS = 256
+USER_AGENT = "opencode-a2a"
+MEDIA_TYPES = {"1.0": "application/a2a+json", "0.3": "application/json"}
+
+TOKEN_HEADER = "X-A2A-Notification-Token"
+JWT_HEADER = "A2A-Notification-JWT"  # where the client has its own use for Authorization
+ATTEMPT_HEADER = "A2A-Notification-Attempt"
+VALIDATION_PARAMETER = "validationToken"
+
+
+def signature(secret: str, event_id: str, *, timestamp: int, body: bytes) -> str:
+    """As Standard Webhooks defines it. A secret that is not written `whsec_…` is taken as text."""
+    key = secret.encode()
+    if secret.startswith("whsec_"):
+        with suppress(binascii.Error):
+            key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    signed = f"{event_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+
+
+class SigningKeys:
+    """The keys that notifications are signed with. The first signs; the others are published.
+
+    Loaded when a receiver is registered: the library takes a quarter of a second.
+    """
+
+    def __init__(self, read: Callable[[], str]) -> None:
+        self._read = read
+        self._loading: asyncio.Task[list[SigningKey]] | None = None
+
+    def load(self) -> asyncio.Task[list[SigningKey]]:
+        failed = self._loading is not None and self._loading.done() and self._loading.exception()
+        if self._loading is None or failed:
+            self._loading = asyncio.create_task(asyncio.to_thread(_load_keys, self._read))
+        return self._loading
+
+    async def published(self) -> Json:
+        """The JSON Web Key Set, without anything private."""
+        return {"keys": [key.jwk for key in await asyncio.shield(self.load())]}
+
+    async def token(self, claims: Mapping[str, Any]) -> str:
+        import jwt
+
+        key = (await asyncio.shield(self.load()))[0]
+        headers = {"kid": key.jwk["kid"]}
+        return jwt.encode(dict(claims), key.private, algorithm="ES256", headers=headers)
+
+
+class SigningKey(NamedTuple):
+    private: EllipticCurvePrivateKey
+    jwk: Json  # of the public key
+
+
+def new_key() -> str:
+    """A new private key, as PEM."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return (
+        ec.generate_private_key(ec.SECP256R1())
+        .private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        .decode()
+    )
+
+
+def _load_keys(read: Callable[[], str]) -> list[SigningKey]:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from jwt.algorithms import ECAlgorithm
+
+    found = []
+    end = "-----END PRIVATE KEY-----"
+    for pem in read().split(end)[:-1]:
+        key = load_pem_private_key((pem + end).strip().encode(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
+            raise ValueError("must hold private keys of the curve P-256, in PKCS #8")
+        jwk: Json = ECAlgorithm(ECAlgorithm.SHA256).to_jwk(key.public_key(), as_dict=True)
+        thumbprint = {name: jwk[name] for name in ("crv", "kty", "x", "y")}  # RFC 7638
+        canonical = json.dumps(thumbprint, separators=(",", ":"))
+        digest = hashlib.sha256(canonical.encode()).digest()
+        key_id = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        found.append(SigningKey(key, {**jwk, "kid": key_id, "alg": "ES256", "use": "sig"}))
+    if not found:
+        raise ValueError("holds no private key in PKCS #8")
+    return found
+
+
+class Webhooks:
+    """Implements `domain.push.Receivers`."""
+
+    def __init__(self, egress: Egress, keys: SigningKeys, *, issuer: str, seconds: float) -> None:
+        self._egress = egress
+        self._keys = keys
+        self._issuer = issuer
+        self._seconds = seconds
+        self._resolver = GuardedResolver(egress)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                resolver=self._resolver, use_dns_cache=False, limit=MAX_CONNECTIONS
+            ),
+            timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, egress: Egress, keys: SigningKeys, *, issuer: str, seconds: float
+    ) -> AsyncIterator[Webhooks]:
+        self = cls(egress, keys, issuer=issuer, seconds=seconds)
+        try:
+            yield self
+        finally:
+            await self._session.close()
+
+    def _target(self, url: str) -> URL:
+        """The URL as the connection will understand it, if it may be used."""
+        try:
+            target = URL(url)
+            host = target.raw_host
+            _ = target.port, origin_of(url)  # the sender reads it too
+        except ValueError:
+            raise Refused("this is not a URL") from None
+        if target.scheme not in ("http", "https"):
+            raise Refused("must be an https URL")
+        if target.user is not None or target.password is not None:
+            raise Refused("must not hold a login; use `authentication`")
+        if host and not is_host(host.removesuffix(".")):
+            raise Refused("the host is neither a name nor an address")
+        self._egress.check_host(host)
+        if target.scheme == "http" and not self._egress.is_named(host or ""):
+            raise Refused(
+                f"must be https; http is for hosts in {self._egress.private_setting} only"
+            )
+        return target.with_fragment(None)
+
+    async def check(self, url: str) -> None:
+        """A name that does not resolve now may do so later: each attempt looks again."""
+        target = self._target(url)
+        self._keys.load()  # soon needed
+        with suppress(OSError, TimeoutError, UnicodeError):  # UnicodeError: no name for the DNS
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._resolver.resolve(target.raw_host or "", target.port or 0)
+
+    async def challenge(self, url: str) -> None:
+        token = secrets.token_urlsafe(24)
+        target = self._target(url).update_query({VALIDATION_PARAMETER: token})
+        refusal = Refused(
+            f"the receiver must answer GET with the value of the query parameter "
+            f"{VALIDATION_PARAMETER} (A2A_PUSH_VALIDATE)"
+        )
+        try:
+            async with self._session.get(
+                target, allow_redirects=False, headers={"User-Agent": USER_AGENT}
+            ) as response:
+                body = await response.content.read(CHALLENGE_BYTES)
+                if response.status != 200 or body.decode(errors="replace").strip() != token:
+                    raise refusal
+        except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+            if isinstance(exc.__cause__, Refused):
+                raise exc.__cause__ from None
+            raise refusal from None
+
+    async def post(self, config: PushConfig, notification: Notification) -> Answer:
+        try:
+            headers = await self._headers(config, notification)
+        except (OSError, ValueError):
+            return Answer("the signing key cannot be read (A2A_PUSH_SIGNING_KEYS)")
+        try:
+            target = self._target(config.target.url)
+            async with self._session.post(
+                target, data=notification.body, headers=headers, allow_redirects=False
+            ) as response:
+                return _answer(response)
+        except Refused as exc:
+            return Answer(f"not allowed: {exc}")
+        except TimeoutError:
+            return Answer(f"no answer within {self._seconds:g} s", unwell=True)
+        except (aiohttp.ClientError, OSError) as exc:
+            if isinstance(exc.__cause__, Refused):
+                return Answer(f"not allowed: {exc.__cause__}")
+            return Answer(_problem(exc), unwell=True)
+
+    async def _headers(self, config: PushConfig, sent: Notification) -> dict[str, str]:
+        target, now = config.target, int(time.time())
+        headers = {
+            "Content-Type": MEDIA_TYPES[target.line],
+            "User-Agent": USER_AGENT,
+            "webhook-id": sent.id,
+            "webhook-timestamp": str(now),
+            ATTEMPT_HEADER: str(sent.attempt),
+        }
+        if target.line == "1.0":
+            headers["A2A-Version"] = "1.0"
+        if (secret := target.signing_secret) is not None:
+            headers["webhook-signature"] = signature(secret, sent.id, timestamp=now, body=sent.body)
+        if target.token is not None:
+            headers[TOKEN_HEADER] = target.token
+        token = await self._keys.token(
+            {
+                "iss": self._issuer,
+                "aud": target.url,
+                "iat": now,
+                "exp": now + JWT_SECONDS,
+                "jti": secrets.token_hex(16),
+                "taskId": config.head.id,
+                "eventId": sent.id,
+                "request_body_sha256": hashlib.sha256(sent.body).hexdigest(),
+            }
+        )
+        scheme = target.scheme or ""
+        if target.credentials is not None and scheme.lower() not in HMAC_SCHEMES:
+            headers["Authorization"] = f"{scheme} {target.credentials}"
+            headers[JWT_HEADER] = token
+        elif scheme.lower() == "bearer":
+            headers["Authorization"] = f"Bearer {token}"
+        else:
+            headers[JWT_HEADER] = token
+        return headers
+
+
+def _answer(response: aiohttp.ClientResponse) -> Answer:
+    """The status says all; the body is not read."""
+    status = response.status
+    if 200 <= status < 300:
+        return Answer()
+    if 300 <= status < 400:
+        return Answer(f"HTTP {status}: redirects are not followed")
+    return Answer(
+        f"HTTP {status}",
+        retry_after=retry_after(response.headers.get("retry-after")),
+        unwell=status >= 500,
+    )
+
+
+def _problem(exc: Exception) -> str:
+    """In our words: the text of the library may hold the URL, and that a secret."""
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
+        return "the certificate is not valid"
+    if isinstance(exc, aiohttp.ClientConnectorDNSError | socket.gaierror):
+        return "the name of the host does not resolve"
+    if isinstance(exc, aiohttp.ClientConnectorError):
+        return "nobody accepts connections there"
+    return "the connection was lost"

@@ -1,0 +1,111 @@
+"""The commands about push notifications, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.commands import command
+from tests.receivers import receiver
+from tests.running import TOKEN, Service, Upstream, isolated, running, service
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def pushing(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    settings = {
+        "A2A_PUSH": "true",
+        "A2A_PUSH_PRIVATE_HOSTS": "127.0.0.1",
+        "A2A_PUSH_RETRY_HOURS": "0.0001",
+    }
+    with service(fake, tmp_path_factory.mktemp("push-cli"), **settings) as found:
+        yield found
+
+
+def start(pushing: Service, config: Json) -> str:
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hello!"}]}
+    configuration = {"returnImmediately": True, "taskPushNotificationConfig": config}
+    body = {"message": message, "configuration": configuration}
+    headers = pushing.headers | {"a2a-version": "1.0"}
+    answer = httpx.post(f"{pushing.url}/message:send", json=body, headers=headers, timeout=60)
+    task_id: str = answer.json()["task"]["id"]
+    return task_id
+
+
+def test_listen_verifies_and_prints_what_arrives_until_the_task_ends(
+    pushing: Service, tmp_path: Path
+) -> None:
+    words = ("push", "listen", "--service", pushing.url, "--until-end")
+    with running(command("opencode-a2a", *words), isolated(tmp_path)) as listening:
+        config = json.loads(listening.wait_for(r"listening: (\{.*\})")[1])
+        task_id = start(pushing, config)
+        assert listening.process.wait(60) == 0
+        lines = listening.wait_for(r"(?s)completed.*").string.splitlines()[1:]
+    assert [line.split("  ")[2:] for line in lines] == [
+        ["working", "[verified]"],
+        ["completed: ECHO: Hello!", "[verified]"],
+    ]
+    assert all(line.startswith(task_id) for line in lines)
+
+
+def test_listen_refuses_what_somebody_else_sends(pushing: Service, tmp_path: Path) -> None:
+    words = ("push", "listen", "--service", pushing.url, "--json")
+    with running(command("opencode-a2a", *words), isolated(tmp_path)) as listening:
+        url = json.loads(listening.wait_for(r"listening: (\{.*\})")[1])["url"]
+        now = str(int(time.time()))
+        forged = {"webhook-id": "t:1", "webhook-timestamp": now, "webhook-signature": "v1,AAAA"}
+        assert httpx.post(url, content=b"{}", headers=forged).status_code == 401
+        late = {"webhook-id": "t:1", "webhook-timestamp": "1000"}
+        assert httpx.post(url, content=b"{}", headers=late).status_code == 401
+        listening.wait_for("wrong signature")
+        listening.wait_for("too old")
+
+
+def test_dead_letters_are_listed_and_sent_again(pushing: Service, tmp_path: Path) -> None:
+    def push(*words: str) -> subprocess.CompletedProcess[str]:
+        env = isolated(tmp_path, A2A_CLIENT_BEARER_TOKEN=TOKEN)
+        return subprocess.run(
+            command("opencode-a2a", "push", *words, "--service", pushing.url),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    with receiver(lambda _: (500, {})) as webhook:
+        task_id = start(pushing, {"url": webhook.url, "id": "mine"})
+        listed = push("list", task_id, "--json")
+        assert json.loads(listed.stdout) == [{"taskId": task_id, "id": "mine", "url": webhook.url}]
+        _wait_for_letters(pushing, task_id)
+        dead = json.loads(push("dead", task_id, "--json").stdout)
+        assert [letter["error"] for letter in dead] == ["HTTP 500"] * 2
+        failed = push("redeliver", task_id)
+        assert (failed.returncode, failed.stdout) == (1, "0 delivered\n")
+        assert "HTTP 500" in failed.stderr
+        webhook.behaviour = lambda _: (204, {})
+        done = push("redeliver", task_id)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "2 delivered\n", "")
+    unknown = push("list", "no-such-task")
+    assert unknown.returncode == 1
+    assert "There is no task" in unknown.stderr
+
+
+def _wait_for_letters(pushing: Service, task_id: str) -> None:
+    method, params = "opencode.push.deadletters.list", {"taskId": task_id}
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    deadline = time.monotonic() + 60
+    while True:
+        answer = httpx.post(pushing.url, json=body, headers=pushing.headers, timeout=60).json()
+        if len(answer["result"]["items"]) == 2:
+            return
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.05)
