@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 from argparse import ArgumentParser
@@ -9,12 +10,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from dashboard import dashboard  # type: ignore[import-not-found]  # beside this program
+
 from opencode_a2a import errors
 from opencode_a2a.app import publication
-from opencode_a2a.cli.settings import describe, example
+from opencode_a2a.cli.settings import OWN_LIMITS_HEAD, describe, example
 from opencode_a2a.config import (
     RELOADABLE,
+    RELOADABLE_OIDC,
     TABLES,
+    LimitSettings,
+    Oidc,
     PeerSetting,
     Server,
     SettingsGroup,
@@ -27,10 +33,15 @@ from opencode_a2a.doctor.checks import ALL as CHECKS
 from opencode_a2a.domain.values import Failure
 from opencode_a2a.extensions import ALL
 from opencode_a2a.inbound.operations import A2A
-from opencode_a2a.inbound.published import PUBLIC_ENDPOINTS, Published
+from opencode_a2a.inbound.published import JWKS_PATH, PUBLIC_ENDPOINTS, Published
 from opencode_a2a.inbound.routes import document
+from opencode_a2a.observe.metrics import MAX_NAMES, METRICS, OTHER
 
 ROOT = Path(__file__).parent.parent
+PROCESS_METRICS = (
+    *("cpu_seconds_total", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds"),
+    *("open_fds", "max_fds"),
+)
 NOTE = "<!-- Written by `make gen`; change the code instead. -->\n\n"
 URL = "https://agent.example.com"
 
@@ -44,6 +55,7 @@ def published() -> Published:
         "A2A_BEARER_TOKEN": "x",
         "A2A_ENABLE_SESSION_SHELL": "true",
         "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
+        "A2A_PUSH": "true",
     }
     found = publication(load(), URL)
     return replace(found, facts=replace(found.facts, version="0.0.0"))
@@ -69,15 +81,22 @@ def settings_page() -> str:
         "`opencode-a2a config example` prints. `config check` finds mistakes, and `config show`",
         "says which value comes from where.",
         "",
-        "A running service takes over new values of these settings, and of peers, at SIGHUP; all",
-        "others need a restart:",
-        f"{_code(setting_name(Server, field) for field in RELOADABLE)}.",
+        "A running service takes over new values of these settings, of limits, roles and peers,",
+        "at SIGHUP; all others need a restart:",
+        f"{_code([*_names(Server, RELOADABLE), *_names(Oidc, RELOADABLE_OIDC)])}.",
     ]
     for group, table in TABLES.items():
         lines += ["", f"## {str(group.__doc__).rstrip('.')} (`[{table}]`)", ""]
         lines += ["| variable | default | meaning |", "|---|---|---|"]
         lines += [_setting(group, name) for name in group.model_fields]
+        if group is LimitSettings:
+            lines += ["", OWN_LIMITS_HEAD]
     lines += [
+        "",
+        "## Names for sets of scopes (`[roles]`)",
+        "",
+        "Only in the TOML file: a list of scopes for each name, such as `auditor =",
+        '["tasks:read", "admin"]`. A role can stand wherever a scope can.',
         "",
         "## Agents that can be called by name (`[peers.NAME]`)",
         "",
@@ -91,6 +110,10 @@ def settings_page() -> str:
         default = "required" if field.is_required() else _default(field.default)
         lines.append(f"| `{name}` | {default} | {describe(field)} |")
     return NOTE + "\n".join(lines) + "\n"
+
+
+def _names(group: type[SettingsGroup], fields: Iterable[str]) -> list[str]:
+    return [setting_name(group, field) for field in fields]
 
 
 def _setting(group: type[SettingsGroup], name: str) -> str:
@@ -114,7 +137,8 @@ def errors_page() -> str:
         "Every error answer carries a stable `type`: in 1.0 as `reason` of a",
         "`google.rpc.ErrorInfo` in `error.data` (JSON-RPC) or `error.details` (REST), in 0.3 as",
         "`data.type`. Wrong fields are named in a `google.rpc.BadRequest` (1.0) or `data.fields`",
-        "(0.3). Over JSON-RPC the HTTP status is 200, except 401, 403, 408, 413, 429 and 431.",
+        "(0.3). Over JSON-RPC the HTTP status is 200, except 401, 403, 408, 413, 429 and 431, and",
+        "503 of `ISSUER_UNAVAILABLE`.",
         "",
         "| type | JSON-RPC code | HTTP status (REST) | whose |",
         "|---|---|---|---|",
@@ -148,12 +172,14 @@ def methods_page() -> str:
         "JSON-RPC on `POST /`. Methods beyond A2A, such as `opencode.sessions.list`, are in",
         "[extensions.md](extensions.md).",
         "",
-        "| method | line |",
-        "|---|---|",
+        "| method | line | scope |",
+        "|---|---|---|",
     ]
     for name, (line, operation) in A2A.methods.items():
-        note = "" if operation.supported else " (answers that it is not supported)"
-        lines.append(f"| `{name}`{note} | {line} |")
+        note = f" (where `{operation.needs}` is on)" if operation.needs else ""
+        scope = f"`{operation.scope}`" if operation.scope is not None else "any credential"
+        scope += "; `admin` for everybody's" if operation.admin else ""
+        lines.append(f"| `{name}`{note} | {line} | {scope} |")
     lines += ["", "REST:", "", "| route | lines |", "|---|---|"]
     verbs: dict[tuple[str, str], list[str]] = {}
     for route, operation in A2A.routes:
@@ -166,12 +192,29 @@ def methods_page() -> str:
         "Every 1.0 route has a twin below `/{tenant}`. How the line of a request is found, and",
         "what differs between the lines, is in [compatibility.md](../compatibility.md).",
         "",
-        f"Without a credential: {public}. With one, also `GET /openapi.json`.",
+        f"Without a credential: {public}; where `A2A_PUSH` is on, `GET {JWKS_PATH}`.",
+        "With one, also `GET /openapi.json`.",
     ]
     return NOTE + "\n".join(lines) + "\n"
 
 
+def producing_tests() -> dict[str, str]:
+    """By string: the first test of the doctor that has it, one on real parts if there is one."""
+    found: dict[str, str] = {}
+    files = (ROOT / "tests" / "doctor").glob("test_*.py")
+    for path in sorted(files, key=lambda path: (path.stem == "test_judgement", path.stem)):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if node.name.startswith("test_"):
+                for each in ast.walk(node):
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                        found.setdefault(each.value, f"{path.stem}::{node.name}")
+    return found
+
+
 def doctor_page() -> str:
+    tests = producing_tests()
     lines = [
         "# What `opencode-a2a doctor` finds",
         "",
@@ -179,15 +222,19 @@ def doctor_page() -> str:
         "look; `error`, where it does not work or is not safe; `unknown`, where it could not be",
         "tried, and why. The names of findings are stable: `--json` has them as `finding`. How to",
         "use it is in [the guide](../guide.md#finding-out-what-is-wrong).",
+        "",
+        "Each finding is produced by a test in `tests/doctor`, which its row names: on real files,",
+        "sockets, databases, certificates and proxies, a service that runs, and a stand-in for",
+        "OpenCode that speaks its API. Only those in `test_judgement` hand in a value.",
     ]
     for check in CHECKS:
         looks_at = check.looks_at[0].upper() + check.looks_at[1:]
         lines += ["", f"## {check.name}", "", f"{looks_at}."]
         if check.at_start:
             lines[-1] += " A service looks at it when it starts, too."
-        lines += ["", "| finding | verdict | means | what to do |", "|---|---|---|---|"]
+        lines += ["", "| finding | verdict | means | what to do | test |", "|---|---|---|---|---|"]
         lines += [
-            f"| `{each.name}` | {each.level} | {each.means} | {each.fix} |"
+            f"| `{each.name}` | {each.level} | {each.means} | {each.fix} | `{tests[each.name]}` |"
             for each in check.findings
         ]
     return NOTE + "\n".join(lines) + "\n"
@@ -209,6 +256,32 @@ def extensions_page() -> str:
     return NOTE + "\n".join(lines) + "\n"
 
 
+def metrics_page() -> str:
+    lines = [
+        "# Metrics",
+        "",
+        "What `/metrics` has for Prometheus. Who gets it says `A2A_METRICS`; what to look at first",
+        "is in [observe.md](../operate/observe.md). Counters begin at 0 with every start.",
+        "",
+        f"Where the values of a label come from outside, the first {MAX_NAMES} are kept apart and",
+        f"all others are called `{OTHER}`.",
+        "",
+        "| metric | kind | labels | means |",
+        "|---|---|---|---|",
+    ]
+    for metric in METRICS.values():
+        lines.append(
+            f"| `{metric.name}` | {metric.kind} | {_code(metric.labels)} | {metric.help} |"
+        )
+    lines += [
+        "",
+        "Of the process, as everywhere: "
+        + _code(f"process_{name}" for name in PROCESS_METRICS)
+        + ".",
+    ]
+    return NOTE + "\n".join(lines) + "\n"
+
+
 def _pretty(document: object) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
@@ -222,6 +295,8 @@ def documents() -> dict[str, str]:
         "docs/reference/methods.md": methods_page(),
         "docs/reference/extensions.md": extensions_page(),
         "docs/reference/doctor.md": doctor_page(),
+        "docs/reference/metrics.md": metrics_page(),
+        "deploy/grafana/opencode-a2a.json": _pretty(dashboard()),
         "tests/published/card.hybrid.json": _pretty(json.loads(found.card.hybrid.body)),
         "tests/published/card.pure.json": _pretty(json.loads(found.card.pure.body)),
         "tests/published/card.extended.json": _pretty(found.card.extended_pure),

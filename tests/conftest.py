@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from opencode_a2a import logs
 from tests import logging_for_tests
 from tests.postgres import Postgres, why_not
 from tests.running import ROOT, Service, Upstream, fake_opencode, real_opencode, service
@@ -34,10 +35,13 @@ STORE = f"{ROOT}/tests/store/"
 PROCESSES = tuple(
     f"{ROOT}/tests/{name}"
     for name in (
+        "access/",
         "api/",
         "bench/",
+        "budgets/",
         "chaos/",
         "cli/test_call.py",
+        "cli/test_push.py",
         "cli/test_reload.py",
         "cli/test_serve.py",
         "cli/test_start.py",
@@ -54,6 +58,9 @@ PROCESSES = tuple(
         "fakes/test_fake_opencode.py",
         "faults/",
         "load/",
+        "observe/test_prometheus.py",
+        "observe/test_restart.py",
+        "observe/test_service.py",
         "opencode/test_agent.py",
         "opencode/test_guardian.py",
         "opencode/test_process.py",
@@ -107,9 +114,23 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def pytest_configure() -> None:
-    """Shells let what they run in the background ignore Ctrl-C, and so would all it starts."""
+    """Shells let what they run in the background ignore Ctrl-C, and so would all it starts.
+
+    The same is so of hangups, with nohup.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def forget_secrets() -> Iterator[None]:
+    """What one test makes a secret is an ordinary word in the next."""
+    before = dict(vars(logs.redactor))
+    before["_forms"] = set(before["_forms"])
+    yield
+    vars(logs.redactor).update(before)
 
 
 def pytest_runtest_teardown() -> None:

@@ -219,7 +219,7 @@ def service(
     upstream: Upstream,
     directory: Path,
     *,
-    serving: str = r"event=serving url=(\S+)",
+    serving: str = r'event"?[=:] ?"?serving"?,? "?url"?[=:] ?"?([^\s"]+)',  # in either format
     config: str = "",
     **settings: str,
 ) -> Iterator[Service]:

@@ -18,19 +18,29 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "paths": frozenset(),
     "locks": frozenset(),
-    "service": frozenset({"domain", "errors", "locks", "paths"}),
-    "opencode": frozenset({"domain", "errors", "locks"}),
-    "store": frozenset({"domain", "errors", "paths"}),
-    "outbound": frozenset({"domain", "errors", "locks"}),
+    "observe": frozenset({"domain"}),
+    "service": frozenset({"domain", "errors", "locks", "observe", "paths"}),
+    "opencode": frozenset({"domain", "errors", "locks", "observe"}),
+    "store": frozenset({"domain", "errors", "observe", "paths"}),
+    "outbound": frozenset({"domain", "errors", "locks", "observe"}),
     "toolserver": frozenset({"domain", "web"}),
-    "web": frozenset({"domain.addresses", "domain.values", "errors", "redaction"}),
+    "web": frozenset({"domain.addresses", "domain.values", "errors", "observe", "redaction"}),
     "contract": frozenset({"errors"}),
-    "extensions": frozenset({"contract", "service", "domain", "errors"}),
-    "inbound": frozenset({"extensions", "contract", "service", "domain", "errors", "web"}),
+    "extensions": frozenset({"contract", "service", "domain", "errors", "observe"}),
+    "inbound": frozenset(
+        {"extensions", "contract", "service", "domain", "errors", "observe", "web"}
+    ),
     "demo": frozenset(),
-    "deploy": frozenset({"domain.addresses", "opencode.guardian", "opencode.leftovers", "paths"}),
+    "deploy": frozenset(
+        {
+            *("domain.addresses", "opencode.guardian", "opencode.leftovers", "paths"),
+            "store.copies",
+        }
+    ),
     "config": frozenset({"domain", "errors", "paths", "spellings"}),
-    "peers": frozenset({"config", "domain.addresses", "outbound"}),
+    "credentials": frozenset({"paths"}),
+    "access": frozenset({"config", "credentials", "domain", "inbound.security", "web"}),
+    "peers": frozenset({"config", "domain.addresses", "outbound", "redaction"}),
     "doctor": frozenset(
         {"config", "deploy", "domain", "errors", "opencode", "outbound", "paths", "peers", "store"}
     ),

@@ -8,13 +8,14 @@ below it makes one part from its settings.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -22,40 +23,50 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as RequestScope
 
 from . import __version__, logs
-from .config import Server, Settings, State
+from .access import TokenWatch, credentials_of, declared_schemes, open_issuer
+from .config import ConfigError, Server, Settings, State
+from .contract.declare import Json
 from .contract.dispatch import Contract
+from .credentials import StoredToken
 from .domain.addresses import is_loopback, origin_of, url_of_listener
+from .domain.limits import UNLIMITED, Limits
 from .domain.ports import Agent
 from .domain.release import Release
-from .domain.scopes import Scope
 from .domain.values import Caller, PermissionRule, Root
+from .errors import ServiceError
 from .extensions import ALL
 from .extensions.services import Services
 from .inbound import negotiation
 from .inbound.card import CardFacts
 from .inbound.failures import failure
 from .inbound.health import Health
-from .inbound.openapi import Api
+from .inbound.openapi import Api, forget_earlier_apps
 from .inbound.operations import Operations
-from .inbound.published import Deployment, Published
+from .inbound.published import JWKS_PATH, Deployment, Published, PushFacts
 from .inbound.published import PeerCalls as DeclaredCalls
+from .inbound.push import PushRenderer
 from .inbound.routes import add_routes
-from .inbound.sse import Streams
+from .inbound.sse import Streams, open_streams
+from .observe import metrics
 from .opencode.agent import Defaults, OpenCode
 from .opencode.catalog import OpenCodeCatalog
 from .opencode.http import Endpoint
+from .outbound.egress import Egress
 from .outbound.files import NamedFiles
 from .outbound.target import CallablePeers
+from .paths import state_folder, tighten, write_private_file
 from .peers import callable_peers, egress_of, limits_of
 from .service.creator import Creator
 from .service.git import in_root, in_root_only
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
 from .service.interrupts import Interrupts
 from .service.isolation import ContextWorktrees
+from .service.limits import Limiter
 from .service.locations import Locations
 from .service.options import CatalogOptionsResolver, OptionsResolver
 from .service.ownership import Ownership
 from .service.peer_calls import OfferedTools, PeerCalls
+from .service.push import PushLimits, PushNotifications, PushSender
 from .service.recovery import Recovery
 from .service.scheduler import Scheduler, SchedulerLimits, TaskAtWork
 from .service.sessions import Sessions
@@ -67,13 +78,20 @@ from .store.database import Database
 from .store.interrupts import SqlInterrupts
 from .store.legacy import take_over
 from .store.log import Retention, SqlTaskLog, now_ms
+from .store.push import SqlPush
+from .store.usage import SqlUsage
 from .store.worktrees import SqlWorktrees
-from .web.auth import Authenticator, Credential, Credentials
+from .web.auth import Authenticator, Credentials
 from .web.compression import Compression
 from .web.hosts import HostCheck
+from .web.metrics import PATH as METRICS_PATH
 from .web.origins import OriginCheck
 from .web.payloads import PayloadLog
+from .web.proxies import TrustedNetworks, TrustedProxies
 from .web.trace import Trace
+
+if TYPE_CHECKING:
+    from .web.oidc import Issuer
 
 logger = structlog.get_logger()
 
@@ -109,22 +127,22 @@ async def build(
     """
     logs.redactor.add(*settings.secrets, *endpoint.secrets)  # some were made for this run
     current = _CurrentSettings(settings, own_urls=(url, endpoint.base_url))
+    limiter = Limiter(of=current.limits_of, has_budgets=current.has_budgets)
     async with (
+        open_issuer(lambda: current.settings) as issuer,
         _open_adapters(settings, endpoint, rules=current.rules) as adapters,
         _peer_calls(current, adapters, endpoint=endpoint) as peer_calls,
+        _push(settings, adapters, issuer=url) as push,
     ):
         agent = agent or adapters.opencode
-        locations = _locations(settings, adapters)
+        limiter.store, adapters.log.on_usage = SqlUsage(adapters.database), limiter.count
+        locations = _locations(settings, adapters, limiter=limiter)
         worktrees = _worktrees(settings, adapters, locations=locations)
-        sessions = Sessions(agent, adapters.bindings, locations=locations, worktrees=worktrees)
-        scheduler = Scheduler(
-            log=adapters.log,
-            sessions=sessions,
-            interrupts=adapters.interrupts,
-            limits=_limits(settings),
-            clock=now_ms,
-            peer_calls=peer_calls if agent is adapters.opencode else None,
+        sessions = Sessions(
+            agent, adapters.bindings, locations=locations, worktrees=worktrees, limiter=limiter
         )
+        calls = peer_calls if agent is adapters.opencode else None
+        scheduler = _scheduler(settings, adapters, sessions=sessions, limiter=limiter, calls=calls)
         async with scheduler.running(stopping):
             services = _services(
                 settings,
@@ -133,29 +151,57 @@ async def build(
                 worktrees=worktrees,
                 scheduler=scheduler,
                 rules=current.rules,
+                limiter=limiter,
+                push=push.notifications if push is not None else None,
             )
-            tasks = Tasks(
-                agent=agent,
-                log=adapters.log,
+            options = _options(settings, adapters, services=services, sessions=sessions)
+            tasks = _tasks(adapters, scheduler, services=services, options=options)
+            parts = _Parts(
+                adapters,
+                services,
                 scheduler=scheduler,
-                interrupts=services.interrupts,
-                options=_options(settings, adapters, services=services, sessions=sessions),
-                inputs=services.inputs,
-                clock=now_ms,
+                tasks=tasks,
+                stopping=stopping,
+                push=push,
             )
-            parts = _Parts(adapters, services, tasks=tasks, stopping=stopping)
-            application = _Application(current, parts, url=url)
+            application = _Application(current, parts, url=url, issuer=issuer)
             async with (
+                limiter.refreshing(),
+                application.watching_tokens(),
                 Recovery.open(adapters.log, scheduler, inputs=services.inputs),
                 worktrees.sweeping(),
             ):
-                yield Built(
-                    _middleware(settings.server, application.authenticator, url),
-                    at_work=scheduler.at_work,
-                    release=lambda: adapters.opencode.release,
-                    is_connected=lambda: adapters.opencode.connected,
-                    reload=application.reload,
-                )
+                with metrics.reading(_gauges(adapters, scheduler)):
+                    yield _built(settings.server, application, parts=parts, url=url)
+
+
+def _built(server: Server, application: _Application, *, parts: _Parts, url: str) -> Built:
+    opencode = parts.adapters.opencode
+    return Built(
+        _middleware(server, application.authenticator, url),
+        at_work=parts.scheduler.at_work,
+        release=lambda: opencode.release,
+        is_connected=lambda: opencode.connected,
+        reload=application.reload,
+    )
+
+
+def _gauges(
+    adapters: _Adapters, scheduler: Scheduler
+) -> dict[metrics.Gauge, Callable[[], metrics.Values]]:
+    """What is read when somebody asks for the metrics."""
+
+    def info() -> metrics.Values:
+        release = adapters.opencode.release
+        return {(__version__, release.version if release is not None else ""): 1}
+
+    return {
+        metrics.INFO: info,
+        metrics.OPENCODE_CONNECTED: lambda: metrics.one(adapters.opencode.connected),
+        metrics.STREAMS: lambda: metrics.one(len(open_streams)),
+        **adapters.log.gauges,
+        **scheduler.gauges,
+    }
 
 
 @dataclass(slots=True)
@@ -165,12 +211,26 @@ class _CurrentSettings:
     settings: Settings
     own_urls: tuple[str, ...]  # of this service and of its OpenCode
     peers: CallablePeers | None = None  # that the agent can call; None where it has no tools for it
+    _limits: dict[str, Limits] = field(default_factory=dict)  # of callers that have their own
+    _common_limits: Limits = UNLIMITED
+
+    def __post_init__(self) -> None:
+        self.take(self.settings)
+
+    def take(self, settings: Settings) -> None:
+        """Let these hold from now on."""
+        self.settings = settings
+        self._common_limits = settings.limits.limits()
+        self._limits = {name: each.limits() for name, each in settings.limits_of.items()}
+
+    def limits_of(self, principal: str) -> Limits:
+        return self._limits.get(principal, self._common_limits)
+
+    def has_budgets(self) -> bool:
+        return any(each.has_budget for each in (self._common_limits, *self._limits.values()))
 
     def rules(self) -> tuple[PermissionRule, ...]:
-        return tuple(
-            PermissionRule(permission=rule.permission, pattern=rule.pattern, action=rule.action)
-            for rule in self.settings.server.permission_rules
-        )
+        return tuple(rule.rule for rule in self.settings.server.permission_rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +239,10 @@ class _Parts:
 
     adapters: _Adapters
     services: Services
+    scheduler: Scheduler
     tasks: Tasks
     stopping: asyncio.Future[None]
+    push: _Push | None  # None where they are off
 
 
 class _Application:
@@ -189,17 +251,29 @@ class _Application:
     A reload makes another one for new requests. Earlier ones finish in the one they began in.
     """
 
-    def __init__(self, current: _CurrentSettings, parts: _Parts, *, url: str) -> None:
+    def __init__(
+        self, current: _CurrentSettings, parts: _Parts, *, url: str, issuer: Issuer | None
+    ) -> None:
         self._current, self._parts, self._url = current, parts, url
+        self._tokens, self._issuer = TokenWatch(current.settings), issuer
         self._app = self._made()
         self.authenticator = Authenticator(
             self,
-            credentials=credentials_of(current.settings.server),
-            public=PUBLIC_PATHS,
+            credentials=self._credentials(),
+            public=_public_paths(current.settings.server),
             on_error=failure,
         )
+        if issuer is not None:
+            issuer.on_keys = self._on_keys
 
     def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Count the request of a caller, and answer it. No outer frame: a stream takes minutes."""
+        caller: Caller | None = scope.get("state", {}).get("caller")
+        if caller is not None and scope["path"] not in PUBLIC_PATHS:
+            try:
+                self._parts.services.limiter.check_request(caller.principal)
+            except ServiceError as exc:
+                return failure(scope, exc)(scope, receive, send)
         return self._app(scope, receive, send)
 
     def reload(self, settings: Settings) -> int:
@@ -214,9 +288,40 @@ class _Application:
         elif peers is not None:
             reason = "the agent had nobody to call when the service started, so restart it"
             logger.warning("tools.off", reason=reason)
-        self._current.settings = settings
+        self._current.take(settings)
+        self._parts.scheduler.hand_out_slots()  # callers may have more than before
+        self._parts.services.limiter.look_soon()  # or less
+        if self._issuer is not None:
+            self._issuer.reload()
+        self._tokens.look()
+        cut_off = self.authenticator.replace(self._credentials())
         self._app = self._made()
-        return self.authenticator.replace(credentials_of(settings.server))
+        forget_earlier_apps()
+        return cut_off
+
+    def watching_tokens(self) -> AbstractAsyncContextManager[None]:
+        """Look at the credentials file while the block lasts."""
+        return self._tokens.watching(self._on_tokens, self._take_used)
+
+    def _on_tokens(self) -> None:
+        cut_off = self.authenticator.replace(self._credentials())
+        tokens = len(self._tokens.tokens)
+        logger.info("credentials.read", tokens=tokens, requests_ended=cut_off)
+        self._app = self._made()  # its card may name another way to log in
+        forget_earlier_apps()
+
+    def _on_keys(self) -> None:
+        cut_off = self.authenticator.replace(self._credentials())
+        logger.info("oidc.key_removed", requests_ended=cut_off)
+
+    def _take_used(self) -> dict[str, int]:
+        """When tokens of the file were used, since this was last asked."""
+        used, self.authenticator.last_used = self.authenticator.last_used, {}
+        return used
+
+    def _credentials(self) -> Credentials:
+        settings = self._current.settings
+        return credentials_of(settings, tokens=self._tokens.tokens, issuer=self._issuer)
 
     def _made(self) -> ASGIApp:
         settings, parts = self._current.settings, self._parts
@@ -227,6 +332,7 @@ class _Application:
             services=parts.services,
             release=lambda: opencode.release,
             calls_peers=self._current.peers is not None,
+            tokens=self._tokens.tokens,
         )
         operations = Operations(
             tasks=parts.tasks,
@@ -237,6 +343,9 @@ class _Application:
             max_wait_seconds=server.max_send_wait_seconds or None,
             every_block=server.shows_every_block,
             max_call_depth=server.max_call_depth,
+            limiter=parts.services.limiter,
+            push=parts.push.notifications if parts.push is not None else None,
+            push_keys=parts.push.published_keys if parts.push is not None else None,
         )
         api = Api(published)
         limit = server.max_request_body_bytes
@@ -258,6 +367,7 @@ class _Adapters:
     interrupts: SqlInterrupts
     worktrees: SqlWorktrees
     conversations: SqlPeerConversations
+    push: SqlPush
     opencode: OpenCode
     files: NamedFiles
 
@@ -282,9 +392,91 @@ async def _open_adapters(
             interrupts=SqlInterrupts(database, own_root),
             worktrees=SqlWorktrees(database, own_root),
             conversations=SqlPeerConversations(database, now_ms),
+            push=SqlPush(database, now_ms, own_root),
             opencode=opencode,
             files=files,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    notifications: PushNotifications
+    published_keys: Callable[[], Awaitable[Json]]
+
+
+@asynccontextmanager
+async def _push(
+    settings: Settings, adapters: _Adapters, *, issuer: str
+) -> AsyncIterator[_Push | None]:
+    """Push notifications; None where they are off."""
+    server = settings.server
+    if not server.push:
+        yield None
+        return
+    from .outbound.push import SigningKeys, Webhooks  # not loaded where they are off
+
+    keys = SigningKeys(partial(_read_signing_keys, _signing_key_file(settings)))
+    egress = Egress(
+        allowed_hosts=frozenset(server.push_allowed_hosts),
+        named_hosts=frozenset(server.push_private_hosts),
+        hosts_setting="A2A_PUSH_ALLOWED_HOSTS",
+        private_setting="A2A_PUSH_PRIVATE_HOSTS",
+    )
+    limits = PushLimits(
+        configs_per_task=server.push_max_configs,
+        retry_ms=int(server.push_retry_hours * 3_600_000),
+        challenges=server.push_validate,
+    )
+    seconds = server.push_timeout_seconds
+    async with Webhooks.open(egress, keys, issuer=issuer, seconds=seconds) as receivers:
+        sender = PushSender(
+            adapters.push,
+            receivers,
+            render=PushRenderer(server.push_max_body_bytes),
+            clock=now_ms,
+            limits=limits,
+        )
+        async with sender.running():
+            adapters.log.on_commit = sender.wake
+            notifications = PushNotifications(
+                log=adapters.log,
+                store=adapters.push,
+                sender=sender,
+                receivers=receivers,
+                clock=now_ms,
+                limits=limits,
+            )
+            yield _Push(notifications, keys.published)
+
+
+def _signing_key_file(settings: Settings) -> Path | None:
+    """Where the key is kept that notifications are signed with; None: nowhere."""
+    server = settings.server
+    if server.push_signing_keys is not None:
+        return server.push_signing_keys
+    if settings.state.backend == "memory":
+        return None
+    try:
+        return state_folder(settings.upstream.workspace_root) / "push-key.pem"
+    except (OSError, RuntimeError) as exc:  # RuntimeError: there is no home directory
+        problem = f"is not set, and the default directory cannot be used: {exc}"
+        raise ConfigError([f"A2A_PUSH_SIGNING_KEYS: {problem}"]) from None
+
+
+def _read_signing_keys(file: Path | None) -> str:
+    """What is in the file; a key is made if there is none."""
+    from .outbound.push import new_key
+
+    if file is None:
+        return new_key()
+    tighten(file)
+    if not file.exists():
+        fresh = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+        write_private_file(fresh, new_key())
+        with suppress(FileExistsError):  # another process was first
+            file.hardlink_to(fresh)
+        fresh.unlink()
+    return file.read_text(encoding="ascii")
 
 
 @asynccontextmanager
@@ -357,6 +549,7 @@ def _retention(settings: Settings) -> Retention:
         tasks=state.retention_seconds,
         keys=state.idempotency_seconds,
         requests=settings.server.interrupt_request_tombstone_ttl_seconds,
+        usage=state.usage_retention_seconds,
     )
 
 
@@ -380,7 +573,7 @@ def _connect(
     )
 
 
-def _locations(settings: Settings, adapters: _Adapters) -> Locations:
+def _locations(settings: Settings, adapters: _Adapters, *, limiter: Limiter) -> Locations:
     upstream, server = settings.upstream, settings.server
     return Locations(
         catalog=OpenCodeCatalog(adapters.opencode.http, upstream.timeout_stream),
@@ -388,6 +581,7 @@ def _locations(settings: Settings, adapters: _Adapters) -> Locations:
         root=upstream.workspace_root,
         shared=server.shared_sessions,
         directories=server.allow_directory_override,
+        limiter=limiter,
     )
 
 
@@ -414,6 +608,8 @@ def _services(
     worktrees: ContextWorktrees,
     scheduler: Scheduler,
     rules: Rules,
+    limiter: Limiter,
+    push: PushNotifications | None,
 ) -> Services:
     server, locations = settings.server, worktrees.locations
     return Services(
@@ -427,6 +623,7 @@ def _services(
             clock=now_ms,
             claim_ms=int(server.pending_session_claim_ttl_seconds * 1_000),
             rules=rules,
+            limiter=limiter,
         ),
         locations=locations,
         creator=Creator(locations),
@@ -442,7 +639,11 @@ def _services(
             scheduler=scheduler,
             store=adapters.interrupts,
             always=server.permission_always,
+            limiter=limiter,
         ),
+        limiter=limiter,
+        usage=SqlUsage(adapters.database),
+        push=push,
     )
 
 
@@ -458,6 +659,41 @@ def _options(
         worktrees=services.worktrees,
         agent=settings.upstream.agent,
         isolation=settings.server.isolation,
+        limiter=services.limiter,
+    )
+
+
+def _tasks(
+    adapters: _Adapters, scheduler: Scheduler, *, services: Services, options: OptionsResolver
+) -> Tasks:
+    return Tasks(
+        agent=services.agent,
+        log=adapters.log,
+        scheduler=scheduler,
+        interrupts=services.interrupts,
+        options=options,
+        inputs=services.inputs,
+        clock=now_ms,
+        limiter=services.limiter,
+    )
+
+
+def _scheduler(
+    settings: Settings,
+    adapters: _Adapters,
+    *,
+    sessions: Sessions,
+    limiter: Limiter,
+    calls: PeerCalls | None,
+) -> Scheduler:
+    return Scheduler(
+        log=adapters.log,
+        sessions=sessions,
+        interrupts=adapters.interrupts,
+        limits=_limits(settings),
+        clock=now_ms,
+        peer_calls=calls,
+        limiter=limiter,
     )
 
 
@@ -488,7 +724,15 @@ def _middleware(server: Server, app: ASGIApp, url: str) -> ASGIApp:
     served: ASGIApp = OriginCheck(app, own=origin, allowed=allowed, on_error=failure)
     if (hosts := server.checked_hosts) is not None:
         served = HostCheck(served, allowed=hosts, on_error=failure)
-    return Trace(served, failure)
+    served = Trace(served, failure)
+    if trusted := TrustedNetworks(server.trusted_proxies):
+        return TrustedProxies(
+            served,
+            trusted=trusted,
+            header=server.forwarded_header,
+            certificate_header=server.mtls_header or None,
+        )
+    return served
 
 
 def publication(
@@ -498,11 +742,13 @@ def publication(
     services: Services | None = None,
     release: Callable[[], Release | None] = lambda: None,
     calls_peers: bool = True,
+    tokens: Sequence[StoredToken] = (),
 ) -> Published:
     """What the service publishes with these settings. Without services, no method can be called.
 
     `calls_peers`: the agent can get the tools for that, if the settings let it have them.
-    `release` is asked for the connected OpenCode whenever something is published.
+    `release` is asked for the connected OpenCode whenever something is published. `tokens` are
+    those of the credentials file.
     """
     server = settings.server
     facts = CardFacts(
@@ -510,9 +756,11 @@ def publication(
         title=server.title,
         description=server.description,
         version=__version__,
-        schemes=tuple(credentials_of(server).schemes),
+        schemes=declared_schemes(settings, credentials_of(settings, tokens=tokens)),
+        follows_proxy=server.public_url is None and bool(server.trusted_proxies),
         input_modes=INPUT_MODES,
         output_modes=OUTPUT_MODES,
+        push=server.push,
     )
     deployment = Deployment(
         shared_sessions=server.shared_sessions,
@@ -530,9 +778,20 @@ def publication(
             "rules": [rule.model_dump() for rule in server.permission_rules],
         },
         peer_calls=_declared_calls(settings, offered=calls_peers),
+        metrics=server.metrics,
+        push=_declared_push(server) if server.push else None,
     )
     contract = Contract(ALL, enabled=server.toggles, services=services)
     return Published(facts, contract, deployment=deployment, release=release)
+
+
+def _declared_push(server: Server) -> PushFacts:
+    return PushFacts(
+        configs_per_task=server.push_max_configs,
+        retry_hours=server.push_retry_hours,
+        challenges=server.push_validate,
+        max_body_bytes=server.push_max_body_bytes,
+    )
 
 
 def _declared_calls(settings: Settings, *, offered: bool) -> DeclaredCalls:
@@ -544,19 +803,9 @@ def _declared_calls(settings: Settings, *, offered: bool) -> DeclaredCalls:
     )
 
 
-def credentials_of(server: Server) -> Credentials:
-    known = []
-    if server.bearer_token is not None:
-        caller = Caller("default", frozenset(Scope))
-        known.append(Credential.bearer(server.bearer_token.get_secret_value(), caller))
-    for entry in server.static_auth_credentials:
-        caller = Caller(entry.principal, frozenset(entry.scopes))
-        if entry.token is not None:
-            known.append(Credential.bearer(entry.token.get_secret_value(), caller))
-        elif entry.username is not None and entry.password is not None:
-            password = entry.password.get_secret_value()
-            known.append(Credential.basic(entry.username, password, caller=caller))
-    return Credentials(known)
+def _public_paths(server: Server) -> frozenset[str]:
+    metrics = {METRICS_PATH} if server.metrics == "open" else set()
+    return PUBLIC_PATHS | metrics | ({JWKS_PATH} if server.push else set())
 
 
 def endpoint_of(settings: Settings) -> Endpoint | None:
@@ -575,4 +824,7 @@ def endpoint_of(settings: Settings) -> Endpoint | None:
 
 def public_url(server: Server, port: int) -> str:
     """The address in the card."""
-    return server.public_url or url_of_listener(server.host, port)
+    if server.public_url is not None:
+        return server.public_url
+    url = url_of_listener(server.host, port)
+    return url if server.tls_certificate is None else url.replace("http://", "https://", 1)

@@ -13,6 +13,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
@@ -38,7 +39,9 @@ from pydantic_settings import (
 )
 
 from .domain.addresses import is_host, is_loopback, origin_of
-from .domain.scopes import DEFAULT_SCOPES, Scope
+from .domain.limits import Limits
+from .domain.scopes import DEFAULT_SCOPES, SPELLINGS, Roles, Scope, UnknownScope, resolve
+from .domain.values import PermissionRule
 from .paths import folder_name, inside_git, state_folder, state_home
 from .spellings import (
     FOREIGN_SETTINGS,
@@ -55,13 +58,17 @@ MAX_ROOT_LENGTH = 600  # characters; what a database can keep in an index
 RESERVED_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
 
 MIN_SECRET_LENGTH = 16  # of a token or password that other machines can try
+METRICS_WORDS = ("scope", "open", "off")
 SECRET_COMMAND = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
 
 RELOADABLE = (  # settings of Server that a running service takes over at SIGHUP
-    *("bearer_token", "static_auth_credentials", "permission_rules"),
+    *("bearer_token", "static_auth_credentials", "mtls_scopes", "permission_rules"),
     *("log_level", "log_format", "log_payloads", "log_body_limit"),
 )
+
+
+RELOADABLE_OIDC = ("scope_map", "default_scopes")  # the same, of Oidc
 
 
 class ConfigError(Exception):
@@ -124,6 +131,16 @@ def _check_no_padding(value: SecretStr) -> SecretStr:
     return value
 
 
+def _check_metrics(value: str) -> str:
+    word = value.strip().lower()
+    if word in METRICS_WORDS:
+        return word
+    host, _, port = word.rpartition(":")
+    if not (is_host(host.strip("[]")) and port.isdecimal() and int(port) <= 65_535):
+        raise ValueError("must be scope, open, off, or an address such as 127.0.0.1:9464")
+    return word
+
+
 def _check_hosts(values: list[str]) -> list[str]:
     for value in values:
         if not is_host(value) and value != "*":
@@ -143,6 +160,29 @@ def _check_origins(values: list[str]) -> list[str]:
                 "port; `*` is not possible"
             )
     return [value.lower() for value in values]
+
+
+def _check_networks(values: list[str]) -> list[str]:
+    for value in values:
+        try:
+            ip_network(value)
+        except ValueError:
+            raise ValueError(
+                "must list addresses or networks such as 10.0.0.5 or 10.0.0.0/8"
+            ) from None
+    return values
+
+
+def _check_issuer(value: str | None) -> str | None:
+    # As it is written: tokens name the issuer to the letter, with or without a slash at the end.
+    if value is not None:
+        _check_web_address(value)
+        parts = urlsplit(value)
+        if parts.query or parts.fragment:
+            raise ValueError("must have neither a query nor a fragment")
+        if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+            raise ValueError("must be an https URL, because whoever can change its keys can log in")
+    return value
 
 
 def _check_login(value: SecretStr | None) -> SecretStr | None:
@@ -165,6 +205,7 @@ Directory = Annotated[Path, AfterValidator(_check_directory)]
 DatabaseUrl = Annotated[str, AfterValidator(database_url), AfterValidator(_check_database)]
 Json = (NoDecode, BeforeValidator(parse_json))
 WordList = Annotated[list[str], NoDecode, BeforeValidator(parse_list)]
+NameMap = Annotated[dict[str, list[str]], *Json]
 SecretReference = Annotated[str, AfterValidator(_check_reference)]
 Transport = Annotated[
     Literal["JSONRPC", "HTTP+JSON"],
@@ -272,12 +313,12 @@ class CredentialSetting(BaseModel):
 
     credential_id: str | None = None  # a name for the operator's own use
     enabled: bool = True
-    scheme: Annotated[Literal["bearer", "basic"], Spellings()]
+    scheme: Annotated[Literal["bearer", "basic", "api_key"], Spellings(apikey="api_key")]
     principal: str = Field(min_length=1, max_length=255)
     token: Token | None = None
     username: str | None = None
     password: Secret | None = None
-    scopes: list[Scope] = [*DEFAULT_SCOPES]
+    scopes: list[str] = [*DEFAULT_SCOPES]  # or roles
     # The names that similar programs have for the scopes beyond the default ones.
     capabilities: list[Literal["session_shell", "workspace_mutation"]] | None = None
 
@@ -290,8 +331,9 @@ class CredentialSetting(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> CredentialSetting:
-        if self.scheme == "bearer" and not (self.token and self.token.get_secret_value()):
-            raise ValueError("a bearer credential needs a token")
+        if self.scheme != "basic" and not (self.token and self.token.get_secret_value()):
+            name = "bearer credential" if self.scheme == "bearer" else "credential for an API key"
+            raise ValueError(f"a {name} needs a token")
         if self.scheme == "basic" and not (self.username and self.password):
             raise ValueError("a basic credential needs a username and a password")
         if self.capabilities is not None:
@@ -309,6 +351,10 @@ class RuleSetting(BaseModel):
     permission: str = Field(min_length=1)
     pattern: str = Field(default="*", min_length=1)
     action: Annotated[Literal["allow", "ask", "deny"], Spellings()]
+
+    @property
+    def rule(self) -> PermissionRule:
+        return PermissionRule(self.permission, self.pattern, self.action)
 
 
 class Server(SettingsGroup):
@@ -348,7 +394,55 @@ class Server(SettingsGroup):
         default=[],
         description='Several callers, as JSON: [{"scheme": "bearer", "token": …, "principal": …, '
         '"scopes": […]}, {"scheme": "basic", "username": …, "password": …}]. A basic one goes by '
-        'its username unless it has a `principal`; `"enabled": false` switches one off.',
+        'its username unless it has a `principal`; `"enabled": false` switches one off. With the '
+        "scheme `api_key` the token is expected in the header `X-API-Key`. `scopes` may name the "
+        "roles of `[roles]`.",
+    )
+    credentials_file: Path | None = Field(
+        default=None,
+        examples=["/var/lib/opencode-a2a/credentials.json"],
+        description="The file with the hashes of the tokens that `opencode-a2a token create` "
+        "makes. Changes count within a second. Without it, `credentials.json` in the root's folder "
+        "in the user's state directory.",
+    )
+    trusted_proxies: Annotated[WordList, AfterValidator(_check_networks)] = Field(
+        default=[],
+        description="Addresses or networks of proxies, as a list such as `10.0.0.5, fd00::/8`. "
+        "Only they can say for whom they ask (`A2A_FORWARDED_HEADER`) and which certificate the "
+        "client has (`A2A_MTLS_HEADER`).",
+    )
+    forwarded_header: Literal["x-forwarded", "forwarded"] = Field(
+        default="x-forwarded",
+        description="What the trusted proxies send: `X-Forwarded-For`, `-Proto` and `-Host`, or "
+        "`Forwarded`. The other is ignored, because a proxy passes on what it does not set.",
+    )
+    mtls_header: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9-]*$",
+        description="The header field in which a trusted proxy names the client certificate that "
+        "it has verified: `X-Forwarded-Client-Cert` as Envoy writes it, or one with the subject. "
+        "Without it, certificates are not looked at.",
+    )
+    mtls_scopes: NameMap = Field(
+        default={},
+        description="The scopes or roles of the holders of certificates, as JSON or a table: by "
+        "subject or URI, with `*` for all others. Without it, all have the default scopes.",
+    )
+    mtls_from_loopback: bool = Field(
+        default=False,
+        description="Allow `A2A_MTLS_HEADER` where a loopback address is a trusted proxy, although "
+        "every program on the machine can connect from there, the agent included.",
+    )
+    tls_certificate: Path | None = Field(
+        default=None,
+        examples=["/etc/letsencrypt/live/agent.example.com/fullchain.pem"],
+        description="The certificate and its chain (PEM), to serve HTTPS instead of HTTP. A "
+        "renewed one is used for new connections within seconds.",
+    )
+    tls_key: Path | None = Field(
+        default=None,
+        examples=["/etc/letsencrypt/live/agent.example.com/privkey.pem"],
+        description="The key of the certificate (PEM, without a password).",
     )
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -366,6 +460,19 @@ class Server(SettingsGroup):
         default=4096,
         ge=0,
         description="How many bytes of a body, or of a piece of a stream, are logged; 0 means all.",
+    )
+    metrics: Annotated[str, AfterValidator(_check_metrics)] = Field(
+        default="scope",
+        examples=["127.0.0.1:9464"],
+        description="Who gets the metrics for Prometheus at `/metrics`: callers with the scope "
+        "`metrics:read` (`scope`), everybody (`open`), or nobody (`off`). `HOST:PORT` serves them "
+        "there instead, without a credential, so let only Prometheus reach that.",
+    )
+    audit_log: str | None = Field(
+        default=None,
+        examples=["journald"],
+        description="Where to write who has changed what, and which logins were refused, one JSON "
+        "object per line: a file, which is made for this user only and appended to, or `journald`.",
     )
     strict_version: bool = Field(
         default=False, description="Refuse 1.0 requests that do not say A2A-Version: 1.0."
@@ -501,6 +608,14 @@ class Server(SettingsGroup):
     )
 
     @property
+    def metrics_listener(self) -> tuple[str, int] | None:
+        """Where the metrics have a listener of their own."""
+        if self.metrics in METRICS_WORDS:
+            return None
+        host, _, port = self.metrics.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
     def shows_every_block(self) -> bool:
         return self.stream_blocks == "all"
 
@@ -513,7 +628,7 @@ class Server(SettingsGroup):
         """The names of the settings that switch methods on, where they are."""
         return frozenset(
             f"A2A_{name.upper()}"
-            for name in ("enable_session_shell", "enable_workspace_mutations")
+            for name in ("enable_session_shell", "enable_workspace_mutations", "push")
             if getattr(self, name)
         )
 
@@ -537,6 +652,49 @@ class Server(SettingsGroup):
         description='What new sessions may do, as JSON: [{"permission": "bash", "pattern": '
         '"git *", "action": "allow"}, …]; the last match counts. OpenCode\'s own rules come first, '
         "and its sub-agents inherit only what is denied (or about external directories).",
+    )
+    push: bool = Field(
+        default=False,
+        description="Send push notifications to receivers that clients name. The Agent Card says "
+        "so.",
+    )
+    push_allowed_hosts: Annotated[WordList, AfterValidator(_check_hosts)] = Field(
+        default=[],
+        description="Hosts that push notifications may go to, as a list; none means any public one "
+        "over https.",
+    )
+    push_private_hosts: Annotated[WordList, AfterValidator(_check_hosts)] = Field(
+        default=[],
+        description="Hosts of receivers that may have a private address, such as `127.0.0.1`, and "
+        "that may be reached over http; as a list.",
+    )
+    push_validate: bool = Field(
+        default=False,
+        description="Ask a receiver before it is registered: it must answer `GET` with the value "
+        "of the query parameter `validationToken`.",
+    )
+    push_retry_hours: float = Field(
+        default=24.0,
+        gt=0,
+        le=168.0,
+        description="How long an event is tried again that its receiver does not take. Then it is "
+        "a dead letter.",
+    )
+    push_timeout_seconds: float = Field(
+        default=15.0, gt=0, le=60.0, description="How long a receiver may take to answer."
+    )
+    push_max_configs: int = Field(default=10, ge=1, le=100, description="Receivers of one task.")
+    push_max_body_bytes: int = Field(
+        default=1_048_576,
+        ge=4_096,
+        description="How large a notification may be. A larger one has the status alone.",
+    )
+    push_signing_keys: Path | None = Field(
+        default=None,
+        examples=["/etc/opencode-a2a/push-keys.pem"],
+        description="The private key that notifications are signed with, as PEM (P-256, PKCS #8). "
+        "The first key of the file signs, and `/.well-known/jwks.json` has all of them. Without it "
+        "one is made in the state directory of the workspace root.",
     )
 
     _all_credentials: list[CredentialSetting] = PrivateAttr(default=[])
@@ -563,6 +721,29 @@ class Server(SettingsGroup):
             tokens.append(self.bearer_token.get_secret_value())
         if len(tokens) != len(set(tokens)):
             raise ValueError("A2A_STATIC_AUTH_CREDENTIALS: the same token stands for two callers")
+        return self
+
+    @model_validator(mode="after")
+    def _proxies_and_tls_fit(self) -> Server:
+        problems = []
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            missing = "TLS_KEY" if self.tls_key is None else "TLS_CERTIFICATE"
+            problems.append(f"A2A_{missing}: is missing; a certificate and its key go together")
+        if self.mtls_header and not self.trusted_proxies:
+            problems.append(
+                "A2A_MTLS_HEADER: needs A2A_TRUSTED_PROXIES, since only those can be believed"
+            )
+        local = [
+            each for each in self.trusted_proxies if ip_network(each).overlaps(_loopback(each))
+        ]
+        if self.mtls_header and local and not self.mtls_from_loopback:
+            problems.append(
+                f"A2A_MTLS_HEADER: every program on this machine, the agent included, could pose "
+                f"as the proxy at {local[0]} and name any certificate. Let the proxy come from "
+                "another address, or accept that with A2A_MTLS_FROM_LOOPBACK=true"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
 
     @property
@@ -631,6 +812,89 @@ class Server(SettingsGroup):
         return None
 
 
+def _loopback(like: str) -> IPv4Network | IPv6Network:
+    """The loopback addresses of the kind that this one is of."""
+    return ip_network("::1" if ip_network(like).version == 6 else "127.0.0.0/8")
+
+
+class Oidc(SettingsGroup):
+    """Callers who log in elsewhere: access tokens (JWT) of an OpenID Connect provider."""
+
+    model_config = SettingsConfigDict(env_prefix="A2A_OIDC_")
+
+    issuer: Annotated[str | None, AfterValidator(_check_issuer)] = Field(
+        default=None,
+        examples=["https://login.example.com/realms/main"],
+        description="Whose access tokens are accepted, as the tokens name it (`iss`). Its keys are "
+        "found by OpenID Connect Discovery.",
+    )
+    audience: Annotated[list[str] | None, NoDecode, BeforeValidator(parse_list)] = Field(
+        default=None,
+        examples=[["https://agent.example.com"]],
+        description="For whom a token must be made (`aud`), as a list; one of them is enough.",
+    )
+    authorized_parties: WordList = Field(
+        default=[],
+        description="The clients whose tokens are accepted (`azp`, or `client_id`), as a list; "
+        "none means all clients of the issuer.",
+    )
+    leeway_seconds: float = Field(
+        default=30.0, ge=0, le=300, description="How far the clocks may differ."
+    )
+    principal_claim: str = Field(
+        default="sub",
+        min_length=1,
+        description="The claim that names the caller. It must be one that nobody can choose.",
+    )
+    principal_prefix: str = Field(
+        default="oidc:",
+        description="What precedes the name, so that nobody gets the name of another kind of "
+        "caller.",
+    )
+    scopes_claim: str = Field(
+        default="scope",
+        min_length=1,
+        description="The claim that says what a token is good for: words with spaces between them, "
+        "or a list. A dot leads into an object: `realm_access.roles`.",
+    )
+    scope_map: NameMap = Field(
+        default={},
+        description="What the words of that claim mean, as JSON or a table: each with a list of "
+        "scopes or roles. Without it they are names of scopes and roles; others mean nothing.",
+    )
+    default_scopes: WordList = Field(
+        default=[], description="Scopes or roles that every token of the issuer has, as a list."
+    )
+    token_url: WebAddress | None = Field(
+        default=None,
+        examples=["https://login.example.com/realms/main/token"],
+        description="The token endpoint, for the card: it then offers OAuth 2.0 with client "
+        "credentials.",
+    )
+    authorization_url: WebAddress | None = Field(
+        default=None,
+        examples=["https://login.example.com/realms/main/auth"],
+        description="The authorization endpoint, for the card: it then offers the authorization "
+        "code flow instead.",
+    )
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Oidc:
+        problems = []
+        if self.issuer is not None and not self.audience:
+            problems.append(
+                "A2A_OIDC_AUDIENCE: is missing; without it the tokens that other services get "
+                "would be good for this one"
+            )
+        if self.issuer is None and self.audience:
+            problems.append("A2A_OIDC_ISSUER: is missing; A2A_OIDC_AUDIENCE needs it")
+        if self.authorization_url is not None and self.token_url is None:
+            problems.append("A2A_OIDC_TOKEN_URL: is missing; A2A_OIDC_AUTHORIZATION_URL needs it")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
 class State(SettingsGroup):
     """Where tasks are kept."""
 
@@ -659,6 +923,21 @@ class State(SettingsGroup):
     idempotency_seconds: float = Field(
         default=86_400.0, gt=0, description="How long a repeated request is recognised."
     )
+    usage_retention_seconds: float = Field(
+        default=400 * 86_400.0,
+        ge=0,
+        description="How long it is kept what callers have used, also after their tasks are "
+        "deleted: at least 32 days (2764800), because budgets are for a month; 0 means for ever.",
+    )
+
+    @model_validator(mode="after")
+    def _keeps_a_month(self) -> State:
+        if 0 < self.usage_retention_seconds < 32 * 86_400:
+            raise ValueError(
+                "A2A_TASK_STORE_USAGE_RETENTION_SECONDS: must be at least 32 days (2764800), or 0 "
+                "for ever"
+            )
+        return self
 
     def url(self, root: Path) -> str:
         if self.backend == "memory":
@@ -693,6 +972,99 @@ class State(SettingsGroup):
             return None
         file = state_home() / "tasks.db"
         return f"sqlite:///{file}" if file.is_file() else None
+
+
+class CallerLimits(BaseModel):
+    """What a caller may use."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requests_per_minute: int = Field(
+        default=0,
+        ge=0,
+        description="Requests with a credential, also repeated ones and answers; more get 429. All "
+        "of a minute's may come at once. 0 means no limit, here and below.",
+    )
+    running_tasks: int = Field(
+        default=0, ge=0, description="Tasks worked on at a time; others wait, also for free slots."
+    )
+    queued_tasks: int = Field(
+        default=0,
+        ge=0,
+        description="Tasks beyond the running ones (`running_tasks`, or else "
+        "`OPENCODE_MAX_CONCURRENT_STREAMS`) that may wait; more get 429. Those that wait for a "
+        "person do not count.",
+    )
+    stream_minutes_per_day: float = Field(
+        default=0,
+        ge=0,
+        description="How long streams may be open in a day (UTC), all together, in each process "
+        "since it started; then they end, and new ones get 429. Tasks go on, and can be read.",
+    )
+    body_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Larger requests get 413; more than `A2A_MAX_REQUEST_BODY_BYTES` is never "
+        "taken.",
+    )
+    tokens_per_day: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens of all kinds (input, output, reasoning, cached) that models may use in "
+        "a day (UTC). Then running tasks are stopped after the step that reached it, with "
+        "`BUDGET_EXCEEDED`, and new ones get 429.",
+    )
+    tokens_per_month: int = Field(default=0, ge=0, description="The same in a month (UTC).")
+    cost_per_day: float = Field(
+        default=0,
+        ge=0,
+        description="The same in dollars, as OpenCode reports them: models whose price it does not "
+        "know cost nothing.",
+    )
+    cost_per_month: float = Field(default=0, ge=0, description="The same in a month (UTC).")
+    models: WordList = Field(
+        default=[],
+        description="Models that may answer, as `provider/model`, where `*` stands for anything; "
+        "none named means all. A request that chooses none gets the default one if that is among "
+        "them, or else the first that is named without `*`.",
+    )
+    agents: WordList = Field(
+        default=[], description="Agents that may answer; in the same way as `models`."
+    )
+    directories: WordList = Field(
+        default=[],
+        description="Directories in and below which sessions may work, as paths from the workspace "
+        "root; none named means all. A request that chooses none works in the root, if that is "
+        "among them, or else in the first. Worktrees of the caller's own are not limited.",
+    )
+    permission_rules: Annotated[list[RuleSetting], *Json] = Field(
+        default=[],
+        description="What new sessions of the caller may not do, in addition to "
+        '`A2A_PERMISSION_RULES` and written like them: [{"permission": "bash", "action": "deny"}]. '
+        "Each must deny.",
+    )
+
+    @model_validator(mode="after")
+    def _only_denies(self) -> CallerLimits:
+        if any(rule.action != "deny" for rule in self.permission_rules):
+            raise ValueError(
+                "permission_rules: a limit can only deny; what is allowed, or asked for, stands in "
+                "A2A_PERMISSION_RULES"
+            )
+        return self
+
+    def limits(self) -> Limits:
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        for name in ("models", "agents", "directories"):
+            values[name] = tuple(values[name])
+        rules = tuple(rule.rule for rule in self.permission_rules)
+        return Limits(**{**values, "permission_rules": rules})
+
+
+class LimitSettings(CallerLimits, SettingsGroup):
+    """How much each caller may use."""
+
+    model_config = SettingsConfigDict(env_prefix="A2A_LIMIT_", extra="forbid")
 
 
 class Environment(SettingsGroup):
@@ -921,14 +1293,35 @@ class Settings(BaseModel):
     state: State
     outbound: Outbound
     environment: Environment
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    limits_of: dict[str, LimitSettings] = {}  # of callers that have their own, by principal
+    oidc: Oidc
     peers: dict[str, PeerSetting] = {}
+    roles: Roles = {}
     notes: list[tuple[str, str]] = []  # settings that were spelled differently, and how
     secret_files: list[Path] = []  # the files that secrets were read from
     unknown: list[str] = []  # variables and secret files that are named like settings
 
     @property
     def groups(self) -> tuple[SettingsGroup, ...]:
-        return self.upstream, self.server, self.state, self.outbound, self.environment
+        own = (self.upstream, self.server, self.state, self.outbound)
+        return *own, self.environment, self.limits, self.oidc
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether somebody can log in, apart from those with a token of the credentials file."""
+        server = self.server
+        return server.has_credentials or bool(server.mtls_header or self.oidc.issuer)
+
+    @property
+    def credentials_file(self) -> Path | None:
+        """Where the hashes of tokens are, if anywhere; None where there is no home directory."""
+        if self.server.credentials_file is not None:
+            return self.server.credentials_file
+        try:
+            return state_home() / folder_name(self.upstream.workspace_root) / "credentials.json"
+        except RuntimeError:
+            return None
 
     def changed(self, new: Settings) -> list[str]:
         """The names of the settings that are different in new ones."""
@@ -938,12 +1331,16 @@ class Settings(BaseModel):
             for name in type(old_group).model_fields
             if getattr(old_group, name) != getattr(new_group, name)
         ]
-        peers = sorted(self.peers.keys() | new.peers.keys())
-        return found + [
-            f"[{PEERS_TABLE}.{name}]"
-            for name in peers
-            if self.peers.get(name) != new.peers.get(name)
-        ]
+        if self.roles != new.roles:
+            found.append(f"[{ROLES_TABLE}]")
+        for table, old_tables, new_tables in (
+            (PEERS_TABLE, self.peers, new.peers),
+            (TABLES[LimitSettings], self.limits_of, new.limits_of),
+        ):
+            names = sorted(old_tables.keys() | new_tables.keys())
+            different = [name for name in names if old_tables.get(name) != new_tables.get(name)]
+            found += [f"[{table}.{name}]" for name in different]
+        return found
 
     def reloaded(self, new: Settings) -> Settings:
         """These settings, with those of the new ones that a running service can take over.
@@ -953,7 +1350,13 @@ class Settings(BaseModel):
         return self.model_copy(
             update={
                 "server": self.server.reloaded(new.server),
+                "limits": new.limits,
+                "limits_of": new.limits_of,
+                "oidc": self.oidc.model_copy(
+                    update={name: getattr(new.oidc, name) for name in RELOADABLE_OIDC}
+                ),
                 "peers": new.peers,
+                "roles": new.roles,
                 "notes": new.notes,
                 "secret_files": new.secret_files,
                 "unknown": new.unknown,
@@ -994,10 +1397,14 @@ TABLES: dict[type[SettingsGroup], str] = {
     State: "task_store",
     Outbound: "client",
     Environment: "environment",
+    LimitSettings: "limits",
+    Oidc: "oidc",
 }
 
 
-PEERS_TABLE = "peers"  # in the file only: each member is a table of its own
+# In the file only:
+PEERS_TABLE = "peers"  # each member is a table of its own
+ROLES_TABLE = "roles"  # each member is a list of scopes
 
 
 def setting_name(kind: type[SettingsGroup], field: str) -> str:
@@ -1008,6 +1415,9 @@ def setting_name(kind: type[SettingsGroup], field: str) -> str:
 _NAMES = frozenset(setting_name(kind, name) for kind in TABLES for name in kind.model_fields)
 
 
+PEER_SECRETS = "A2A_PEER_"  # such names are free for credentials that [peers.NAME] refers to
+
+
 def unknown_settings(names: Iterable[str]) -> dict[str, str | None]:
     """The names that begin like our settings and are none, each with the setting it resembles.
 
@@ -1016,6 +1426,8 @@ def unknown_settings(names: Iterable[str]) -> dict[str, str | None]:
     own_names = {name.removeprefix("A2A_"): name for name in _NAMES if name.startswith("A2A_")}
     found: dict[str, str | None] = {}
     for name in sorted(names):
+        if name.upper().startswith(PEER_SECRETS):
+            continue
         if name.upper().startswith("A2A_") and name.upper() not in _NAMES:
             similar = get_close_matches(
                 name.upper().removeprefix("A2A_"), own_names, n=1, cutoff=0.75
@@ -1042,7 +1454,8 @@ def origins(config: Path | None, secrets: Path | None) -> dict[str, str]:
     """
     tables = _read_toml(config, [])
     files = {file.name.upper(): str(file) for file in secrets.iterdir()} if secrets else {}
-    found = dict.fromkeys([PEERS_TABLE] if PEERS_TABLE in tables else [], str(config))
+    tables_only = (PEERS_TABLE, ROLES_TABLE, TABLES[LimitSettings])
+    found = {name: str(config) for name in tables_only if name in tables}
     for kind, table in TABLES.items():
         given = EnvSettingsSource(kind)()
         kept = SecretsSettingsSource(kind, secrets)()
@@ -1072,15 +1485,24 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     upstream, server = reader.group(Upstream), reader.group(Server)
     state, outbound = reader.group(State), reader.group(Outbound)
     environment, peers = reader.group(Environment), reader.peers()
-    if reader.problems or not (upstream and server and state and outbound and environment):
+    limits, limits_of = reader.limits()
+    oidc, roles = reader.group(Oidc), reader.roles()
+    if server and oidc:
+        reader.problems += _unknown_scopes(server, oidc, roles)
+    if reader.problems or not (upstream and server and state and outbound and environment and oidc):
         raise ConfigError(reader.problems)
+    assert limits is not None, "otherwise there is a problem"
     return Settings.model_construct(
         upstream=upstream,
         server=server,
         state=state,
         outbound=outbound,
         environment=environment,
+        limits=limits,
+        limits_of=limits_of,
+        oidc=oidc,
         peers=peers,
+        roles=roles,
         notes=reader.notes,
         secret_files=reader.secret_files,
         unknown=reader.unknown,
@@ -1117,7 +1539,7 @@ class _Reader:
                 self.unknown.append(name)
             else:
                 self.problems.append(f"{name}: there is no such setting; did you mean {meant}?")
-        known = {*TABLES.values(), PEERS_TABLE}
+        known = {*TABLES.values(), PEERS_TABLE, ROLES_TABLE}
         self.problems += [
             f"[{name}]: no such table; there are {_table_list(known)}"
             for name in self._tables.keys() - known
@@ -1142,16 +1564,77 @@ class _Reader:
                 ]
         return None
 
+    def limits(self) -> tuple[LimitSettings | None, dict[str, LimitSettings]]:
+        """The limits of everybody, and of those callers that have a table of their own.
+
+        What such a table does not name is as for everybody.
+        """
+        table = TABLES[LimitSettings]
+        given = self._tables.get(table, {})
+        own = {name: value for name, value in given.items() if isinstance(value, dict)}
+        self._tables[table] = {n: value for n, value in given.items() if n not in own}
+        common = self.group(LimitSettings)
+        found: dict[str, LimitSettings] = {}
+        for principal, values in own.items():
+            try:
+                checked = CallerLimits.model_validate(values)
+            except ValidationError as exc:
+                self.problems += _table_problems(f"[{table}.{principal}]", exc)
+                continue
+            if common is not None:
+                named = {name: getattr(checked, name) for name in checked.model_fields_set}
+                found[principal] = common.model_copy(update=named)
+        return common, found
+
     def peers(self) -> dict[str, PeerSetting]:
         found = {}
         for name, table in self._tables.get(PEERS_TABLE, {}).items():
             try:
                 found[name] = PeerSetting.model_validate(table)
             except ValidationError as exc:
-                for error in exc.errors():
-                    where = " ".join([f"[{PEERS_TABLE}.{name}]", *map(str, error["loc"])])
-                    self.problems.append(f"{where}: {_requirement(error['msg'])}")
+                self.problems += _table_problems(f"[{PEERS_TABLE}.{name}]", exc)
         return found
+
+    def roles(self) -> dict[str, frozenset[str]]:
+        found = {}
+        for name, scopes in self._tables.get(ROLES_TABLE, {}).items():
+            where = f"[{ROLES_TABLE}] {name}"
+            if not isinstance(scopes, list):
+                self.problems.append(f"{where}: must be a list of scopes")
+            elif name in SPELLINGS or name in frozenset(Scope):
+                self.problems.append(f"{where}: is the name of a scope; choose another")
+            else:
+                try:
+                    found[name] = resolve(map(str, scopes), {})
+                except UnknownScope as exc:
+                    self.problems.append(f"{where}: {exc}")
+        return found
+
+
+def _unknown_scopes(server: Server, oidc: Oidc, roles: Roles) -> list[str]:
+    """What is wrong with the names of scopes and roles in the settings."""
+    named = {
+        f"A2A_STATIC_AUTH_CREDENTIALS.{number}.scopes": entry.scopes
+        for number, entry in enumerate(server.all_credentials)
+    }
+    named |= {f"A2A_MTLS_SCOPES.{who}": names for who, names in server.mtls_scopes.items()}
+    named |= {f"A2A_OIDC_SCOPE_MAP.{word}": names for word, names in oidc.scope_map.items()}
+    named["A2A_OIDC_DEFAULT_SCOPES"] = oidc.default_scopes
+    problems = []
+    for where, names in named.items():
+        for number, name in enumerate(names):
+            try:
+                resolve([name], roles)
+            except UnknownScope as exc:
+                problems.append(f"{where}.{number}: {exc}")
+    return problems
+
+
+def _table_problems(table: str, exc: ValidationError) -> list[str]:
+    return [
+        f"{' '.join([table, *map(str, error['loc'])])}: {_requirement(error['msg'])}"
+        for error in exc.errors()
+    ]
 
 
 def _read_toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, Any]]:

@@ -77,6 +77,16 @@ class TaskNotFound(ServiceError):
             task_id=task_id,
         )
 
+    @classmethod
+    def without_config(cls, task_id: str, config_id: str | None) -> TaskNotFound:
+        error = cls(task_id)
+        error.message = "This task has no push config with this id. List those that it has."
+        if config_id is None:
+            error.message = "This task has no push config. Create one first."
+        else:
+            error.facts["config_id"] = config_id
+        return error
+
 
 class TaskNotCancelable(ServiceError):
     type, rpc_code, http_status, protocol = "TASK_NOT_CANCELABLE", -32002, 400, True
@@ -242,6 +252,18 @@ class RateLimited(ServiceError):
     type, rpc_code, http_status = "RATE_LIMITED", -32071, 429
 
 
+class LimitExceeded(ServiceError):
+    """A caller has reached one of its limits; `limit` names it, `renews_at` says until when."""
+
+    type, rpc_code, http_status = "LIMIT_EXCEEDED", -32085, 429
+
+
+class BudgetExceeded(LimitExceeded):
+    """A caller has used the tokens, or the money, that it may use in a day or a month."""
+
+    type, rpc_code, http_status = "BUDGET_EXCEEDED", -32086, 429
+
+
 class StoreUnavailable(ServiceError):
     type, rpc_code, http_status = "STORE_UNAVAILABLE", -32072, 503
 
@@ -306,6 +328,23 @@ class OriginNotAllowed(ServiceError):
             "proxy, set A2A_PUBLIC_URL.",
             origin=origin or "",
         )
+
+
+class IssuerUnavailable(ServiceError):
+    """The issuer of a token cannot be asked for its keys, so nobody knows if the token is valid."""
+
+    type, rpc_code, http_status = "ISSUER_UNAVAILABLE", -32079, 503
+
+    def __init__(self, *, retry_after: int) -> None:
+        super().__init__(
+            "Whether this token is valid cannot be said, because its issuer does not answer. Try "
+            "again in a moment.",
+            retry_after=retry_after,
+        )
+
+    @classmethod
+    def rpc_http_status(cls) -> int:
+        return cls.http_status  # like 401: before any method is looked at
 
 
 class IsolationFailed(ServiceError):

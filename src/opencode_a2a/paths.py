@@ -70,17 +70,45 @@ def make_private_file(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
-def write_private_file(path: Path, text: str) -> None:
-    """Replace a file at once, for this user only; make its directory if there is none."""
+def write_private_file(
+    path: Path,
+    text: str,
+    *,
+    durable: bool = False,
+    owner: tuple[int, int] | None = None,
+    mode: int = 0o600,
+) -> None:
+    """Replace a file at once, for this user only; make its directory if there is none.
+
+    `durable`: it outlives a power cut right after. `owner`: give it to this user and group, with
+    the rights `mode`.
+    """
     make_private_directory(path.parent)
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
             out.write(text)
+            if owner is not None:
+                os.fchown(out.fileno(), *owner)
+                os.fchmod(out.fileno(), mode)
+            if durable:
+                out.flush()
+                os.fsync(out.fileno())
         fresh.replace(path)
+        if durable:
+            _sync(path.parent)
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def _sync(folder: Path) -> None:
+    """Write the names in a directory to the disk: until then, the file from before may be back."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def keep_newest_files(folder: Path, most: int) -> None:

@@ -89,10 +89,11 @@ _KEY_PATTERNS = (
             r"|AIza[A-Za-z0-9_-]{30,}"
             r"|A(?:KIA|SIA)[A-Z0-9]{16}(?!\w)"
             r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+            r"|oca_[\w-]{40,}"  # our own
             r")"
         ),
         PLACEHOLDER,
-        ("k-", "gh", "_pat_", "glpat-", "xox", "AIza", "AKIA", "ASIA", "eyJ"),
+        ("k-", "gh", "_pat_", "glpat-", "xox", "AIza", "AKIA", "ASIA", "eyJ", "oca_"),
     ),
     (
         re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END|\Z)", re.DOTALL),
@@ -152,7 +153,7 @@ class Redactor:
         if len(text) < MIN_KEY_LENGTH and "://" not in text:  # as most values in the log
             return text
         for pattern, hidden, hints in _KEY_PATTERNS:
-            if any(hint in text for hint in hints):  # much faster than the pattern
+            if any(map(text.__contains__, hints)):  # much faster than the pattern
                 text = pattern.sub(hidden, text)
         return text
 
@@ -179,7 +180,7 @@ class Redactor:
         text, lower = self.known(text), text.lower()
         if "bearer" in lower or "basic" in lower:
             text = _LOGIN.sub(rf"\1\2{PLACEHOLDER}", text)
-        if any(hint in lower for hint in _NAME_HINTS):
+        if any(map(lower.__contains__, _NAME_HINTS)):
             for pattern in (_HEADER_VALUE, _NAMED_VALUE, _OPTION_VALUE):
                 text = pattern.sub(rf"\1{PLACEHOLDER}", text)
         if "curl" in lower:

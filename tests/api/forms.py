@@ -54,6 +54,8 @@ UNAUTHENTICATED = Kind("UNAUTHENTICATED", -32057, 401)
 UPSTREAM_UNREACHABLE = Kind("UPSTREAM_UNREACHABLE", -32060, 503)
 UPSTREAM_BUSY = Kind("UPSTREAM_BUSY", -32064, 429)
 RATE_LIMITED = Kind("RATE_LIMITED", -32071, 429)
+LIMIT_EXCEEDED = Kind("LIMIT_EXCEEDED", -32085, 429)
+BUDGET_EXCEEDED = Kind("BUDGET_EXCEEDED", -32086, 429)
 PAYLOAD_TOO_LARGE = Kind("PAYLOAD_TOO_LARGE", -32073, 413)
 REQUEST_HEAD_TOO_LARGE = Kind("REQUEST_HEAD_TOO_LARGE", -32075, 431)
 REQUEST_TIMEOUT = Kind("REQUEST_TIMEOUT", -32076, 408)
@@ -70,6 +72,8 @@ OUR_OWN = (
     UPSTREAM_UNREACHABLE,
     UPSTREAM_BUSY,
     RATE_LIMITED,
+    LIMIT_EXCEEDED,
+    BUDGET_EXCEEDED,
     PAYLOAD_TOO_LARGE,
     REQUEST_HEAD_TOO_LARGE,
     REQUEST_TIMEOUT,
@@ -141,10 +145,10 @@ ROUTES = {
     "list": Route("GET", "/tasks"),
     "cancel": Route("POST", "/tasks/{id}:cancel"),
     "subscribe": Route("POST", "/tasks/{id}:subscribe"),
-    "push.create": Route("POST", "/tasks/{id}/pushNotificationConfigs"),
-    "push.get": Route("GET", "/tasks/{id}/pushNotificationConfigs/{config}"),
-    "push.list": Route("GET", "/tasks/{id}/pushNotificationConfigs"),
-    "push.delete": Route("DELETE", "/tasks/{id}/pushNotificationConfigs/{config}"),
+    "push.create": Route("POST", "/tasks/{task_id}/pushNotificationConfigs"),
+    "push.get": Route("GET", "/tasks/{task_id}/pushNotificationConfigs/{config_id}"),
+    "push.list": Route("GET", "/tasks/{task_id}/pushNotificationConfigs"),
+    "push.delete": Route("DELETE", "/tasks/{task_id}/pushNotificationConfigs/{config_id}"),
     "card": Route("GET", "/extendedAgentCard"),
 }
 METHODS = {
@@ -230,7 +234,8 @@ class Form:
                 "POST", "/", json={**body, "params": given}, headers=self.version
             )
         verb, path = self.route(operation)
-        path = path.format(id=given.pop("id", "none"), config=given.pop("config", "none"))
+        task_id, config_id = given.pop("id", "none"), given.pop("config", "none")
+        path = path.format(id=task_id, task_id=task_id, config_id=config_id)
         if verb == "GET":
             query = {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()}
             return client.build_request(verb, path, params=query, headers=self.version)

@@ -154,7 +154,7 @@ def test_a_request_that_was_tampered_with_is_answered_in_shape(
         sound(form, client.post("/", json=body, headers=form.version))
         return
     verb, path = form.route(operation)
-    path = path.format(id="missing", config="any")
+    path = path.format(id="missing", task_id="missing", config_id="any")
     if verb == "POST":
         sound(form, client.request(verb, path, json=params, headers=form.version))
     else:

@@ -22,6 +22,7 @@ from opencode_a2a.inbound.health import Health
 from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.routes import add_routes
+from opencode_a2a.observe.tracing import SpanRef
 from opencode_a2a.web.trace import Trace
 from tests.api.forms import (
     INVALID_REQUEST,
@@ -128,7 +129,8 @@ class _AsCaller:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"] = {"caller": Caller("anybody", frozenset({"tasks:read", "tasks:write"}))}
+        caller = Caller("anybody", frozenset({"tasks:read", "tasks:write"}))
+        scope["state"] = {"trace": SpanRef(""), **scope.get("state", {}), "caller": caller}
         await self._app(scope, receive, send)
 
 

@@ -706,7 +706,7 @@ def test_an_unknown_path_is_not_found(client: httpx.Client, form: Form, path: st
 def test_a_wrong_verb_is_not_allowed(
     client: httpx.Client, form: Form, operation: str, verb: str, allowed: str
 ) -> None:
-    path = form.route(operation).path.format(id="x", config="x")
+    path = form.route(operation).path.format(id="x", task_id="x", config_id="x")
     response = client.request(verb, path)
     form.refused(response, METHOD_NOT_FOUND, http=405)
     assert response.headers["allow"] == allowed

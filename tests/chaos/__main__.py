@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--disk", action="store_true", help="on a disk that is full at times")
+    parser.add_argument("--backup-every", type=float, default=0, metavar="SECONDS")
     parser.add_argument("--report", type=Path, help="where to write the table, too")
     given = parser.parse_args()
     plan = Plan(
@@ -36,6 +37,7 @@ def main() -> int:
         given.seconds,
         clients=given.clients,
         disk=given.disk,
+        backup_every=given.backup_every,
     )
     ledger = asyncio.run(run(plan, say))
     table = summary(plan, ledger)

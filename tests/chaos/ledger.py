@@ -53,6 +53,7 @@ class Ledger:
         self.asks: list[Ask] = []
         self.records: dict[str, Record] = {}
         self.past: set[str] = set()  # tasks of earlier rounds, checked already
+        self.past_here: set[str] = set()  # those that are in the database of now
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
         self.longest: dict[str, float] = {}
@@ -65,7 +66,12 @@ class Ledger:
     def turn_page(self) -> None:
         """Another round: its tasks are other tasks."""
         self.past |= self.records.keys()
+        self.past_here |= self.records.keys()
         self.records, self.asks = {}, []
+
+    def change_database(self) -> None:
+        """Another database, in which there is nothing yet."""
+        self.past_here = set()
 
     def took(self, what: str, seconds: float) -> None:
         self.longest[what] = max(self.longest.get(what, 0.0), seconds)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
+from tests.chaos.backups import Backups
 from tests.chaos.checks import Checks
 from tests.chaos.clients import Client
 from tests.chaos.disk import SmallDisk
@@ -36,6 +37,7 @@ class Plan:
     seconds: float = 120.0
     clients: int = 8
     disk: bool = False  # the database is on a disk that is full from time to time
+    backup_every: float = 0.0  # seconds; 0: no backups
 
     @property
     def kills_per_round(self) -> int:
@@ -85,6 +87,7 @@ async def run(plan: Plan, say: Callable[[str], None]) -> Ledger:
     until = time.monotonic() + plan.seconds
     number = 0
     while time.monotonic() < until and not plan.fulfilled(ledger):
+        ledger.change_database()
         async with World.open(plan) as world:
             for _ in range(ROUNDS):
                 number, blamed = number + 1, len(ledger.violations)
@@ -115,6 +118,7 @@ async def _round(world: World, plan: Plan, number: int, ledger: Ledger, until: f
     dice, gentle = random.Random(f"{plan.seed}/{number}"), number % 2 == 1
     victim, upstream = world.victim, world.upstream
     storm = Storm(victim, upstream, world.line, world.disk, ledger, dice, gentle, plan.calm)
+    backups = Backups(victim, ledger, plan.backup_every)
     target = min(plan.kills, ledger.counts["kills"] + plan.kills_per_round)
     leave = asyncio.Event()
     clients = []
@@ -122,10 +126,13 @@ async def _round(world: World, plan: Plan, number: int, ledger: Ledger, until: f
         own_dice = random.Random(f"{plan.seed}/{number}/{n}")
         client = Client((number, n), victim.url, world.http, upstream, ledger, own_dice)
         clients.append(asyncio.create_task(client.live(leave)))
-    try:
-        await storm.rage(lambda: ledger.counts["kills"] >= target, until)
-    finally:
-        await storm.calm()
+    async with AsyncExitStack() as meanwhile:
+        if plan.backup_every:
+            await meanwhile.enter_async_context(backups.going_on())
+        try:
+            await storm.rage(lambda: ledger.counts["kills"] >= target, until)
+        finally:
+            await storm.calm()
     if target >= plan.kills:
         while not plan.fulfilled(ledger) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.1)  # the clients have cuts to make
@@ -133,6 +140,7 @@ async def _round(world: World, plan: Plan, number: int, ledger: Ledger, until: f
     await _finished(clients, ledger)
     checks = Checks(victim.url, world.http, victim.database, upstream, ledger, dice)
     await checks.all(losses_allowed=not gentle)
+    await backups.check(upstream, world.http)
     ledger.turn_page()
 
 

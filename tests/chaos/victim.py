@@ -87,6 +87,10 @@ class Victim:
             self._nursery.stdout.close()
 
     @property
+    def pid(self) -> int:
+        return self._pid
+
+    @property
     def alive(self) -> bool:
         return self._pid != 0 and Path(f"/proc/{self._pid}").exists()
 
@@ -145,6 +149,35 @@ class Victim:
                     os.close(watched)
         self._pid = 0
         return time.monotonic() - began
+
+    async def reload(self) -> bool:
+        """Have it read its settings again. False if it is not there, or not ready for that."""
+        if not await self._healthy():
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGHUP)
+        return True
+
+    def use(self, **settings: str) -> None:
+        """Change settings; they hold from the next start on."""
+        self._env |= settings
+
+    async def command(self, *words: str, **settings: str) -> tuple[int, str]:
+        """Run the program with its settings: the exit code, and what it says."""
+        process = await self.begin(*words, **settings)
+        said, _ = await process.communicate()
+        return process.returncode or 0, said.decode()
+
+    async def begin(self, *words: str, **settings: str) -> asyncio.subprocess.Process:
+        """The same, without waiting for its end."""
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "opencode_a2a", *words),
+            env=self._env | settings,
+            cwd=self._workspace,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     async def pause(self, seconds: float) -> None:
         if self.alive:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from opencode_a2a.cli import main
-from opencode_a2a.cli.instances import Instance, Registration
+from opencode_a2a.cli.instances import RegisteredInstance, Registration
 from opencode_a2a.cli.outcome import EXIT_CODES
 from opencode_a2a.cli.parser import EXIT_CODES_HELP
 from opencode_a2a.cli.token import kept_token
@@ -169,7 +169,9 @@ def test_an_instance_of_ones_own_needs_no_credential(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     token = kept_token(fake.workspace)
     with service(fake, tmp_path / "service", A2A_BEARER_TOKEN=token) as own:
-        about = Instance(own.url, str(fake.workspace), 1, "up", "0", "http://127.0.0.1:1", 0)
+        about = RegisteredInstance(
+            own.url, str(fake.workspace), 1, "up", "0", "http://127.0.0.1:1", 0
+        )
         with Registration.open(about):
             ran = call("hello", peer=own.url, A2A_CLIENT_BEARER_TOKEN="")
     assert ran == Ran(0, "ECHO: hello\n", "")

@@ -19,6 +19,7 @@ from opencode_a2a.cli.up import complete
 from opencode_a2a.config import (
     PEERS_TABLE,
     RELOADABLE,
+    ROLES_TABLE,
     TABLES,
     ConfigError,
     PeerSetting,
@@ -121,7 +122,7 @@ def test_no_secret_is_shown(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_fine_settings_are_fine(capsys: Capture) -> None:
-    settings = {"A2A_BEARER_TOKEN": "long-enough-a-token"}
+    settings = {"A2A_BEARER_TOKEN": "long-enough-a-token", "A2A_PEER_OTHER": "for [peers.other]"}
     assert checked(capsys, **settings) == Ran(0, "The settings are fine.\n", "")
 
 
@@ -139,8 +140,8 @@ def test_each_problem_has_a_line_and_unknown_settings_are_named(
         "A2A_LOG_LEVL: there is no such setting; did you mean A2A_LOG_LEVEL?",
         "A2A_PORT: is 'x', must be a valid integer",
         "[a2a] prot: there is no such setting; did you mean port?",
-        "[clinet]: no such table; there are [a2a], [client], [environment], [opencode], [peers], "
-        "[task_store]",
+        "[clinet]: no such table; there are [a2a], [client], [environment], [limits], [oidc], "
+        "[opencode], [peers], [roles], [task_store]",
         "a2a_baerer_token: there is no such setting; did you mean A2A_BEARER_TOKEN?",
     ]
 
@@ -176,7 +177,8 @@ def test_the_example_has_every_setting_and_is_accepted_as_it_is(
         elif setting := re.match(r"#(\w+) = ", line):
             list(found.values())[-1].append(setting[1])
     expected = {table: list(kind.model_fields) for kind, table in TABLES.items()}
-    assert found == expected | {PEERS_TABLE: list(PeerSetting.model_fields)}
+    more = {ROLES_TABLE: ["auditor"], PEERS_TABLE: list(PeerSetting.model_fields)}
+    assert found == expected | more
     file = tmp_path / "settings.toml"
     file.write_text(text)
     ran = checked(capsys, "--config", str(file), A2A_BEARER_TOKEN="long-enough-a-token")
@@ -204,7 +206,7 @@ def test_the_values_of_the_example_are_the_defaults(
         for name, field in kind.model_fields.items()
         if field.default is None and field.examples
     }
-    assert changed == has_example | {"[peers.NAME]"}
+    assert changed == has_example | {"[peers.NAME]", "[roles]"}
 
 
 def test_only_secrets_have_neither_a_default_nor_an_example() -> None:

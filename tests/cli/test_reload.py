@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -220,6 +221,46 @@ def test_new_rules_are_for_new_sessions_and_are_published(lab: Lab, fake: Upstre
     assert httpx.get(f"{fake.base_url}/session/{session}").json()["permission"] == [rule]
     card = lab.client.get("/extendedAgentCard", headers=headers).text
     assert json.dumps(rule, separators=(",", ":")) in card
+
+
+def test_new_limits_hold_from_the_next_request_on(lab: Lab) -> None:
+    one = FIRST_PEER + "[limits.alice]\nrequests_per_minute = 1\n"
+    lab.write("alice-1", "carol-1", peers=one)
+    assert "[limits.alice]" in lab.reload()
+    assert [lab.status("alice-1"), lab.status("alice-1"), lab.status("carol-1")] == [200, 429, 200]
+    lab.write("alice-1", "carol-1")
+    lab.reload()
+    assert lab.status("alice-1") == 200
+
+
+def test_tasks_that_wait_for_a_limit_begin_when_it_is_raised(lab: Lab) -> None:
+    one = FIRST_PEER + "[limits.alice]\nrunning_tasks = {n}\n"
+    lab.write("alice-1", peers=one.format(n=1))
+    lab.reload()
+    headers = {"authorization": "Bearer alice-1", "a2a-version": "1.0"}
+    tasks = []
+    for text in ("[[hang]]", "[[hang]]"):
+        message = {"messageId": f"{uuid.uuid4()}", "role": "ROLE_USER", "parts": [{"text": text}]}
+        body = {"message": message, "configuration": {"returnImmediately": True}}
+        sent = lab.client.post("/message:send", json=body, headers=headers).json()
+        tasks.append(sent["task"]["id"])
+
+    def states() -> list[str]:
+        found = [lab.client.get(f"/tasks/{task}", headers=headers).json() for task in tasks]
+        return [each["status"]["state"] for each in found]
+
+    def wait_for(*wanted: str) -> None:
+        deadline = time.monotonic() + 60
+        while states() != [f"TASK_STATE_{state}" for state in wanted]:
+            assert time.monotonic() < deadline, states()
+            time.sleep(0.05)
+
+    wait_for("WORKING", "SUBMITTED")
+    lab.write("alice-1", peers=one.format(n=2))
+    lab.reload()
+    wait_for("WORKING", "WORKING")
+    for task in tasks:
+        lab.client.post(f"/tasks/{task}:cancel", json={}, headers=headers)
 
 
 def test_a_new_way_to_log_in_is_in_the_card_at_once(lab: Lab) -> None:

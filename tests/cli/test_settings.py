@@ -67,7 +67,10 @@ def bearer(**members: object) -> dict[str, object]:
         (json.dumps([bearer(), bearer(principal="other")]), ": the same token stands for two"),
         (json.dumps([bearer(scopes=[SECRET])]), ".0.scopes.0: must be 'tasks:read', 'tasks"),
         (json.dumps([bearer(tokn=SECRET)]), ".0.tokn: there is no such setting"),
-        (json.dumps([{**bearer(), "scheme": SECRET}]), ".0.scheme: must be 'bearer' or 'basic'"),
+        (
+            json.dumps([{**bearer(), "scheme": SECRET}]),
+            ".0.scheme: must be 'bearer', 'basic' or 'api_key'",
+        ),
         (json.dumps([{**bearer(), "token": [SECRET]}]), ".0.token: must be a valid string"),
         (json.dumps([{**bearer(), "scheme": "basic"}]), ".0: a basic credential needs a username"),
     ],
@@ -108,8 +111,8 @@ def test_a_settings_file_is_read_strictly(tmp_path: Path, capsys: Capture) -> No
         "A2A_PORT: is 'x', must be a valid integer",
         "[a2a] _env_file: there is no such setting",
         "[a2a] prot: there is no such setting; did you mean port?",
-        "[nosuch]: no such table; there are [a2a], [client], [environment], [opencode], "
-        "[peers], [task_store]",
+        "[nosuch]: no such table; there are [a2a], [client], [environment], [limits], [oidc], "
+        "[opencode], [peers], [roles], [task_store]",
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator, BaseModel
 
-from opencode_a2a.app import credentials_of
+from opencode_a2a.access import credentials_of
 from opencode_a2a.cli import main
 from opencode_a2a.config import ConfigError, Settings, load
 from opencode_a2a.domain.scopes import DEFAULT_SCOPES, Scope
@@ -170,7 +170,7 @@ def test_the_credentials_of_other_configurations_are_understood(
         {"scheme": "bearer", "token": f"{SECRET}-3", "principal": "gone", "enabled": False},
     ]
     settings = loaded(monkeypatch, A2A_STATIC_AUTH_CREDENTIALS=json.dumps(entries))
-    callers = {c.caller.principal: c.caller.scopes for c in credentials_of(settings.server).known}
+    callers = {c.caller.principal: c.caller.scopes for c in credentials_of(settings).known}
     everything = {*DEFAULT_SCOPES, Scope.SESSIONS_SHELL, Scope.WORKSPACES_WRITE}
     assert callers == {"ci": {*DEFAULT_SCOPES}, "ada": {*DEFAULT_SCOPES}, "ops": everything}
 

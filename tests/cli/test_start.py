@@ -43,6 +43,7 @@ LATER = {
     *("aiohttp", "yarl"),  # to ask OpenCode, and to fetch files
     *("sqlalchemy.orm", "sqlalchemy.dialects.postgresql"),  # for other databases, or never
     *("a2a", "httpx", "mcp", "mcp_types", "opencode_a2a.toolserver"),  # for those who have peers
+    *("jwt", "cryptography", "opencode_a2a.web.oidc"),  # for those who have an issuer
     *("opencode_a2a.demo.model", "jsonschema"),  # for the demo; for tests
     *TERMINAL,
 }

@@ -39,6 +39,7 @@ from opencode_a2a.domain.values import (
     FileUrl,
     Interrupt,
     Part,
+    PermissionRule,
     Problem,
     Prompt,
     Question,
@@ -118,7 +119,12 @@ class Player:
         return f"msg_{next(self._numbers):06}"
 
     async def create(
-        self, title: str, context_id: str, location: Location | None = None
+        self,
+        title: str,
+        context_id: str,
+        *,
+        location: Location | None = None,
+        rules: Sequence[PermissionRule] = (),
     ) -> SessionRef:
         ref = SessionRef(f"ses_{next(self._numbers):06}", title, "/")
         self._sessions[ref.id] = Stage(ref, self._heard, self._long, self._hold)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from opencode_a2a.domain.admission import Admission, Bound, Bounds
+from opencode_a2a.domain.admission import Admission, Bound, Bounds, CallerBounds
 
 MANY = 1_000
 
@@ -468,3 +468,58 @@ class House(RuleBasedStateMachine):
 
 TestHouse = House.TestCase
 TestHouse.settings = settings(stateful_step_count=40)
+
+
+# -- callers with limits of their own
+
+
+def test_a_caller_runs_no_more_tasks_than_its_own_limit_and_leaves_the_slots_to_others() -> None:
+    own = {"a": CallerBounds(running=2)}
+    admission = Admission[Job](bounds(running=4), lambda caller: own.get(caller, CallerBounds()))
+    queue(admission, jobs("a", 5))
+    assert [task.caller for task in admission.assign_slots()] == ["a", "a"]
+    queue(admission, jobs("b", 5))
+    assert [task.caller for task in admission.assign_slots()] == ["b", "b"]
+    del own["a"]
+    queue(admission, [])
+    assert admission.assign_slots() == [], "all slots are taken"
+
+
+def test_a_caller_at_its_limit_makes_nobody_give_way() -> None:
+    admission = Admission[Job](
+        bounds(running=3), lambda caller: CallerBounds(running=1 if caller == "a" else 0)
+    )
+    queue(admission, jobs("b", 2))
+    running = admission.assign_slots()
+    queue(admission, jobs("a", 2))
+    assert [task.caller for task in admission.assign_slots()] == ["a"]
+    assert not admission.give_way(running[0])
+
+
+def test_a_caller_is_refused_when_it_has_as_many_as_may_run_and_wait() -> None:
+    admission = Admission[Job](
+        bounds(running=9), lambda caller: CallerBounds(running=1, queued=2 if caller == "a" else 0)
+    )
+    tasks = jobs("a", 3)
+    for task in tasks:
+        assert admission.bound_for("a") is None
+        queue(admission, [task])
+        admission.assign_slots()
+    assert admission.bound_for("a") is Bound.OWN
+    assert admission.bound_for("b") is None
+    assert admission.rest(tasks[0])
+    assert admission.bound_for("a") is None, "who waits for a person keeps nobody out"
+
+
+def test_tasks_that_wait_for_the_callers_own_limit_alone_are_bounded_by_the_queue() -> None:
+    admission = Admission[Job](
+        Bounds(running=0, queued=3, per_caller=2, resting=9),
+        lambda caller: CallerBounds(running=1 if caller == "a" else 0),
+    )
+    for task in jobs("a", 4):
+        assert admission.bound_for("a") is None
+        queue(admission, [task])
+        admission.assign_slots()
+    assert admission.bound_for("a") is Bound.OWN
+    queue(admission, jobs("b", 9))
+    assert admission.bound_for("b") is None, "its tasks do not wait"

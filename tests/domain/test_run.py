@@ -11,6 +11,7 @@ from opencode_a2a.domain.effects import (
     Aborted,
     AwaitOlderTasks,
     AwaitSlot,
+    BudgetSpent,
     CancelRequested,
     ChangesRead,
     Deliver,
@@ -64,11 +65,13 @@ from opencode_a2a.domain.events import (
     InterruptAsked,
     MessageSeen,
     Speaker,
+    StepFinished,
+    StepStarted,
     TextSnapshot,
 )
 from opencode_a2a.domain.exchange import NOT_DECIDED, SESSION_DELETED, RunLimits
 from opencode_a2a.domain.permissions import AllowRule
-from opencode_a2a.domain.run import Run
+from opencode_a2a.domain.run import NOT_BEGUN, STOPPED, Run
 from opencode_a2a.domain.turn import LOST
 from opencode_a2a.domain.updates import (
     BlockText,
@@ -94,6 +97,7 @@ from opencode_a2a.domain.values import (
     Selection,
     TaskState,
     Text,
+    Usage,
     WorktreeRef,
 )
 from tests.domain.histories import History
@@ -775,3 +779,64 @@ def test_lost_work_in_a_worktree_is_continued_there_and_its_changes_are_read_at_
     assert [each for each in run.updates if isinstance(each, Started)] == [
         Started(SESSION, "title", worktree=WORKTREE)
     ]
+
+
+# -- budgets
+
+SPENT = BudgetSpent(Problem(Failure.BUDGET_EXCEEDED, "The limit tokens_per_day is reached."))
+
+
+def spent(advice: str) -> Problem:
+    return replace(SPENT.problem, message=f"{SPENT.problem.message} {advice}")
+
+
+def step_end(*, last: bool) -> StepFinished:
+    return StepFinished(SESSION, "answer-msg_1", "prt_9", Usage(1, 1), may_be_last=last)
+
+
+def test_who_has_spent_its_budget_is_stopped_and_keeps_what_was_answered() -> None:
+    run = Driver().working()
+    block = TextSnapshot(SESSION, "answer-msg_1", "prt_1", BlockKind.TEXT, "so far", ended=True)
+    run.after(Heard([*begun(FIRST), block, step_end(last=False)]))
+    assert run.after(SPENT) == Listen(run.now), "what has arrived is heard first"
+    assert run.after(NothingHeard()) == Abort(frozenset({SESSION}))
+    aborted = replace(message(FIRST, completed=True), aborted=True)
+    end = end_of(run.after(Aborted(), Heard([aborted, Idle(SESSION)])))
+    assert (end.state, end.problem) == (TaskState.FAILED, spent(STOPPED))
+    assert end.message == spent(STOPPED).message
+    assert end.usage == Usage(1, 1)
+    assert [u.text for u in run.updates if isinstance(u, BlockText)] == ["so far"]
+
+
+def test_an_answer_whose_last_step_spends_the_budget_is_complete() -> None:
+    run = Driver().working()
+    run.after(Heard([*begun(FIRST), step_end(last=True)]))
+    run.after(SPENT)
+    assert isinstance(run.after(NothingHeard()), Listen)
+    done = message(FIRST, completed=True, finish="stop")
+    assert state_of(run.after(Heard([done, Idle(SESSION)]))) is TaskState.COMPLETED
+
+
+def test_but_no_other_step_is_waited_for() -> None:
+    run = Driver().working()
+    run.after(Heard([*begun(FIRST), step_end(last=True)]), SPENT, NothingHeard())
+    abort = Abort(frozenset({SESSION}))
+    assert run.after(Heard([StepStarted(SESSION, "answer-msg_1", "prt_10")])) == abort
+    late = Driver().working()
+    late.after(Heard([*begun(FIRST), step_end(last=True)]), SPENT, NothingHeard())
+    assert late.after(NothingHeard(), seconds=1.1) == abort
+
+
+def test_a_task_that_waits_ends_at_once_when_the_budget_is_spent() -> None:
+    run = Driver()
+    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, "title"))
+    assert end_of(run.after(SPENT)).problem == spent(NOT_BEGUN)
+
+
+def test_a_task_of_an_earlier_process_is_stopped_where_opencode_works_on_it() -> None:
+    task = folded([Started(SESSION, "title")])
+    run = Driver(Run(LIMITS, resumed=task, prompts=[FIRST]))
+    run.after(SPENT, OlderTasksChecked(left=False), SessionOpened(SESSION, "title"))
+    assert run.after(Subscribed()) == FindPrompt(FIRST.message_id)
+    run.after(PromptSearched(found=True), NothingHeard())
+    assert run.after(NothingHeard()) == Abort(frozenset({SESSION}))

@@ -173,6 +173,11 @@ class PythonClient:
             yield cls(line, client(False), client(True), wire)
         wire.check()
 
+    @property
+    def sdk(self) -> SdkClient:
+        """The client itself, for what only one test does."""
+        return self._unary
+
     async def send(self, request: SendMessageRequest) -> Task:
         with _refusals():
             [event] = [event async for event in self._unary.send_message(request)]

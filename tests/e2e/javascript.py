@@ -76,6 +76,16 @@ class JavaScriptClient:
         chosen: list[str] = await self._one("who", {})
         return chosen
 
+    async def push(self, config: dict[str, Any]) -> list[Any]:
+        """Make a push config, read it, list all, and delete one named `gone`; the answers."""
+        answers: list[Any] = await self._one("push", config)
+        return answers
+
+    async def receive(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A notification as the SDK reads it."""
+        found: dict[str, Any] = await self._one("receive", body)
+        return found
+
     async def send(self, request: SendMessageRequest) -> Task:
         return self._task(await self._one("send", self._params(request)))
 

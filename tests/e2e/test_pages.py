@@ -35,6 +35,9 @@ NOT_RUN = {
     "opencode-a2a": "needs that image",
     "opencode serve": "takes port 4096; tests/cli/test_serve.py has it on another",
     "A2A_BEARER_TOKEN=dev-token opencode-a2a serve": "needs that OpenCode",
+    "opencode-a2a push listen --service http://127.0.0.1:8000": "tests/cli/test_push.py has it",
+    "opencode-a2a push dead": "needs a receiver that fails; tests/cli/test_push.py has one",
+    "opencode-a2a push redeliver": "needs what that one has refused",
 }
 # A free port; and what one section asks for, because another start would take seconds.
 ALWAYS_SET = {

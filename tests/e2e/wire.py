@@ -18,10 +18,12 @@ import httpx
 from a2a.compat.v0_3 import a2a_v0_3_pb2 as old
 from a2a.compat.v0_3 import types as v03
 from a2a.types import a2a_pb2 as new
+from google.protobuf.empty_pb2 import Empty  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from tests.e2e.protojson import from_json
 
+CONFIGS = "/tasks/[^/:]+/pushNotificationConfigs"
 NEW_METHODS: dict[str, type[object]] = {
     "SendMessage": new.SendMessageResponse,
     "SendStreamingMessage": new.StreamResponse,
@@ -29,6 +31,10 @@ NEW_METHODS: dict[str, type[object]] = {
     "ListTasks": new.ListTasksResponse,
     "CancelTask": new.Task,
     "SubscribeToTask": new.StreamResponse,
+    "CreateTaskPushNotificationConfig": new.TaskPushNotificationConfig,
+    "GetTaskPushNotificationConfig": new.TaskPushNotificationConfig,
+    "ListTaskPushNotificationConfigs": new.ListTaskPushNotificationConfigsResponse,
+    "DeleteTaskPushNotificationConfig": Empty,
 }
 OLD_EVENT: TypeAdapter[object] = TypeAdapter(
     v03.Task | v03.Message | v03.TaskStatusUpdateEvent | v03.TaskArtifactUpdateEvent
@@ -39,6 +45,10 @@ OLD_METHODS: dict[str, TypeAdapter[object]] = {
     "tasks/get": TypeAdapter(v03.Task),
     "tasks/cancel": TypeAdapter(v03.Task),
     "tasks/resubscribe": OLD_EVENT,
+    "tasks/pushNotificationConfig/set": TypeAdapter(v03.TaskPushNotificationConfig),
+    "tasks/pushNotificationConfig/get": TypeAdapter(v03.TaskPushNotificationConfig),
+    "tasks/pushNotificationConfig/list": TypeAdapter(list[v03.TaskPushNotificationConfig]),
+    "tasks/pushNotificationConfig/delete": TypeAdapter(None),
 }
 NEW_PATHS: dict[str, type[object]] = {
     r"/message:send": new.SendMessageResponse,
@@ -47,6 +57,10 @@ NEW_PATHS: dict[str, type[object]] = {
     r"/tasks/[^/:]+": new.Task,
     r"/tasks/[^/:]+:cancel": new.Task,
     r"/tasks/[^/:]+:subscribe": new.StreamResponse,
+    rf"POST {CONFIGS}": new.TaskPushNotificationConfig,
+    rf"GET {CONFIGS}/[^/]+": new.TaskPushNotificationConfig,
+    rf"GET {CONFIGS}": new.ListTaskPushNotificationConfigsResponse,
+    rf"DELETE {CONFIGS}/[^/]+": Empty,
 }
 OLD_PATHS: dict[str, type[object]] = {
     r"/v1/message:send": old.SendMessageResponse,
@@ -54,6 +68,8 @@ OLD_PATHS: dict[str, type[object]] = {
     r"/v1/tasks/[^/:]+": old.Task,
     r"/v1/tasks/[^/:]+:cancel": old.Task,
     r"/v1/tasks/[^/:]+:subscribe": old.StreamResponse,
+    rf"POST /v1{CONFIGS}": old.TaskPushNotificationConfig,
+    rf"GET /v1{CONFIGS}/[^/]+": old.TaskPushNotificationConfig,
 }
 
 
@@ -97,7 +113,12 @@ class Exchange:
         kind = "application/json" if shapes is OLD_PATHS else "application/a2a+json"
         assert self.streams or self.response.headers["content-type"] == kind
         if self.response.is_success:
-            [shape] = [shape for form, shape in shapes.items() if re.fullmatch(form, path)]
+            names = (path, f"{self.request.method} {path}")
+            [shape] = [
+                shape
+                for form, shape in shapes.items()
+                if any(re.fullmatch(form, name) for name in names)
+            ]
             for document in self.documents:
                 from_json(document, shape)
             if self.streams and shapes is OLD_PATHS:

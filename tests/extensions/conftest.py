@@ -24,7 +24,11 @@ CALLERS = {
     "bob": [*Scope],
     "reader": [Scope.SESSIONS_READ],
 }
-EVERYTHING = {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"}
+EVERYTHING = {
+    "A2A_ENABLE_SESSION_SHELL": "true",
+    "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
+    "A2A_PUSH": "true",
+}
 # The directory of the workspace in which OpenCode takes snapshots, without which it cannot tell or
 # undo what a turn changed. They are half the work of a prompt, so elsewhere it takes none.
 SNAPSHOTS = "snapshots"

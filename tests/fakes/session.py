@@ -22,7 +22,14 @@ from opencode_a2a.domain.events import (
     TextSnapshot,
 )
 from opencode_a2a.domain.ports import SessionGone
-from opencode_a2a.domain.values import Decision, FileChange, Interrupt, Prompt, SessionRef
+from opencode_a2a.domain.values import (
+    Decision,
+    FileChange,
+    Interrupt,
+    PermissionRule,
+    Prompt,
+    SessionRef,
+)
 from opencode_a2a.errors import UpstreamError, UpstreamUnreachable
 
 PATIENCE = 30.0  # seconds; who waits longer waits for ever
@@ -259,7 +266,12 @@ class ScriptedAgent(Watched):
         return f"msg_{self._ids:04}"
 
     async def create(
-        self, title: str, context_id: str, location: Location | None = None
+        self,
+        title: str,
+        context_id: str,
+        *,
+        location: Location | None = None,
+        rules: Sequence[PermissionRule] = (),
     ) -> SessionRef:
         self.creating += 1
         self.changed()

@@ -126,6 +126,10 @@ def test_our_settings_stay_with_us_and_the_users_environment_goes_along() -> Non
         "OPENCODE_SERVER_PASSWORD": "the user's",
         "OPENCODE_DISABLE_AUTOUPDATE": "0",
         "a2a_bearer_token": "secret",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "authorization=secret",
+        "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "authorization=secret",
+        "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "authorization=secret",
         "opencode_Auth_Password": "secret",
         "CREDENTIALS_DIRECTORY": "/run/credentials/opencode-a2a.service",
     }

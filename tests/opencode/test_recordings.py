@@ -843,3 +843,35 @@ async def test_a_run_that_died_with_its_process_fails_once_it_is_found_idle_twic
     assert found == [(None, None), (FAILED, Failure.UPSTREAM_INTERRUPTED)]
     assert replay.blocks == shown
     assert replay.interrupts == interrupts
+
+
+# -- what no recording has
+
+
+async def test_a_sub_agent_below_one_of_an_earlier_turn_is_read_after_a_gap() -> None:
+    """The turn asks a sub-agent again that is older, and that one starts another."""
+    stored = Stored()
+    for session, parent, created in (("ses_old", "ses_0", 1), ("ses_new", "ses_old", 20)):
+        info = {"id": session, "parentID": parent, "time": {"created": created}}
+        event = {"type": "session.created", "properties": {"sessionID": session, "info": info}}
+        stored.take(Line({"src": "sse"}, event))
+    for session, role, created in (
+        ("ses_0", "user", 10),
+        ("ses_0", "assistant", 11),
+        ("ses_old", "assistant", 12),
+        ("ses_new", "assistant", 21),
+    ):
+        message = f"msg_{created}"
+        info = {"id": message, "sessionID": session, "role": role, "time": {"created": created}}
+        stored.messages[message] = info | {"parentID": "msg_10"}
+    names = {"status": "running", "metadata": {"sessionId": "ses_old"}}
+    asks = {"type": "tool", "callID": "c", "tool": "task", "state": names}
+    for message, session, part in (
+        ("msg_11", "ses_0", asks),
+        ("msg_21", "ses_new", {"type": "step-finish", "tokens": {"input": 7}}),
+    ):
+        where = {"id": f"prt_{message}", "messageID": message, "sessionID": session}
+        stored.parts[message] = {"prt": part | where}
+    replay = Replay(Turn("ses_0", "msg_10"), family={"ses_0"}, stored=stored)
+    await replay.look()
+    assert replay.turn.usage.input_tokens == 7

@@ -101,7 +101,7 @@ def test_a_message_says_what_it_answers_and_how_it_ended() -> None:
     model = {"providerID": "p", "modelID": "m", "agent": "plan", "variant": "high"}
     by = message("assistant", **model).answered_by
     assert by == AnsweredBy(ModelRef("p", "m"), agent="plan", variant="high")
-    assert message("assistant", summary=True, **model).answered_by is None
+    assert message("assistant", summary=True, **model).answered_by == by
 
 
 def test_an_aborted_message_has_no_problem_and_a_failed_one_has() -> None:
@@ -250,12 +250,30 @@ def test_the_other_parts_of_a_step() -> None:
     tokens = {"input": 5, "output": 4, "reasoning": 3, "cache": {"read": 2, "write": 1}}
     assert part("step-start", snapshot="abc") == [ev.StepStarted(*where)]
     assert part("step-finish", reason="stop", tokens=tokens, cost=0.5) == [
-        ev.StepFinished(*where, Usage(5, 4, 3, 2, 1, 0.5))
+        ev.StepFinished(*where, Usage(5, 4, 3, 2, 1, 0.5), may_be_last=True)
     ]
+    [finished] = part("step-finish", reason="tool-calls", tokens=tokens)
+    assert isinstance(finished, ev.StepFinished)
+    assert not finished.may_be_last  # another step follows, with what the tools have said
     assert part("patch", hash="abc", files=["a"]) == [ev.FilesChanged(SESSION, MESSAGE)]
     assert part("compaction", auto=True) == [ev.Compacting(SESSION, done=False, part_id=PART)]
     assert told("session.compacted") == [ev.Compacting(SESSION, done=True)]
     assert told("message.part.removed", messageID=MESSAGE, partID=PART) == [ev.PartRemoved(*where)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cost", "usage"),
+    [
+        ({"input": 2**63, "cache": {"read": 2**64 - 1}}, 1e10, Usage(10**9, 0, 0, 10**9, 0, 1e4)),
+        ({"input": -5, "output": 3, "cache": {"write": -1}}, -0.5, Usage(0, 3)),
+        ({}, float("inf"), Usage(cost=1e4)),
+        ({}, float("nan"), Usage()),
+    ],
+)
+def test_figures_that_cannot_be_are_cut_off(tokens: Json, cost: float, usage: Usage) -> None:
+    [finished] = part("step-finish", tokens=tokens, cost=cost)
+    assert isinstance(finished, ev.StepFinished)
+    assert finished.usage == usage
 
 
 # -- sessions

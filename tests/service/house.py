@@ -25,6 +25,7 @@ from opencode_a2a.domain.values import (
 )
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts
+from opencode_a2a.service.limits import Limiter
 from opencode_a2a.service.peer_calls import PeerCalls
 from opencode_a2a.service.scheduler import Scheduler, SchedulerLimits
 from opencode_a2a.service.sessions import Sessions
@@ -33,6 +34,7 @@ from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.interrupts import SqlInterrupts
 from opencode_a2a.store.log import SqlTaskLog, now_ms
+from opencode_a2a.store.usage import SqlUsage
 from tests.fakes.options import NoOptions
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 
@@ -147,6 +149,7 @@ async def house(
     always: Literal["context", "workspace"] = "context",
     clock: Callable[[], int] = now_ms,
     peer_calls: PeerCalls | None = None,
+    limiter: Limiter | None = None,
 ) -> AsyncIterator[House]:
     agent = agent or ScriptedAgent()
     async with (
@@ -161,10 +164,17 @@ async def house(
             limits=replace(limits, grace=0),
             clock=clock,
             peer_calls=peer_calls,
+            limiter=limiter,
         )
+        if limiter is not None:
+            limiter.store, log.on_usage = SqlUsage(database), limiter.count
         await stack.enter_async_context(scheduler.running())
         interrupts = Interrupts(
-            log=log, scheduler=scheduler, store=SqlInterrupts(database), always=always
+            log=log,
+            scheduler=scheduler,
+            store=SqlInterrupts(database),
+            always=always,
+            limiter=limiter,
         )
         tasks = Tasks(
             agent=agent,
@@ -174,6 +184,7 @@ async def house(
             options=NoOptions(),
             inputs=Inputs(NoFiles(), 1 << 20, 1 << 20),
             clock=now_ms,
+            limiter=limiter,
         )
         yield House(agent, database, log, scheduler, interrupts, tasks)
 

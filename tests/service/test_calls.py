@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextvars
 import re
 import uuid
 from pathlib import Path
 
 import pytest
+import structlog
 
 from opencode_a2a.domain.effects import Heard
 from opencode_a2a.domain.events import PeerUsage
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import CallPath, Message, Role, Text, Usage
 from opencode_a2a.errors import CallTooDeep, InvalidParams
+from opencode_a2a.observe.tracing import SpanRef
 from opencode_a2a.service.calls import call_headers, check_depth, read_path
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
@@ -25,14 +28,14 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 def test_a_request_without_a_depth_is_a_callers_own() -> None:
-    assert read_path(None, TRACE) == CallPath(0, TRACE)
-    assert read_path("7", TRACE) == CallPath(7, TRACE)
+    assert read_path(None, SpanRef(TRACE)) == CallPath(0, TRACE)
+    assert read_path("7", SpanRef(TRACE)) == CallPath(7, TRACE)
 
 
 @pytest.mark.parametrize("depth", ["", " ", "-1", "100", "1.5", "x", "1,1", "\u0663"])
 def test_a_depth_that_is_none_is_refused(depth: str) -> None:
     with pytest.raises(InvalidParams) as refused:
-        read_path(depth, TRACE)
+        read_path(depth, SpanRef(TRACE))
     assert refused.value.fields.keys() == {"A2A-Call-Depth"}
 
 
@@ -41,6 +44,16 @@ def test_a_call_is_one_deeper_and_in_the_same_trace() -> None:
     assert headers["A2A-Call-Depth"] == "2"
     assert re.fullmatch(f"00-{TRACE}-[0-9a-f]{{16}}-00", headers["traceparent"])
     assert call_headers(CallPath(1, TRACE), limit=2) != headers, "each call has its own span"
+
+
+def test_a_call_hangs_below_the_span_that_stands_for_it() -> None:
+    path = CallPath(0, TRACE, span="b7ad6b7169203331", sampled=True)
+    assert read_path("0", SpanRef(TRACE, "b7ad6b7169203331", sampled=True)) == path
+    below_caller = call_headers(path, limit=1)["traceparent"]
+    assert below_caller == f"00-{TRACE}-b7ad6b7169203331-01", "nobody here records the call"
+    assert call_headers(path, limit=1, span="00f067aa0ba902b7")["traceparent"] == (
+        f"00-{TRACE}-00f067aa0ba902b7-01"
+    )
 
 
 def test_a_task_without_a_trace_begins_one() -> None:
@@ -53,7 +66,8 @@ def test_a_chain_of_calls_ends_at_the_limit() -> None:
     path, made = CallPath(0, TRACE), 0
     with pytest.raises(CallTooDeep) as refused:
         while made < 10:
-            path = read_path(call_headers(path, limit=3)["A2A-Call-Depth"], TRACE)
+            depth = call_headers(path, limit=3)["A2A-Call-Depth"]
+            path = read_path(depth, SpanRef(TRACE))
             check_depth(path, limit=3)
             made += 1
     assert made == 3
@@ -89,6 +103,16 @@ async def test_a_running_task_knows_its_call_path_also_after_a_restart(tmp_path:
         Recovery.open(at.log, at.scheduler, inputs=Inputs(NoFiles(), 1 << 20, 1 << 20)),
     ):
         assert runner(at, task).path == CallPath(2, "another")
+
+
+async def test_the_log_of_a_task_has_its_trace_also_where_no_spans_are_recorded() -> None:
+    async with house() as at:
+        task = (await send(at, "one", CallPath(0, TRACE))).head.id
+        context = contextvars.Context()
+        context.run(runner(at, task).enter_context)
+        known = context.run(structlog.contextvars.get_contextvars)
+    assert (known["task"], known["trace_id"]) == (task, TRACE)
+    assert "span_id" not in known
 
 
 async def test_the_same_request_again_may_have_another_trace() -> None:

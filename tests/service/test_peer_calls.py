@@ -19,6 +19,7 @@ from opencode_a2a.domain.events import (
     ToolSnapshot,
 )
 from opencode_a2a.domain.peer_calls import CallSite, Report, ToolResult, call_key
+from opencode_a2a.domain.task import TaskHead
 from opencode_a2a.domain.updates import InterruptResolved
 from opencode_a2a.domain.values import (
     AnsweredBy,
@@ -37,11 +38,13 @@ from opencode_a2a.domain.values import (
     Usage,
 )
 from opencode_a2a.errors import UpstreamHttpError, UpstreamTimeout, UpstreamUnreachable
+from opencode_a2a.observe.tasks import ref_of, tool_span
 from opencode_a2a.service import calling_session, peer_calls
 from opencode_a2a.service.calling_session import CallingSession
 from opencode_a2a.service.peer_calls import OfferedTools, PeerCalls
 from opencode_a2a.service.scheduler import SchedulerLimits
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
+from tests.observe.test_tasks import recording
 from tests.service.house import House, house
 
 ARGUMENTS = {"peer": "reviewer", "message": "look"}
@@ -171,6 +174,27 @@ async def test_a_call_is_allowed_without_a_person_and_made_for_its_task() -> Non
         session.say(*session.told("done"))
         ended = await at.house.ended(task)
         assert (ended.state, ended.interrupts) == (TaskState.COMPLETED, {})
+
+
+async def test_a_call_lies_in_the_trace_of_its_task_and_names_no_words_of_the_model() -> None:
+    first, later = "0af7651916cd43dd8448eb211c80319c", "4bf92f3577b34da6a3ce929d0e0e4736"
+    origin = CallPath(0, first, span="b7ad6b7169203331", sampled=True)
+    deeper = CallPath(1, later, span="00f067aa0ba902b7", sampled=True)
+    head = TaskHead("t", "c", "alice", 0)
+    calls = PeerCalls(max_depth=3)
+    tools = Tools(name_of_task)
+    calls.tools.set_result(OfferedTools(Host(), tools))
+    inner = ScriptedSession(SessionRef("ses_0"))
+    session = CallingSession(inner, calls, head=head, path=lambda: deeper, origin=origin)
+    with recording() as recorder:
+        await session._make(ToolCall("one", "a2a_call", "running", input=dict(ARGUMENTS)))
+    (span,) = recorder.spans
+    (site,) = tools.sites
+    assert span.ref.trace == first
+    assert span.parent == tool_span(ref_of(origin), "t", "one").span
+    assert site.headers["traceparent"] == f"00-{first}-{span.ref.span}-01"
+    assert site.headers["A2A-Call-Depth"] == "2"
+    assert span.attributes == {"a2a.peer": ""}, "no peer was found by what the model wrote"
 
 
 async def test_equal_calls_of_two_tasks_are_allowed_one_after_the_other() -> None:

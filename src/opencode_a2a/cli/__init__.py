@@ -28,41 +28,69 @@ def main(
     """Run a command; call `before_loading` before the larger part of the program is loaded."""
     arguments = parse(argv)
     try:
-        if arguments.command == "status" and arguments.ready:
-            from .ready import check_ready
-
-            check_ready(arguments.url)
-            return
-        if arguments.command in ("token", "status", "completion"):
-            print_result("\n".join(_lines(arguments)))
-            return
-        if arguments.command.startswith("deploy "):
-            from . import deploy
-
-            deploy.run(arguments)
-            return
-        if before_loading is not None:
-            before_loading()
-        if arguments.command.startswith("config "):
-            from .settings import run_config
-
-            sys.exit(run_config(arguments))
-        if arguments.command in ("call", "peers") or getattr(arguments, "peer", None):
-            from .call import run_client
-
-            sys.exit(run_client(arguments))
-        if arguments.command == "doctor":
-            from .doctor import run_doctor
-
-            sys.exit(run_doctor(arguments))
-        from .program import run
-
-        run(arguments)
+        _run(arguments, before_loading)
     except CommandError as exc:
         print(f"opencode-a2a: {exc}", file=sys.stderr)
         sys.exit(exc.code)
     except KeyboardInterrupt:  # nothing has been started yet
         sys.exit(130)
+
+
+def _run(arguments: argparse.Namespace, before_loading: Callable[[], None] | None) -> None:
+    if arguments.command == "status" and arguments.ready:
+        from .ready import check_ready
+
+        check_ready(arguments.url)
+        return
+    if arguments.command == "top":
+        from .top import INTERVAL_SECONDS, top
+
+        interval = arguments.interval if arguments.interval is not None else INTERVAL_SECONDS
+        top(arguments.url, arguments.metrics, once=arguments.once, seconds=interval)
+        return
+    if arguments.command in ("token show", "status", "completion"):
+        print_result("\n".join(_lines(arguments)))
+        return
+    if arguments.command.startswith("deploy "):
+        from . import deploy
+
+        deploy.run(arguments)
+        return
+    if before_loading is not None:
+        before_loading()
+    if arguments.command.startswith("token "):
+        from .tokens import run_token
+
+        if lines := list(run_token(arguments)):
+            print_result("\n".join(lines))
+        return
+    if arguments.command.startswith("config "):
+        from .settings import run_config
+
+        sys.exit(run_config(arguments))
+    if arguments.command in ("call", "peers") or getattr(arguments, "peer", None):
+        from .call import run_client
+
+        sys.exit(run_client(arguments))
+    if arguments.command == "usage":
+        from .usage import run_usage
+
+        sys.exit(run_usage(arguments))
+    if arguments.command.startswith("push "):
+        from .push import run_push
+
+        sys.exit(run_push(arguments))
+    if arguments.command == "doctor":
+        from .doctor import run_doctor
+
+        sys.exit(run_doctor(arguments))
+    if arguments.command.partition(" ")[0] in ("backup", "restore", "migrate", "db"):
+        from .data import run_data
+
+        sys.exit(run_data(arguments))
+    from .program import run
+
+    run(arguments)
 
 
 def server_main(
@@ -77,7 +105,7 @@ def server_main(
 
 def _lines(arguments: argparse.Namespace) -> Sequence[str]:
     """What a command prints that needs neither settings nor a service."""
-    if arguments.command == "token":
+    if arguments.command == "token show":
         from . import token
 
         return token.show(_workspace(arguments.directory), new=arguments.new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,8 @@ http://127.0.0.1:4096, where `opencode serve` listens unless told otherwise.
   opencode-a2a serve
 
 If OpenCode has a password (OPENCODE_SERVER_PASSWORD), set OPENCODE_AUTH_PASSWORD too.
-SIGHUP reads the settings again: credentials, permission rules and what is logged change
-at once, without ending a stream. systemd can watch the service (Type=notify) and hand it
+SIGHUP reads the settings again: credentials, limits, permission rules and what is logged
+change at once, without ending a stream. systemd can watch the service (Type=notify) and hand it
 a socket.
 """
 
@@ -91,12 +92,59 @@ Print the OpenAPI document that these settings would publish. Nothing is started
 """
 
 TOKEN_HELP = """\
-Print the token that `up` has made for a workspace, or for a directory inside it.
-A token of your own (A2A_BEARER_TOKEN) is not shown.
+Without one of these words: print the token that `up` has made for a workspace, or for
+a directory inside it. A token of your own (A2A_BEARER_TOKEN) is not shown.
 
   opencode-a2a token
   curl -H "Authorization: Bearer $(opencode-a2a token)" http://127.0.0.1:8000/tasks
   opencode-a2a token --new        # a new one instead; then restart `up`, or kill -HUP it
+
+With one of them: manage tokens for other callers, in the credentials file. A running
+service knows of a change within a second.
+
+  opencode-a2a token create ci --scopes tasks:read,tasks:write --expires 90d
+  opencode-a2a token list
+  opencode-a2a token rotate ci --overlap 1h
+  opencode-a2a token revoke ci
+"""
+
+TOKEN_SHOW_HELP = """\
+Print the token that `up` has made for a workspace, or for a directory inside it.
+`show` may be left out.
+
+  opencode-a2a token show path/to/project
+"""
+
+TOKEN_CREATE_HELP = """\
+Make a token for a caller and print it. Only its hash is kept, so it is shown this once.
+It can be sent as a bearer token, or in the header X-API-Key.
+
+  opencode-a2a token create ci --scopes tasks:read,tasks:write --expires 90d
+  opencode-a2a token create ops --scopes admin
+"""
+
+TOKEN_LIST_HELP = """\
+List the tokens of the credentials file: for whom, for what, until when, and when each
+was last used (to a minute). The tokens themselves are nowhere.
+
+  opencode-a2a token list
+  opencode-a2a token list --json
+"""
+
+TOKEN_ROTATE_HELP = """\
+Make a new token in the place of another. Both are valid for a while, so that the caller
+can change over without being refused. The new one lasts as long as the one before did,
+unless --expires says otherwise.
+
+  opencode-a2a token rotate ci
+  opencode-a2a token rotate ci --overlap 24h --expires 90d
+"""
+
+TOKEN_REVOKE_HELP = """\
+Revoke all tokens of a name. Within a second they are refused, and requests and streams
+that were made with them are cut off.
+
+  opencode-a2a token revoke ci
 """
 
 STATUS_HELP = """\
@@ -112,6 +160,29 @@ A2A_PORT, or at http://127.0.0.1:8000.
 
   opencode-a2a status --ready
   opencode-a2a status --ready http://127.0.0.1:9000
+"""
+
+USAGE_HELP = """\
+Print what the tasks of all callers have used, in tokens and dollars: of this month, by
+day, caller and model. It is read from the task store, so give it the settings of the
+service, and run it as the user that the service runs as.
+
+  opencode-a2a usage
+  opencode-a2a usage --from 2026-01-01 --to 2026-01-31 --by principal
+  opencode-a2a usage --by day,model --principal alice --csv > usage.csv
+"""
+
+TOP_HELP = """\
+Show what a running service does now: its tasks and queue, tokens per second and costs,
+streams, its log, OpenCode. Until Ctrl-C, or once for a pipe.
+
+  opencode-a2a top
+  opencode-a2a top https://agent.example.com
+  opencode-a2a top --once | grep tokens
+
+Without URL it is your only running instance, or the one at A2A_HOST and A2A_PORT. The
+token is A2A_CLIENT_BEARER_TOKEN, or the one that `up` keeps; it needs the scope
+metrics:read. Durations are those of half, and of 95 % of all, since the start.
 """
 
 CONFIG_HELP = """\
@@ -167,6 +238,100 @@ docs/reference/doctor.md has everything that can be found.
 DOCTOR_CODES_HELP = """\
 Exit codes: 0 nothing is wrong (there may be warnings, or checks that could not be
 made), 1 something is wrong, 2 wrong usage or settings, 130 left with Ctrl-C.
+"""
+
+BACKUP_HELP = """\
+Write everything that the service has stored (tasks, their events, sessions, who owns
+what) into one compressed file. The service goes on working meanwhile; the file has all
+that was acknowledged before the command began. It is read back and checked before it
+gets its name, so FILE is complete or is not there.
+
+  opencode-a2a backup tasks-$(date +%F).backup
+  opencode-a2a backup - | ssh vault 'cat > tasks.backup'
+
+Not in it: tokens, passwords and settings; the workspace and its git worktrees; and what
+OpenCode stores itself, which are the conversations of its sessions. FILE holds what
+callers and the agent wrote: keep it as safe as the database.
+"""
+
+RESTORE_HELP = """\
+Put a backup into the database that the settings name. The service must not run. A
+backup of an earlier version is migrated; one of a newer version is refused. Until all of
+it is there and was checked, nothing is changed.
+
+  opencode-a2a restore tasks-2026-11-17.backup
+  opencode-a2a restore --force tasks-2026-11-17.backup
+
+If the database holds anything, --force is needed, and that is kept: an SQLite file
+beside the new one, tables of PostgreSQL in a schema of their own.
+"""
+
+MIGRATE_HELP = """\
+Copy everything into another database, such as from SQLite to PostgreSQL. The service may
+work meanwhile: what changes is copied again. The last part needs the service stopped;
+then both sides are compared, row by row, and their digests are printed. The database it
+came from is not changed.
+
+  opencode-a2a migrate --to postgresql://a2a@db.example.com/a2a
+  opencode-a2a migrate --to postgresql://a2a@db.example.com/a2a --wait
+
+If it is interrupted, run it again: it goes on where it was. No service starts on the new
+database before everything is there. PostgreSQL takes the password from PGPASSWORD or
+~/.pgpass, where no list of processes shows it.
+"""
+
+DB_HELP = """\
+Look after the database: check it, see what is in it, get one task out of it, or remove
+what is old or belongs to one caller. All but a full `vacuum` may run beside the service.
+
+  opencode-a2a db check
+  opencode-a2a db stats
+  opencode-a2a db purge --before 90d
+"""
+
+DB_CHECK_HELP = """\
+Look for damage: in the file itself, and in what it says. The events of every task must
+have no gaps and must add up to what is stored of the task; requests must belong to their
+task. Nothing is changed. The exit code is 1 if something is wrong.
+
+  opencode-a2a db check
+"""
+
+DB_STATS_HELP = """\
+Show how many rows and bytes each table has, how many tasks there are in each state, and
+what the service will remove next.
+
+  opencode-a2a db stats
+  opencode-a2a db stats --json
+"""
+
+DB_VACUUM_HELP = """\
+Give free space back to the disk. Beside a running service this frees what it can in
+small steps; without one, SQLite's file is written anew. PostgreSQL runs VACUUM ANALYZE.
+
+  opencode-a2a db vacuum
+"""
+
+DB_EXPORT_HELP = """\
+Print one task as JSON, one object in a line: the task as A2A 1.0 shows it, each of its
+events as A2A 1.0 shows it, and the rows as they are stored. For a report of a fault; it
+holds what the caller and the agent wrote.
+
+  opencode-a2a db export 4f2c… > task.jsonl
+"""
+
+DB_PURGE_HELP = """\
+Remove ended tasks that are older than WHEN, or everything of a caller. First it shows
+how much that is, and asks. It removes little at a time, so that a running service does
+not wait. WHEN is a date, a time, or an age: 2026-11-01, 2026-11-01T12:00Z, 90d, 12h.
+
+  opencode-a2a db purge --before 90d
+  opencode-a2a db purge --principal alice
+  opencode-a2a db purge --principal alice --before 30d --yes
+
+With --principal alone also open tasks (they are stopped first), permissions that were
+granted, and conversations with peers are removed. OpenCode keeps its sessions, and git
+the worktrees: they stay closed to all callers. Take the caller's credential away first.
 """
 
 COMPLETION_HELP = """\
@@ -236,6 +401,12 @@ Show the units of an instance and whether it is ready. Exit code 1 if it is not.
   sudo opencode-a2a deploy status alpha --ask
 """
 
+DEPLOY_DOCTOR_HELP = """\
+Run `opencode-a2a doctor` for an instance: with its settings and credentials, as its user.
+
+  sudo opencode-a2a deploy doctor alpha
+"""
+
 DEPLOY_LOGS_HELP = """\
 Show the log of an instance: the service and its OpenCode.
 
@@ -258,10 +429,13 @@ the other. One that does not work goes back at once, and the rest stays as it is
 """
 
 ROLLBACK_HELP = """\
-Go back to the release before.
+Go back to the release before. Where that cannot read the database any longer, nothing
+is changed and you are told; --restore-database then goes back to the copy that was kept
+before the upgrade. What was made since then is set aside in a file.
 
   sudo opencode-a2a deploy rollback
   sudo opencode-a2a deploy rollback alpha
+  sudo opencode-a2a deploy rollback --restore-database
 """
 
 REMOVE_HELP = """\
@@ -294,6 +468,46 @@ LIGHT_COMMAND_HELP = """\
 {what}
 
   opencode-a2a deploy light {word} demo
+"""
+
+PUSH_HELP = """\
+Push notifications of a service (A2A_PUSH=true): who is told about a task, what
+receivers have not taken, and a receiver to try it with.
+
+  opencode-a2a push listen --service http://127.0.0.1:8000
+  opencode-a2a push list TASK
+  opencode-a2a push dead
+  opencode-a2a push redeliver
+"""
+
+PUSH_LIST_HELP = """\
+List the push configs of a task. Their secrets are not shown.
+
+  opencode-a2a push list TASK --service https://agent.example.com
+"""
+
+PUSH_DEAD_HELP = """\
+List the notifications that receivers have not taken in time (A2A_PUSH_RETRY_HOURS).
+
+  opencode-a2a push dead
+  opencode-a2a push dead TASK --json
+"""
+
+PUSH_REDELIVER_HELP = """\
+Send these notifications again. Exit code 1 if one is not taken this time either.
+
+  opencode-a2a push redeliver
+  opencode-a2a push redeliver TASK
+"""
+
+PUSH_LISTEN_HELP = """\
+Receive push notifications, verify them, and print a line for each. It prints the url
+and the token to register; the token is also the key of the signature. PUSH_SECRET
+chooses another. With --service the JWT is verified too, by the keys of that service.
+What is not verified gets 401, and the exit code is 1.
+
+  opencode-a2a push listen --port 9000 --service http://127.0.0.1:8000
+  opencode-a2a push listen --until-end --json
 """
 
 SETTINGS_HELP = """\
@@ -374,6 +588,12 @@ CONFIRM = (
     Option("--yes", "do not ask"),
     Option("--dry-run", "show the plan and change nothing"),
 )
+RESTORE_DATABASE = Option(
+    "--restore-database",
+    "where it cannot read the database: go back to the copy from before the upgrade",
+)
+NO_MODEL = Option("--no-model", "do not ask the model anything")
+AS_JSON = Option("--json", "as JSON, for programs")
 NO_QUESTION = Option("--no-question", "do not ask it a question at the end")
 RELEASE = (
     Option(
@@ -395,6 +615,43 @@ INSTANCE = (
     NO_QUESTION,
     *CONFIRM,
 )
+STORE = (
+    *SOURCES,
+    Option("--directory", "the workspace (the current directory)", value="DIR", type=Path),
+)
+FILE = Option("file", "the backup, - for standard input or output", value="FILE", required=True)
+DATABASE = Command(
+    "db",
+    "check, measure, export from or clean the database",
+    DB_HELP,
+    commands=(
+        Command("check", "look for damage", DB_CHECK_HELP, STORE),
+        Command(
+            "stats",
+            "show what is in it",
+            DB_STATS_HELP,
+            (*STORE, Option("--json", "as JSON, for programs")),
+        ),
+        Command("vacuum", "give free space back", DB_VACUUM_HELP, STORE),
+        Command(
+            "export",
+            "print a task and its events as JSON lines",
+            DB_EXPORT_HELP,
+            (*STORE, Option("task", "its id", value="TASK", required=True)),
+        ),
+        Command(
+            "purge",
+            "remove old tasks, or everything of a caller",
+            DB_PURGE_HELP,
+            (
+                *STORE,
+                Option("--before", "ended tasks that ended earlier", value="WHEN"),
+                Option("--principal", "what belongs to this caller", value="NAME"),
+                Option("--yes", "do not ask"),
+            ),
+        ),
+    ),
+)
 LOGS = (
     Option("--follow", "wait for more"),
     Option("--lines", "how many (100)", value="N", type=int),
@@ -403,6 +660,12 @@ LIGHT = (
     *CONFIG,
     Option("--directory", "the workspace (the current directory)", value="DIR", type=Path),
 )
+SERVICE = (
+    *PEERS,
+    Option("--service", "address or name (http://127.0.0.1:8000)", value="URL"),
+)
+JSON_OUTPUT = Option("--json", "as JSON, for programs")
+PUSH_TASK = Option("task", "only of this task", value="TASK")
 PURGE = Option("--purge", "also remove data, for ever")
 
 
@@ -413,6 +676,17 @@ def _light(word: str, what: str, *options: Option) -> Command:
 
 def _deploy(word: str, what: str, about: str, *options: Option) -> Command:
     return Command(word, what, about, options, has_settings=False)
+
+
+TOKEN_NAME = Option("name", "the name of the token", value="NAME", required=True)
+EXPIRES = Option("--expires", "after this time, such as 90d or 12h (never)", value="TIME")
+CREDENTIALS = Option(
+    "--file", "the credentials file (A2A_CREDENTIALS_FILE)", value="FILE", type=Path
+)
+
+
+def _token(word: str, what: str, about: str, *options: Option) -> Command:
+    return Command(word, what, about, (*SOURCES, CREDENTIALS, *options), has_settings=False)
 
 
 DEPLOY = Command(
@@ -439,6 +713,12 @@ DEPLOY = Command(
             Option("--ask", "ask it a question, too"),
             INSTANCE_NAME,
         ),
+        _deploy(
+            "doctor",
+            "find out what is wrong with an instance",
+            DEPLOY_DOCTOR_HELP,
+            *(NO_MODEL, AS_JSON, INSTANCE_NAME),
+        ),
         _deploy("logs", "show the log of an instance", DEPLOY_LOGS_HELP, *LOGS, INSTANCE_NAME),
         _deploy(
             "restart",
@@ -457,7 +737,7 @@ DEPLOY = Command(
             "rollback",
             "go back to the release before",
             ROLLBACK_HELP,
-            *(NO_QUESTION, *CONFIRM, INSTANCE_NAMES),
+            *(RESTORE_DATABASE, NO_QUESTION, *CONFIRM, INSTANCE_NAMES),
         ),
         _deploy("remove", "remove an instance", REMOVE_HELP, PURGE, *CONFIRM, INSTANCE_NAME),
         _deploy("uninstall", "remove everything", UNINSTALL_HELP, PURGE, *CONFIRM),
@@ -490,13 +770,42 @@ COMMANDS = (
     Command("serve", "serve an OpenCode that runs already", SERVE_HELP, CONFIG),
     Command(
         "token",
-        "show the token that `up` keeps for a workspace",
+        "show the token that `up` keeps, or manage those of other callers",
         TOKEN_HELP,
-        (
-            Option("--new", "replace it; then restart `up`"),
-            DIRECTORY,
-        ),
         has_settings=False,
+        commands=(
+            Command(
+                "show",
+                "show the token that `up` keeps for a workspace",
+                TOKEN_SHOW_HELP,
+                (Option("--new", "replace it; then restart `up`"), DIRECTORY),
+                has_settings=False,
+            ),
+            _token(
+                "create",
+                "make a token for a caller",
+                TOKEN_CREATE_HELP,
+                Option("--principal", "the caller (its NAME)", value="PRINCIPAL"),
+                Option("--scopes", "scopes or roles, with commas between them", value="SCOPES"),
+                EXPIRES,
+                TOKEN_NAME,
+            ),
+            _token(
+                "list",
+                "list the tokens",
+                TOKEN_LIST_HELP,
+                Option("--json", "as JSON, for programs"),
+            ),
+            _token(
+                "rotate",
+                "replace a token by a new one",
+                TOKEN_ROTATE_HELP,
+                Option("--overlap", "how long the one before stays valid (1h)", value="TIME"),
+                EXPIRES,
+                TOKEN_NAME,
+            ),
+            _token("revoke", "revoke a token", TOKEN_REVOKE_HELP, TOKEN_NAME),
+        ),
     ),
     Command(
         "status",
@@ -506,6 +815,33 @@ COMMANDS = (
             Option("--json", "as JSON, for programs"),
             Option("--ready", "ask one service whether it can work: exit code 0 or 1"),
             Option("url", "with --ready: the address of the service", value="URL"),
+        ),
+        has_settings=False,
+    ),
+    Command(
+        "usage",
+        "print what callers have used",
+        USAGE_HELP,
+        (
+            *SOURCES,
+            Option("--from", "the first day, in UTC (the first of the month)", value="DAY"),
+            Option("--to", "the last day (today)", value="DAY"),
+            Option("--by", "what to sum by (day,principal,model)", value="KEYS"),
+            Option("--principal", "only this caller", value="NAME"),
+            Option("--csv", "as CSV, for spreadsheets"),
+            Option("--json", "as JSON, for programs"),
+            DIRECTORY,
+        ),
+    ),
+    Command(
+        "top",
+        "show what a running service does now",
+        TOP_HELP,
+        (
+            Option("--once", "print it once, and end"),
+            Option("--interval", "seconds between two looks (2)", value="SECONDS", type=float),
+            Option("--metrics", "where its metrics are, if not there (A2A_METRICS)", value="URL"),
+            Option("url", "the address of the service", value="URL"),
         ),
         has_settings=False,
     ),
@@ -545,6 +881,24 @@ COMMANDS = (
     ),
     Command("openapi", "print the OpenAPI document", OPENAPI_HELP, CONFIG),
     DEPLOY,
+    Command("backup", "write all stored data into a file", BACKUP_HELP, (*STORE, FILE)),
+    Command(
+        "restore",
+        "put a backup into the database",
+        RESTORE_HELP,
+        (*STORE, Option("--force", "also if the database holds something"), FILE),
+    ),
+    Command(
+        "migrate",
+        "copy all stored data into another database",
+        MIGRATE_HELP,
+        (
+            *STORE,
+            Option("--to", "the URL of the other database", value="URL", required=True),
+            Option("--wait", "go on copying until the service stops, then finish"),
+        ),
+    ),
+    DATABASE,
     Command(
         "call",
         "send a message to an agent",
@@ -561,14 +915,59 @@ COMMANDS = (
         has_settings=False,
     ),
     Command(
+        "push",
+        "look at push notifications, or receive some",
+        PUSH_HELP,
+        has_settings=False,
+        commands=(
+            Command(
+                "list",
+                "list the push configs of a task",
+                PUSH_LIST_HELP,
+                (
+                    *SERVICE,
+                    JSON_OUTPUT,
+                    Option("task", "the task", value="TASK", required=True),
+                ),
+                has_settings=False,
+            ),
+            Command(
+                "dead",
+                "list what receivers have not taken",
+                PUSH_DEAD_HELP,
+                (*SERVICE, JSON_OUTPUT, PUSH_TASK),
+                has_settings=False,
+            ),
+            Command(
+                "redeliver",
+                "send it again",
+                PUSH_REDELIVER_HELP,
+                (*SERVICE, PUSH_TASK),
+                has_settings=False,
+            ),
+            Command(
+                "listen",
+                "receive notifications, verify and print them",
+                PUSH_LISTEN_HELP,
+                (
+                    Option("--host", "address to listen on (127.0.0.1)", value="HOST"),
+                    Option("--port", "port to listen on (a free one)", value="PORT", type=int),
+                    Option("--service", "verify the JWT by the keys of this one", value="URL"),
+                    Option("--until-end", "stop when a task has ended"),
+                    JSON_OUTPUT,
+                ),
+                has_settings=False,
+            ),
+        ),
+    ),
+    Command(
         "doctor",
         "find out what is wrong, and what to do",
         DOCTOR_HELP,
         (
             *CONFIG,
             Option("--url", "look at the service at this address, from outside", value="URL"),
-            Option("--no-model", "do not ask the model anything"),
-            Option("--json", "as JSON, for programs"),
+            *(NO_MODEL, AS_JSON),
             DIRECTORY,
         ),
         has_settings=False,
@@ -609,12 +1008,22 @@ def all_commands(
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments. Words of a message may stand before, between and after its options."""
     made = parser()
-    arguments, rest = made.parse_known_args(argv)
+    arguments, rest = made.parse_known_args(_with_show(argv))
     if rest and arguments.command == "call" and not any(word.startswith("--") for word in rest):
         arguments.text += rest
     elif rest:
         made.error(f"unrecognized arguments: {' '.join(rest)}")
     return arguments
+
+
+def _with_show(argv: Sequence[str] | None) -> list[str]:
+    """`token` alone, or with a directory, means `token show`."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    token = next(each for each in COMMANDS if each.name == "token")
+    words = {"-h", "--help", *(each.name for each in token.commands)}
+    if given[:1] == ["token"] and not words & set(given[1:2]):
+        given.insert(1, "show")
+    return given
 
 
 def _add_commands(
@@ -649,6 +1058,7 @@ def _add_option(command: argparse.ArgumentParser, option: Option) -> None:
         how |= {"metavar": option.value, "type": option.type}
     if option.name.startswith("--"):
         how |= {"action": "append", "default": []} if option.many else {}
+        how |= {"required": True} if option.required else {}
     elif option.many:
         how["nargs"] = "*"
     elif not option.required and not option.choices:

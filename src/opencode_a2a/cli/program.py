@@ -22,6 +22,7 @@ from ..config import (
 from ..errors import StoreUnavailable
 from ..opencode.process import ManagedProcessFailed
 from ..redaction import secrets_in
+from ..store.copies import CopyNotMade
 from ..store.legacy import NotMoved
 from ..store.migrate import ForeignDatabase, SchemaTooNew
 from ..systemd import ServiceManager, SocketNotUsable
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
         _exit("\n".join(f"opencode-a2a: {problem}" for problem in exc.problems), 2)
     except CommandError as exc:
         _exit(f"opencode-a2a: {exc}", exc.code)
-    except (ManagedProcessFailed, SchemaTooNew, ForeignDatabase, NotMoved) as exc:
+    except (ManagedProcessFailed, CopyNotMade, SchemaTooNew, ForeignDatabase, NotMoved) as exc:
         _exit(f"opencode-a2a: {exc}", 1)
     except StoreUnavailable:
         _exit(f"opencode-a2a: {STORE_ADVICE}", 1)

@@ -18,9 +18,13 @@ SECONDS = 5.0
 def check_ready(url: str | None) -> None:
     """Returns if the service at the address says that it can work; CommandError if not."""
     host, port = os.environ.get("A2A_HOST"), os.environ.get("A2A_PORT")
-    address = (url or url_of_listener(host or "127.0.0.1", port or 8000)).rstrip("/")
+    own = url_of_listener(host or "127.0.0.1", port or 8000)
+    if os.environ.get("A2A_TLS_CERTIFICATE"):
+        own = own.replace("http://", "https://", 1)
+    address = (url or own).rstrip("/")
     try:
-        with direct_opener().open(f"{address}/ready", timeout=SECONDS):
+        # Its own certificate is for the name that clients use, and nothing secret is sent.
+        with direct_opener(verified=url is not None).open(f"{address}/ready", timeout=SECONDS):
             print("ready")
     except urllib.error.HTTPError as exc:
         exc.close()

@@ -11,13 +11,28 @@ from dataclasses import dataclass
 
 import structlog
 
-from ..config import RELOADABLE, ConfigError, Server, Settings, setting_name
+from ..config import (
+    RELOADABLE,
+    RELOADABLE_OIDC,
+    ConfigError,
+    LimitSettings,
+    Oidc,
+    Server,
+    Settings,
+    setting_name,
+)
+from ..observe import audit
 from .failure import CommandError
+from .observing import reopen_audit_log
 from .serve import Watch
 
 log = structlog.get_logger()
 
-_RELOADABLE_NAMES = {setting_name(Server, field) for field in RELOADABLE}
+_RELOADABLE_NAMES = {
+    *(setting_name(Server, field) for field in RELOADABLE),
+    *(setting_name(Oidc, field) for field in RELOADABLE_OIDC),
+    *(setting_name(LimitSettings, field) for field in LimitSettings.model_fields),
+}
 
 
 @dataclass(slots=True)
@@ -51,8 +66,12 @@ class Reload:
         left = [name for name in changed if name not in taken]
         settings = self.running.reloaded(new)
         cut_off = self.watch.built.reload(settings)
+        if self.watch.tls is not None:
+            self.watch.tls.look()
         self.apply_to_log(settings)
         self.running = settings
+        reopen_audit_log()
+        audit.record("settings.reload", outcome="ok", by=audit.OPERATOR, changed=" ".join(taken))
         log.info("settings.reloaded", changed=" ".join(taken) or None, requests_ended=cut_off)
         if left:
             log.warning("settings.need_restart", names=" ".join(left))
@@ -63,6 +82,7 @@ class Reload:
             )
 
     def _refuse(self, problems: list[str]) -> None:
+        audit.record("settings.reload", outcome="refused", by=audit.OPERATOR)
         for problem in problems:
             log.error("settings.wrong", problem=problem)
         log.error("settings.not_reloaded", advice="The settings from before stay in effect.")

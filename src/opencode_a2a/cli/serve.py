@@ -12,31 +12,39 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
 from .. import __version__, logs
+from ..access import stored_tokens
 from ..app import Built, build, endpoint_of, public_url
 from ..config import RESERVED_FILES, Server, Settings
+from ..credentials import CredentialsFileError
 from ..inbound.failures import failure
+from ..observe import metrics
 from ..opencode.http import Endpoint
 from ..service.scheduler import TaskAtWork
 from ..store.log import now_ms
 from ..systemd import ServiceManager
 from ..web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
 from ..web.protocol import ConnectionGuard
+from ..web.proxies import TrustedNetworks
 from ..web.server import QuietServer
+from ..web.tls import ServerTls, TlsNotUsable
 from .failure import CommandError
-from .instances import Instance, Registration
+from .instances import RegisteredInstance, Registration
+from .observing import observing
 from .terminal import Terminal, has_cursor, task_line
 
 GC_THRESHOLD = 10_000  # new objects before a collection: a thousand open streams have many
 BACKLOG = 1024  # connections that may wait to be accepted
 DEFAULT_OPENCODE = "http://127.0.0.1:4096"  # where `opencode serve` listens unless told otherwise
+LOOK_SECONDS = 0.5  # after which the machine is examined: the first clients are served meanwhile
 WATCH_SECONDS = 1.0  # between two looks at the tasks at work
 SAME_SIGNAL_SECONDS = 0.5  # in which further signals are taken for copies of the first
 
@@ -51,6 +59,7 @@ class Watch:
     terminal: Terminal | None
     manager: ServiceManager
     built: Built | None = None  # until it is built, and when it has ended
+    tls: ServerTls | None = None  # once it is served, where it has a certificate
     _status: str = ""  # as the manager knows it
 
     @classmethod
@@ -91,7 +100,7 @@ class Watch:
             try:
                 registration = stack.enter_context(
                     Registration.open(
-                        Instance(
+                        RegisteredInstance(
                             url=url,
                             workspace=str(settings.upstream.workspace_root),
                             pid=os.getpid(),
@@ -160,13 +169,17 @@ def complete(settings: Settings) -> Settings:
     """The settings as `serve` needs them: with an OpenCode, and not without a credential."""
     if settings.upstream.base_url is None:
         settings.upstream.base_url = DEFAULT_OPENCODE
-    if not settings.server.has_credentials:
-        raise CommandError(
-            "no credential is configured, and the service would be open to everyone. Set "
-            "A2A_BEARER_TOKEN or A2A_STATIC_AUTH_CREDENTIALS.",
-            2,
-        )
-    return settings
+    try:
+        if settings.has_credentials or stored_tokens(settings):
+            return settings
+    except CredentialsFileError as exc:
+        raise CommandError(f"A2A_CREDENTIALS_FILE: {exc}", 2) from None
+    raise CommandError(
+        "no credential is configured, and nobody could use the service. Set A2A_BEARER_TOKEN, "
+        "A2A_STATIC_AUTH_CREDENTIALS or A2A_OIDC_ISSUER, or make a token: opencode-a2a token "
+        "create NAME",
+        2,
+    )
 
 
 async def serve(settings: Settings, watch: Watch) -> None:
@@ -259,32 +272,21 @@ async def run_server(
     welcome: str = "",
 ) -> None:
     url = public_url(settings.server, listener.getsockname()[1])
+    watch.tls = tls = _tls(settings.server)
     grace = settings.server.shutdown_grace_seconds
     stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     async with (
+        observing(settings.server),
         watch.over(settings, endpoint, url),
         build(settings, endpoint=endpoint, url=url, stopping=stopping) as built,
         ConnectionGuard.open(
             _connection_limits(settings.server),
             settings.server.max_request_head_bytes,
             render_error=failure,
+            trusted=TrustedNetworks(settings.server.trusted_proxies),
         ) as guard,
+        tls.watching() if tls is not None else nullcontext(),
     ):
-        config = uvicorn.Config(
-            built.app,
-            http=guard.protocol,
-            ws="none",
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",  # what breaks in a request is in our own log
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,  # no part of the service needs the address behind a proxy
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=math.ceil(grace) + 3,
-        )
 
         def on_started() -> None:
             log.info("serving", url=url)
@@ -292,7 +294,9 @@ async def run_server(
                 watch.say(welcome)
             watch.ready(built)
 
+        config = _server_config(built.app, guard, tls=tls, grace=grace)
         server = _Server(config, on_started)
+        metrics.CONNECTIONS.read = guard.connections.kinds
         gc.freeze()  # these objects stay, so the collector need not search them
         gc.set_threshold(GC_THRESHOLD)
         gc.enable()
@@ -305,10 +309,43 @@ async def run_server(
             server.should_exit = True
             asyncio.get_running_loop().call_later(grace, _resolve, stopping)
             await serving
+            metrics.CONNECTIONS.read = None
+
+
+def _server_config(
+    app: ASGIApp, guard: ConnectionGuard, *, tls: ServerTls | None, grace: float
+) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=guard.protocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",  # what breaks in a request is in our own log
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # web/proxies.py reads them
+        reset_contextvars=True,  # else a request may be logged with the last one's ids
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(grace) + 3,
+        ssl_context_factory=(lambda *_: tls.context) if tls is not None else None,
+    )
+
+
+def _tls(server: Server) -> ServerTls | None:
+    if server.tls_certificate is None or server.tls_key is None:
+        return None
+    try:
+        return ServerTls(server.tls_certificate, server.tls_key)
+    except TlsNotUsable as exc:
+        raise CommandError(str(exc), 2) from None
 
 
 async def _log_findings(settings: Settings) -> None:
     """Log once what is not as it should be on this machine; the command `doctor` looks further."""
+    await asyncio.sleep(LOOK_SECONDS)
     from ..doctor.examine import examine  # when clients are served already
     from ..doctor.machine import examine_start
 

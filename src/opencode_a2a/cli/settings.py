@@ -15,9 +15,11 @@ from .. import logs
 from ..config import (
     MIN_SECRET_LENGTH,
     PEERS_TABLE,
+    ROLES_TABLE,
     SECRET_COMMAND,
     TABLES,
     ConfigError,
+    LimitSettings,
     PeerSetting,
     Server,
     Settings,
@@ -47,7 +49,14 @@ EXAMPLE_HEAD = """\
 # `opencode-a2a config show --config FILE` says which value comes from where.
 """
 
+LIMITS_TABLE = TABLES[LimitSettings]
+OWN_LIMITS_HEAD = (
+    'A table such as `[limits."alice"]`, in the TOML file only, has other values of these for one '
+    "caller, under the names that follow `A2A_LIMIT_` in small letters. What it does not name is "
+    "as for everybody."
+)
 PEER_HEAD = "Agents that can be called by name: a table for each."
+ROLES_HEAD = "Names for sets of scopes, which can stand wherever a scope can."
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +105,7 @@ def warnings(settings: Settings) -> Iterator[str]:
         yield f"{name}: {note}"
     for name in settings.server.short_secrets:
         yield f"{name}: has fewer than {MIN_SECRET_LENGTH} characters; better: {SECRET_COMMAND}"
-    if not settings.server.has_credentials:
+    if not settings.has_credentials:
         yield "A2A_BEARER_TOKEN: no credential is configured; `up` makes one, `serve` refuses"
 
 
@@ -111,6 +120,13 @@ def shown(settings: Settings, found_in: dict[str, str]) -> Iterator[ShownSetting
         for field, value in values.items():
             name = setting_name(type(group), field)
             yield ShownSetting(name, _without_secrets(value), found_in.get(name, DEFAULT))
+    for principal, limits in settings.limits_of.items():
+        for field, value in limits.model_dump(mode="json").items():
+            if getattr(limits, field) != getattr(settings.limits, field):
+                name = f"{LIMITS_TABLE}.{principal}.{field}"
+                yield ShownSetting(name, _without_secrets(value), found_in[LIMITS_TABLE])
+    for role, scopes in settings.roles.items():
+        yield ShownSetting(f"{ROLES_TABLE}.{role}", sorted(scopes), found_in[ROLES_TABLE])
     for peer, setting in settings.peers.items():
         for field, value in setting.model_dump(mode="json", exclude_unset=True).items():
             if field == "headers":
@@ -156,9 +172,15 @@ def example() -> Iterator[str]:
     for kind, table in TABLES.items():
         yield f"[{table}]"
         yield from _comment(str(kind.__doc__))
+        if kind is LimitSettings:
+            yield from _comment(OWN_LIMITS_HEAD)
         for name, field in kind.model_fields.items():
             yield from ("", *_example_of(name, field))
         yield ""
+    yield f"#[{ROLES_TABLE}]"
+    yield from _comment(ROLES_HEAD)
+    yield '#auditor = ["tasks:read", "admin"]'
+    yield ""
     yield f"#[{PEERS_TABLE}.NAME]"
     yield from _comment(PEER_HEAD)
     for name, field in PeerSetting.model_fields.items():

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 
+from ..access import stored_tokens
 from ..app import public_url, publication
 from ..config import Settings
+from ..credentials import CredentialsFileError
 from ..inbound.routes import document
+from .failure import CommandError
 
 
 def show(settings: Settings, what: str, *, extended: bool) -> str:
-    published = publication(settings, public_url(settings.server, settings.server.port))
+    try:
+        tokens = stored_tokens(settings)
+    except CredentialsFileError as exc:
+        raise CommandError(f"A2A_CREDENTIALS_FILE: {exc}", 2) from None
+    url = public_url(settings.server, settings.server.port)
+    published = publication(settings, url, tokens=tokens)
     if what == "openapi":
         found = document(published)
     elif extended:

@@ -17,7 +17,7 @@ import structlog
 from pydantic import SecretStr
 
 from ..app import public_url
-from ..config import Server, Settings
+from ..config import Settings
 from ..opencode.process import Launch, ManagedOpenCode
 from ..opencode.providers import ChosenProviders, chosen_providers, may_be_configured
 from . import executable
@@ -63,7 +63,7 @@ def find_opencode(settings: Settings, *, install: bool) -> str:
 
 def complete(settings: Settings, running: Settings) -> Settings:
     """New settings as a running `up` needs them: with the kept token where none is configured."""
-    if not settings.server.has_credentials:
+    if not settings.has_credentials:
         made = MadeToken.of(settings.upstream.workspace_root)
         present = running.server.bearer_token
         if made.kept:
@@ -78,7 +78,7 @@ def complete(settings: Settings, running: Settings) -> Settings:
 async def up(settings: Settings, watch: Watch, opencode: str) -> None:
     """The command `up`, with this OpenCode."""
     made = None
-    if not settings.server.has_credentials:
+    if not settings.has_credentials:
         made = MadeToken.of(settings.upstream.workspace_root)
         settings.server.bearer_token = MadeSecret(made.value)
     with open_listener(settings, watch.manager) as listener:
@@ -145,7 +145,7 @@ def welcome(
     settings: Settings, url: str, *, made: MadeToken | None, chosen: ChosenProviders | None
 ) -> str:
     root = settings.upstream.workspace_root
-    login, put_in = _login(settings.server, root, made)
+    login, put_in = _login(settings, root, made)
     lines = ["", f"OpenCode answers A2A at {url}", f"It works in {root}"]
     if chosen is not None:
         lines += [f"Model: {chosen}"]
@@ -177,8 +177,9 @@ def welcome(
     return "\n".join(lines)
 
 
-def _login(server: Server, root: Path, made: MadeToken | None) -> tuple[str, str]:
+def _login(settings: Settings, root: Path, made: MadeToken | None) -> tuple[str, str]:
     """The login for curl, and what the reader must replace: configured secrets are never shown."""
+    server = settings.server
     bearer = '-H "Authorization: Bearer {}"'
     if made is not None:
         return bearer.format(f"$({_token_command(root)})" if made.kept else made.value), ""
@@ -187,7 +188,11 @@ def _login(server: Server, root: Path, made: MadeToken | None) -> tuple[str, str
             if name.upper() == "A2A_BEARER_TOKEN" and value:
                 return bearer.format(f"${name}"), f", where ${name} is set"
         return bearer.format("TOKEN"), ", with your A2A_BEARER_TOKEN for TOKEN"
+    if not server.static_auth_credentials:
+        return bearer.format("TOKEN"), f", with a token of {settings.oidc.issuer} for TOKEN"
     credential = server.static_auth_credentials[0]
+    if credential.scheme == "api_key":
+        return '-H "X-API-Key: KEY"', f", with the API key of {credential.principal} for KEY"
     if credential.scheme == "bearer":
         return bearer.format("TOKEN"), f", with the token of {credential.principal} for TOKEN"
     user = f"{credential.username}:PASSWORD"

@@ -116,10 +116,11 @@ class ProgressMark(Shape):
     todos: list[dict[str, Any]] = Field(default=[], description="With todo")
     usage: UsageMark | None = Field(default=None, description="With step-finish: of this step")
     model: ModelMark | None = Field(
-        default=None, description="With step-start of the agent itself: what answers"
+        default=None,
+        description="What answers: with step-start of the agent itself, and with step-finish",
     )
-    agent: str = Field(default="", description="With step-start of the agent itself")
-    variant: str = Field(default="", description="With step-start of the agent itself")
+    agent: str = Field(default="", description="With the model")
+    variant: str = Field(default="", description="With the model")
 
 
 class InterruptMark(Shape):
@@ -151,6 +152,7 @@ class SharedMarks(Shape):
 class ErrorMark(Shape):
     type: str
     upstream_status: int = 0
+    renews_at: str = Field(default="", description="With BUDGET_EXCEEDED: when it renews")
 
 
 class QueueMark(Shape):
@@ -183,6 +185,9 @@ class OpenCodeMarks(Shape):
         default=None, description="Of a task that failed because OpenCode was interrupted"
     )
     worktree: WorktreeMark | None = Field(default=None, description="Of an isolated context")
+    principal: str = Field(
+        default="", description="Whose task it is, where an admin lists everybody's"
+    )
 
 
 class Metadata(Shape):
@@ -246,6 +251,28 @@ class StreamEvent(Shape):
     task: Task | None = None
     statusUpdate: StatusUpdate | None = None
     artifactUpdate: ArtifactUpdate | None = None
+
+
+class PushConfig(Shape):
+    """Whom to tell about a task. Secrets are taken and never shown."""
+
+    taskId: str = Field(default="", description="0.3 over REST has it in `name`")
+    id: str = ""
+    url: str = ""
+    pushNotificationConfig: dict[str, Any] = Field(
+        default={}, description="What 0.3 has instead of `id`, `url` and `authentication`"
+    )
+
+
+class PushConfigs(Shape):
+    """0.3 over JSON-RPC answers with the list itself."""
+
+    configs: list[PushConfig]
+    nextPageToken: str = Field(description="Empty on the last page")
+
+
+class Nothing(Shape):
+    """An empty object; 0.3 over JSON-RPC answers with null."""
 
 
 class AgentCard(Shape):

@@ -16,6 +16,7 @@ from ..errors import (
     InvalidParams,
     MethodDisabled,
     OutcomeUnknown,
+    RateLimited,
     ServiceError,
     StoreUnavailable,
     UpstreamHttpError,
@@ -39,6 +40,7 @@ SPECIFICATIONS = (
 COMMON_ERRORS: tuple[type[ServiceError], ...] = (
     InvalidParams,
     AuthorizationForbidden,
+    RateLimited,
     UpstreamUnreachable,
     UpstreamTimeout,
     UpstreamHttpError,

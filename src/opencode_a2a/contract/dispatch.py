@@ -17,8 +17,8 @@ class HasScopes(Protocol):
     def scopes(self) -> Collection[str]: ...
 
 
-def require_scope(caller: HasScopes, scope: str) -> None:
-    if scope not in caller.scopes:
+def require_scope(caller: HasScopes, scope: str, *, or_scope: str | None = None) -> None:
+    if scope not in caller.scopes and or_scope not in caller.scopes:
         raise AuthorizationForbidden(
             f"This credential lacks the scope {scope}.", required_scope=scope
         )
@@ -37,6 +37,9 @@ class Contract:
 
     def __contains__(self, name: str) -> bool:
         return name in self._methods
+
+    def scope_of(self, name: str) -> str:
+        return self._methods[name].scope
 
     def enabled(self, method: Method) -> bool:
         return method.toggle is None or method.toggle.setting in self._enabled

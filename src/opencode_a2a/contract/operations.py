@@ -7,7 +7,7 @@ reference follow from the declarations.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import getdoc
 from types import NoneType
 from typing import Any, Literal, get_type_hints
@@ -39,10 +39,13 @@ class Operation:
     routes: tuple[Rest, ...]
     summary: str
     scope: str | None  # what the caller's credential must allow; None where any credential does
+    admin: bool  # the scope `admin` allows it as well, for everybody's tasks
     params: type[BaseModel] | None  # None where the parameters are not read
     result: type[Shape] | None  # None where the operation always answers with an error
-    sends_message: bool  # REST needs a body, and an Idempotency-Key is read
+    sends_message: bool  # an Idempotency-Key is read
     run: Run
+    takes_body: bool = False  # REST needs one
+    needs: str | None = None  # the setting without which it is refused
 
     @property
     def name(self) -> str:
@@ -70,6 +73,9 @@ class OperationTable:
         scope: str | None,
         result: type[Shape] | None,
         sends_message: bool = False,
+        admin: bool = False,
+        takes_body: bool = False,
+        needs: str | None = None,
     ) -> Callable[[Run], Run]:
         """Declare an operation: its docstring is the summary, `params` is annotated."""
 
@@ -81,15 +87,30 @@ class OperationTable:
                     routes=routes,
                     summary=(getdoc(run) or "").partition("\n")[0].rstrip("."),
                     scope=scope,
+                    admin=admin,
                     params=None if params is NoneType else params,
                     result=result,
                     sends_message=sends_message,
                     run=run,
+                    takes_body=takes_body or sends_message,
+                    needs=needs,
                 )
             )
             return run
 
         return declare
+
+    def without(self, setting: str, refuse: Run, summary: str) -> OperationTable:
+        """The same table, in which whatever needs this setting is refused."""
+        refused: dict[str, Any] = {"params": None, "result": None, "scope": None, "admin": False}
+        return OperationTable(
+            [
+                replace(operation, **refused, run=refuse, summary=summary, takes_body=False)
+                if operation.needs == setting
+                else operation
+                for operation in self.operations
+            ]
+        )
 
     @property
     def methods(self) -> dict[str, tuple[Line, Operation]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -15,10 +16,11 @@ def is_host(text: str) -> bool:
     try:
         ip_address(text)
     except ValueError:
-        return _NAME.fullmatch(text) is not None
+        return _NAME.fullmatch(text) is not None and max(map(len, text.split("."))) <= 63
     return True
 
 
+@lru_cache(16)  # every request names a host, nearly always the same one
 def is_loopback(host: str) -> bool:
     """Whether a name or address is this machine's own, for browsers too."""
     try:
@@ -49,3 +51,8 @@ def url_of_listener(host: str, port: int | str) -> str:
     """Where a service is reached that listens there. Nobody can connect to a wildcard address."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def discovery_url(issuer: str) -> str:
+    """Where an OpenID Connect provider publishes its configuration."""
+    return f"{issuer.rstrip('/')}/.well-known/openid-configuration"

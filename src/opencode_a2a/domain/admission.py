@@ -13,7 +13,9 @@
    the person has decided, it runs at once: if no slot is free, the next one that becomes free is
    not given away. The same holds for a task that was running in another process.
 6. Between two prompts a task gives its slot up if a caller with fewer running tasks waits for one.
-7. While fewer than `running + queued` tasks are here, everybody is let in. After that only callers
+7. A caller may have limits of its own: so many running tasks, beyond which its tasks wait although
+   slots are free, and so many more that wait. Tasks that go on by rule 5 do so all the same.
+8. While fewer than `running + queued` tasks are here, everybody is let in. After that only callers
    with fewer than `per_caller` waiting tasks are, so that nobody fills the queue for the others,
    and callers who have nothing here and start by rule 3. The number of tasks that wait for people
    is bounded in the same way.
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -56,9 +59,18 @@ class Bounds:
     resting: int
 
 
+@dataclass(frozen=True, slots=True)
+class CallerBounds:
+    """What one caller may have here; 0 means no limit of its own."""
+
+    running: int = 0
+    queued: int = 0
+
+
 class Bound(Enum):
     """Which bound keeps a new task out."""
 
+    OWN = "own"  # the caller has as many tasks here as its own limits allow
     QUEUE = "queue"  # too many tasks of all callers wait, and this caller is the only one
     CALLER = "caller"  # too many tasks of all callers wait, and too many of them are this caller's
     RESTING = "resting"  # too many tasks wait for people
@@ -72,8 +84,11 @@ class Phase(Enum):
 
 
 class Admission(Generic[T]):
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(
+        self, bounds: Bounds, of_caller: Callable[[str], CallerBounds] = lambda _: CallerBounds()
+    ) -> None:
         self._bounds = bounds
+        self._of_caller = of_caller  # may say something else at another time
         self._phases: dict[T, Phase] = {}
         self._contexts: dict[tuple[str, str], list[T]] = {}  # in their order
         self._waiting: dict[str, list[T]] = {}  # by caller, whose turn comes first is first
@@ -86,6 +101,9 @@ class Admission(Generic[T]):
     def bound_for(self, caller: str) -> Bound | None:
         """Why one more task of this caller cannot be let in."""
         bounds, own = self._bounds, self.waiting_of(caller)
+        most = self._most_of(caller)
+        if most and self._busy[caller] >= most:
+            return Bound.OWN
         full = bounds.running and self._busy.total() >= bounds.running + bounds.queued
         starts = not self._busy[caller] and self._newcomer_may_start()
         if full and own >= min(bounds.per_caller, bounds.queued) and not starts:
@@ -96,12 +114,30 @@ class Admission(Generic[T]):
         own = self._resting[caller]
         return Bound.RESTING if own >= min(bounds.per_caller, bounds.resting) else None
 
+    def _most_of(self, caller: str) -> int:
+        """How many tasks a caller may have here that do not rest; 0 means no limit."""
+        own = self._of_caller(caller)
+        bounds = self._bounds
+        if bounds.running:
+            return (own.running or bounds.running) + own.queued if own.queued else 0
+        # Tasks wait only because of the caller's own limit, and no other bound holds for them.
+        return own.running + (own.queued or bounds.queued) if own.running else 0
+
+    def may_run(self, caller: str) -> bool:
+        """Whether the caller's own limit lets one more of its tasks run."""
+        most = self._of_caller(caller).running
+        return not most or self._running[caller] < most
+
     def phase_of(self, task: T) -> Phase:
         return self._phases[task]
 
     def waiting_of(self, caller: str) -> int:
         """How many tasks of this caller are here and neither run nor wait for a person."""
         return self._busy[caller] - self._running[caller]
+
+    def present_of(self, caller: str) -> int:
+        """How many tasks of this caller are here and do not wait for a person."""
+        return self._busy[caller]
 
     def arrive(self, caller: str) -> None:
         """Count a task that is being created."""
@@ -142,7 +178,11 @@ class Admission(Generic[T]):
     def give_way(self, task: T) -> bool:
         """Between two prompts: whether it waits for a slot again, because others come first."""
         own = self._running[task.caller]
-        served_less = [caller for caller in self._waiting if self._running[caller] < own]
+        served_less = [
+            caller
+            for caller in self._waiting
+            if self._running[caller] < own and self.may_run(caller)
+        ]
         if all(self._first(caller) is None for caller in served_less):
             return False
         self._withdraw(task)
@@ -200,7 +240,11 @@ class Admission(Generic[T]):
         free = self._has_free_slot()
         if not free and not self._newcomer_may_start():
             return None
-        callers = [caller for caller in self._waiting if free or not self._running[caller]]
+        callers = [
+            caller
+            for caller in self._waiting
+            if (free or not self._running[caller]) and self.may_run(caller)
+        ]
         ready = [task for caller in callers if (task := self._first(caller)) is not None]
         return min(ready, key=lambda task: self._running[task.caller], default=None)
 

@@ -52,6 +52,13 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    """The caller may not spend more, so the task is stopped."""
+
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseLost:
     """Another process works on the task now."""
 
@@ -76,6 +83,19 @@ class ServiceBroken:
 
     problem: Problem
 
+
+FromOthers: TypeAlias = (
+    PromptExpected
+    | PromptStored
+    | PromptWithdrawn
+    | TaskNotStored
+    | CancelRequested
+    | BudgetSpent
+    | LeaseLost
+    | TaskQueued
+    | RequestAnswered
+    | ServiceBroken
+)
 
 # -- what can happen: what came of an effect
 
@@ -176,15 +196,7 @@ class EffectFailed:
 
 
 Happened: TypeAlias = (
-    PromptExpected
-    | PromptStored
-    | PromptWithdrawn
-    | TaskNotStored
-    | CancelRequested
-    | LeaseLost
-    | TaskQueued
-    | RequestAnswered
-    | ServiceBroken
+    FromOthers
     | OlderTasksChecked
     | SessionOpened
     | SessionDiscarded

@@ -133,6 +133,7 @@ class StepFinished:
     message_id: str
     part_id: str
     usage: Usage
+    may_be_last: bool = False  # it has called no tools, so no other step need follow
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ from .values import (
 )
 
 ABORT_AGAIN_SECONDS = 0.2
+END_SECONDS = 1.0  # that an answer may take to end by itself after what may be its last step
 STOP_RETRY_SECONDS = 3.0  # while every attempt to stop the agent fails
 NOT_DECIDED = "Nobody was there to decide in time. Go on without it, or say what you need."
 SESSION_DELETED = Problem(
@@ -217,7 +218,10 @@ class Exchange:
         match happened:
             case Heard(events):
                 self._heard_at = self._now
-                return self._take_events(events)
+                updates = self._take_events(events)
+                if self._stop is not None and not self._stop.aborted:
+                    self._hurry(self._stop)
+                return updates
             case NothingHeard():
                 if self._stop is not None:
                     self._stop.heard_all = True
@@ -234,7 +238,7 @@ class Exchange:
     def _on_reply(self, happened: Happened) -> list[Update]:
         """OpenCode has answered a request of ours."""
         # That a prompt is missing does not mean that it can be sent.
-        if happened != PromptSearched(found=False):
+        if not isinstance(happened, PromptSearched) or happened.found:
             self._patience.reached()
         match happened:
             case Subscribed():
@@ -363,6 +367,11 @@ class Exchange:
                 elif lost or not failed.unreachable:
                     self.fail(failed.problem)
 
+    def _hurry(self, stop: _Stop) -> None:
+        """Abort at once if another step has begun, instead of the end that was waited for."""
+        if self.turn is not None and not self.turn.awaits_end:
+            stop.abort_at = self._now
+
     def _retry_stop(self, stop: _Stop) -> None:
         """The agent may be at work, so what has failed is tried again, for a while."""
         if stop.failing_since is None:
@@ -386,13 +395,18 @@ class Exchange:
         if self._stop is not None:
             self._stop.is_fault |= is_fault
 
-    def stop(self, outcome: Outcome, *, ends_task: bool) -> None:
-        """Make OpenCode stop what it may be doing; the exchange is over when it has."""
+    def stop(self, outcome: Outcome, *, ends_task: bool, after_step: bool = False) -> None:
+        """Make OpenCode stop what it may be doing; the exchange is over when it has.
+
+        `after_step`: an answer whose last step is done may still end by itself.
+        """
         if self._stop is not None:
             self._stop.ends_task |= ends_task
             return
-        until = self._now + self._limits.abort
-        self._stop = _Stop(outcome=outcome, until=until, abort_at=self._now, ends_task=ends_task)
+        abort_at, until = self._now, self._now + self._limits.abort
+        if after_step and self.turn is not None and self.turn.awaits_end:
+            abort_at = min(self._now + END_SECONDS, until)
+        self._stop = _Stop(outcome=outcome, until=until, abort_at=abort_at, ends_task=ends_task)
         pending = self._undelivered.items()
         self._undelivered = {key: each for key, each in pending if refuses(each.decision)}
         if not self.may_be_running:

@@ -30,6 +30,7 @@ Report = Callable[[str], Awaitable[None]]  # that a call goes on
 class ToolResult:
     text: str
     failed: bool = False
+    peer: str = ""  # whom it asked, if there is such a peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ def covers(grants: Iterable[AllowRule], ask: PermissionAsk) -> bool:
     """Whether everything that is asked for was allowed. Nothing named is nothing allowed."""
     patterns = [grant.pattern for grant in grants if grant.permission == ask.permission]
     return bool(ask.patterns) and all(
-        any(_matcher(pattern).fullmatch(asked) for pattern in patterns) for asked in ask.patterns
+        any(matches(pattern, asked) for pattern in patterns) for asked in ask.patterns
     )
 
 
@@ -31,11 +31,13 @@ def action_of(
 ) -> PermissionAction | None:
     """What the rules say about a permission: the last that matches counts; None if none does."""
     for rule in reversed(rules):
-        if _matcher(rule.permission).fullmatch(permission) and _matcher(rule.pattern).fullmatch(
-            pattern
-        ):
+        if matches(rule.permission, permission) and matches(rule.pattern, pattern):
             return rule.action
     return None
+
+
+def matches(pattern: str, text: str) -> bool:
+    return _matcher(pattern).fullmatch(text) is not None
 
 
 @lru_cache(maxsize=512)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import date
+from typing import Any, Literal, Protocol, TypeAlias
 
 from .catalog import Location
 from .events import AgentEvent
+from .limits import Spent
 from .peer_calls import CallSite, ToolResult
 from .permissions import AllowRule
 from .task import Task, TaskHead
 from .updates import LogEntry, Update
 from .values import (
+    COST_DIGITS,
     Decision,
     FileChange,
     Interrupt,
@@ -23,6 +26,7 @@ from .values import (
     SessionRef,
     TaskQuery,
     TaskState,
+    Usage,
 )
 
 
@@ -91,8 +95,15 @@ class Agent(Protocol):
         ...
 
     async def create(
-        self, title: str, context_id: str, *, location: Location | None = None
-    ) -> SessionRef: ...
+        self,
+        title: str,
+        context_id: str,
+        *,
+        location: Location | None = None,
+        rules: Sequence[PermissionRule] = (),
+    ) -> SessionRef:
+        """A new session. `rules` are for its caller alone, and come after those for everybody."""
+        ...
 
     async def delete(self, ref: SessionRef) -> None:
         """Delete a session, with all that is in it."""
@@ -192,6 +203,10 @@ class TaskLog(Protocol):
 
     async def get(self, owner: str, task_id: str) -> Task:
         """A snapshot of the task as its owner may see it; another's does not exist."""
+        ...
+
+    async def owner_of(self, task_id: str) -> str | None:
+        """Whose task it is; None where there is none."""
         ...
 
     async def get_own(self, owner: str, task_id: str) -> Task:
@@ -342,3 +357,52 @@ class ToolHost(Protocol):
         The rules are those that people and operators have made, without what this needs itself.
         """
         ...
+
+
+UsageKey: TypeAlias = Literal["day", "principal", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageQuery:
+    """Whose usage, of which days (both included), and summed by what."""
+
+    owner: str | None  # None: everybody's
+    first: date | None = None
+    last: date | None = None
+    by: frozenset[UsageKey] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """A sum. What it is not summed by is None."""
+
+    day: str | None = None
+    principal: str | None = None
+    model: str | None = None
+    steps: int = 0
+    usage: Usage = Usage()
+
+
+def figures(row: UsageRow) -> dict[str, Any]:
+    """A sum as callers and operators see it."""
+    usage = row.usage
+    return {
+        "steps": row.steps,
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "total_tokens": usage.total_tokens,
+        "cost": round(usage.cost, COST_DIGITS),
+    }
+
+
+class UsageStore(Protocol):
+    """What callers have used."""
+
+    async def spent(self, day: date) -> Mapping[str, Spent]:
+        """What each caller has used on a day, and in its month until then."""
+        ...
+
+    async def sums(self, query: UsageQuery) -> Sequence[UsageRow]: ...

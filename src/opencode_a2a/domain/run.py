@@ -22,10 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import assert_never
 
 from .effects import (
     AwaitOlderTasks,
     AwaitSlot,
+    BudgetSpent,
     CancelRequested,
     ChangesRead,
     Deliver,
@@ -36,6 +38,7 @@ from .effects import (
     Finish,
     Flush,
     Flushed,
+    FromOthers,
     Happened,
     Heard,
     LeaseLost,
@@ -83,6 +86,12 @@ from .values import (
 )
 
 CANCELED = Outcome(TaskState.CANCELED, "Canceled by the caller.")
+# After the sentence that says which budget is used up, and until when.
+STOPPED = (
+    "The task was stopped, and what it has answered so far is kept: send what is left to do in the "
+    "same context then."
+)
+NOT_BEGUN = "The task was not begun: send it again then."
 
 
 class Run:
@@ -112,6 +121,7 @@ class Run:
         self._task_exists = True
         self._broken = False
         self._cancel_until: float | None = None
+        self._canceled_as = CANCELED  # how a task ends that is stopped from outside
         self._session_id: str | None = None
         self._title = ""
         self._worktree: WorktreeRef | None = None
@@ -150,6 +160,7 @@ class Run:
 
     @property
     def canceled(self) -> bool:
+        """Whether the task is being stopped from outside: by its caller, or for its budget."""
         return self._cancel_until is not None
 
     @property
@@ -180,14 +191,19 @@ class Run:
         self._pass_time(now)
         if isinstance(happened, Heard):  # by far the most frequent
             updates = self._exchange.feed(happened) if self._exchange is not None else []
-        else:
+        elif isinstance(happened, FromOthers):
             updates = self._feed(happened)
-        self._take_outcome()
-        updates += self._closing
-        self._closing = []
+        else:
+            updates = self._feed_result(happened)
+        if self._exchange is not None and self._exchange.outcome is not None:
+            self._take_outcome(self._exchange, self._exchange.outcome)
+        if self._closing:
+            updates += self._closing
+            self._closing = []
         return updates
 
-    def _feed(self, happened: Happened) -> list[Update]:
+    def _feed(self, happened: FromOthers) -> list[Update]:
+        """What others did."""
         match happened:
             case PromptExpected(key):
                 self._prompts[key] = None
@@ -198,8 +214,12 @@ class Run:
             case TaskNotStored():
                 self._task_exists = False
             case CancelRequested():
-                self._cancel()
-            case LeaseLost() | SessionDiscarded():
+                self._cancel(CANCELED)
+            case BudgetSpent(problem):
+                advice = STOPPED if self._has_started else NOT_BEGUN
+                problem = replace(problem, message=f"{problem.message} {advice}")
+                self._cancel(failed(problem), after_step=True)
+            case LeaseLost():
                 self._finish = Finish()
             case ServiceBroken(problem):
                 self._on_fault(problem)
@@ -213,7 +233,7 @@ class Run:
                 if isinstance(ask := answer.interrupt, PermissionAsk):
                     self._rules += [AllowRule(ask.permission, pattern) for pattern in answer.grants]
             case _:
-                return self._feed_result(happened)
+                assert_never(happened)
         return []
 
     def _on_queued(self, queued: Queued) -> list[Update]:
@@ -235,6 +255,8 @@ class Run:
             case EffectFailed():
                 self._on_failure(happened)
                 return []
+            case SessionDiscarded():
+                self._finish = Finish()
             case SessionMissing():
                 self._fail(SESSION_DELETED)
             case OlderTasksChecked(left):
@@ -291,39 +313,39 @@ class Run:
         if self._exchange is not None:
             self._exchange.fail(problem, is_fault=is_fault)
         elif self._task_exists:
-            self._end_task(CANCELED if self.canceled else failed(problem))
+            self._end_task(self._canceled_as if self.canceled else failed(problem))
 
-    def _cancel(self) -> None:
+    def _cancel(self, outcome: Outcome, *, after_step: bool = False) -> None:
         if self.canceled:
             return
+        self._canceled_as = outcome
         self._cancel_until = self._now + self._limits.abort
         may_run = self._has_started and self._resumed is not None  # of an earlier process
         if self._exchange is not None:
-            self._exchange.stop(CANCELED, ends_task=True)
+            self._exchange.stop(outcome, ends_task=True, after_step=after_step)
         elif not may_run and (
             self._prompts or self._continuation is not None or self._outcome is None
         ):
-            self._end_task(CANCELED)
+            self._end_task(outcome)
 
     # -- the end
 
-    def _take_outcome(self) -> None:
+    def _take_outcome(self, exchange: Exchange, outcome: Outcome) -> None:
         """Take in the outcome of an exchange that is over."""
-        exchange = self._exchange
-        if exchange is None or exchange.outcome is None or self._finish is not None:
+        if self._finish is not None:
             return
-        outcome, turn = exchange.outcome, exchange.turn
+        turn = exchange.turn
         self._exchange, self._outcome = None, outcome
         if turn is not None:
             self._resumed = None  # the turn has taken up what was open
             self._closing += turn.close(outcome)
-            self._usage = (self._usage or Usage()) + turn.usage
+            self._usage = turn.usage if self._usage is None else self._usage + turn.usage
             self._title = turn.title or self._title
             self._answered_by = turn.answered_by or self._answered_by
             if turn.files_changed:
                 self._changed.append(exchange.prompt.message_id)
         if self.canceled and self._prompts:
-            self._end_task(CANCELED)
+            self._end_task(self._canceled_as)
         elif exchange.ends_task and outcome.state is TaskState.FAILED:
             self._end_task(outcome)
         else:
@@ -368,10 +390,12 @@ class Run:
         """What to do now. A prompt, a delivery and an expiry are asked for once."""
         self._pass_time(now)
         while self._finish is None:
-            effect = self._exchange.next() if self._exchange is not None else self._next_step()
+            exchange = self._exchange
+            effect = exchange.next() if exchange is not None else self._next_step()
             if effect is not None:
                 return effect
-            self._take_outcome()
+            if exchange is not None and exchange.outcome is not None:
+                self._take_outcome(exchange, exchange.outcome)
         return self._finish
 
     def _next_step(self) -> Effect | None:
@@ -382,7 +406,7 @@ class Run:
             self._finish = Finish()
             return None
         if self._cancel_until is not None and self._now >= self._cancel_until:
-            self._end_task(CANCELED)
+            self._end_task(self._canceled_as)
             return None
         if self._now < self._patience.retry_at:
             retry_at = self._patience.retry_at
@@ -390,15 +414,13 @@ class Run:
         return self._next_preparation() or self._next_prompt()
 
     def _next_preparation(self) -> Effect | None:
-        first_prompt_stored = (
-            self._outcome is not None or None not in list(self._prompts.values())[:1]
-        )
+        first = next(iter(self._prompts.values()), None)
+        first_prompt_stored = self._outcome is not None or first is not None or not self._prompts
         if not first_prompt_stored and not self.fresh:
             return Wait()
         if not self._is_oldest:
             return AwaitOlderTasks()
         if self._session_id is None:
-            first = next(iter(self._prompts.values()), None)
             return OpenSession(first.selection.isolation if first is not None else None)
         if not first_prompt_stored:
             return Wait()
@@ -419,7 +441,7 @@ class Run:
         if not self._prompts:
             if self._unread_changes:
                 return ReadChanges(tuple(self._changed))
-            self._end_task(self._outcome or CANCELED)
+            self._end_task(self._outcome or self._canceled_as)
             return None
         key, prompt = next(iter(self._prompts.items()))
         if prompt is None:
@@ -438,7 +460,7 @@ class Run:
         )
         self._exchange.pass_time(self._now)
         if self.canceled:
-            self._exchange.stop(CANCELED, ends_task=True)
+            self._exchange.stop(self._canceled_as, ends_task=True)
         return None
 
     def _next_continuation(self, selection: Selection) -> Effect | None:

@@ -155,6 +155,12 @@ class Task:
         return deepest(e.update.path for e in self.history if isinstance(e.update, MessageAdded))
 
     @property
+    def origin(self) -> CallPath:
+        """The call path of its first message: all of the task belongs to that trace."""
+        updates = (entry.update for entry in self.history)
+        return next((each.path for each in updates if isinstance(each, MessageAdded)), CallPath())
+
+    @property
     def open_interrupts(self) -> list[Interrupt]:
         return [opened.interrupt for opened in self.interrupts.values()]
 
@@ -170,6 +176,14 @@ class Task:
                 self._apply_to_block(update, entry.seq)
             case MessageAdded() | Continued() | RequestRecord() | DecisionRecord():
                 self.history.append(entry)
+            case Progress(usage=usage, part_id=part_id):
+                if usage is None:
+                    self.reported.add(update)
+                else:
+                    self.usage = usage if self.usage is None else self.usage + usage
+                    self.steps[part_id or ""] = usage
+            case Ended():
+                self._end(update)
             case Queued():
                 self.queued = update
             case Started(session=session, title=title, worktree=worktree):
@@ -180,18 +194,10 @@ class Task:
                     self.session = replace(self.session, title=title)
             case InterruptOpened() | InterruptUnclear() | InterruptAnswered() | InterruptResolved():
                 self._apply_to_request(update, entry)
-            case Progress(usage=usage, part_id=part_id):
-                if usage is None:
-                    self.reported.add(update)
-                else:
-                    self.usage = (self.usage or Usage()) + usage
-                    self.steps[part_id or ""] = usage
             case PeerUsageAdded(peer=peer, usage=usage):
                 self.usage = (self.usage or Usage()) + Usage(peers={peer: usage})
             case ChangesMade(files=files):
                 self.changes, self.changes_seq = files, entry.seq
-            case Ended():
-                self._end(update)
             case _:
                 assert_never(update)
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from .blocks import Blocks
 from .events import (
@@ -157,7 +157,9 @@ class Turn:
         self._refused: set[str] = set()
         self._unexplained: dict[str, Interrupt] = {}
         self._step_usage: dict[str, Usage] = {}
+        self._models: dict[str, AnsweredBy] = {}  # of sub-agents, by message
         self._peer_usage = Usage()
+        self.awaits_end = False  # the last step may have been the last of the answer
         self._subagents: dict[str, SubAgent] = {}  # by their session
         self._reported: set[Progress] = set()
         self._error: Problem | None = None
@@ -183,7 +185,8 @@ class Turn:
         """Of all steps that reported theirs, and how many did not. Final when the run is over."""
         begun = sum(progress.type == "step-start" for progress in self._reported)
         unreported = Usage(unreported_steps=max(0, begun - len(self._step_usage)))
-        return sum(self._step_usage.values(), unreported) + self._peer_usage
+        reported = sum(self._step_usage.values(), unreported)
+        return reported + self._peer_usage if self._peer_usage.peers else reported
 
     @property
     def needs_reconcile(self) -> bool:
@@ -204,9 +207,11 @@ class Turn:
     def feed(self, event: AgentEvent) -> list[Update]:
         if self.outcome is not None:
             return []
+        if isinstance(event, TextDelta):  # by far the most frequent
+            return self._blocks.on_delta(event.part_id, event.text)
+        if isinstance(event, SessionEvent):
+            return self._feed_session(event)
         match event:
-            case TextDelta():
-                return self._blocks.on_delta(event.part_id, event.text)
             case MessageSeen():
                 return self._on_message(event)
             case TextSnapshot():
@@ -236,12 +241,20 @@ class Turn:
             case CaughtUp():
                 return self._on_caught_up(event)
             case _:
-                return self._feed_session(event)
+                assert_never(event)
 
     def _feed_session(self, event: SessionEvent) -> list[Update]:
         """What concerns a session as a whole."""
         ours = event.session == self.session
         match event:
+            case TitleChanged(title=title) if ours:
+                known, self.title = self.title, title
+                return [SessionTitled(self.session, title)] if title != known else []
+            case Busy() if ours:
+                self._idle, self._idle_reads, self._finished = False, 0, False
+            case Idle() if ours:
+                self._idle = True
+                return self._end_if_over()
             case ChildStarted(session=child, parent=parent):
                 if parent in self.family:
                     self._add_subagent(SubAgent(child, event.agent))
@@ -249,20 +262,12 @@ class Turn:
                 return self._on_peer_usage(event)
             case Retrying():
                 return self._on_retry(event)
-            case TitleChanged(title=title) if ours:
-                known, self.title = self.title, title
-                return [SessionTitled(self.session, title)] if title != known else []
             case TodosChanged() if ours:
                 return [Progress("todo", "updated", todos=event.todos)]
             case Compacting() if ours and self._prompted_at is not None:
                 if event.done:
                     return [Progress("compaction", "completed")]
                 return self._report_once(Progress("compaction", "started", part_id=event.part_id))
-            case Busy() if ours:
-                self._idle, self._idle_reads, self._finished = False, 0, False
-            case Idle() if ours:
-                self._idle = True
-                return self._end_if_over()
             case SessionErred() if ours:  # the first says why, a second only that
                 self._error = self._error or event.problem
             case _:
@@ -273,6 +278,8 @@ class Turn:
 
     def _on_message(self, event: MessageSeen) -> list[Update]:
         if event.session != self.session:
+            if event.answered_by is not None and event.session in self.family:
+                self._models[event.message_id] = event.answered_by
             return []
         if event.speaker is Speaker.USER:
             if event.message_id == self.message_id:
@@ -293,7 +300,8 @@ class Turn:
         # By age: after a gap, a message can be heard of before an older one is read.
         if self._newest is None or _age(event) >= _age(self._newest):
             self._newest = event
-            self.answered_by = event.answered_by or self.answered_by
+            if event.speaker is Speaker.AGENT:
+                self.answered_by = event.answered_by or self.answered_by
             self._finished = event.completed and event.finish != "tool-calls"
         updates: list[Update] = []
         if not known:
@@ -403,6 +411,7 @@ class Turn:
     def _on_step_started(self, event: StepStarted) -> list[Update]:
         if not self._has_step(event):
             return []
+        self.awaits_end = False
         answer = self._answers.get(event.message_id)
         return self._report_once(
             Progress(
@@ -419,6 +428,9 @@ class Turn:
         if not self._has_step(event) or event.part_id in self._step_usage:
             return []
         self._step_usage[event.part_id] = event.usage
+        self.awaits_end = event.may_be_last and event.session == self.session
+        answer = self._answers.get(event.message_id)
+        by = answer.answered_by if answer else self._models.get(event.message_id)
         return [
             Progress(
                 "step-finish",
@@ -427,6 +439,7 @@ class Turn:
                 usage=event.usage,
                 message_id=event.message_id,
                 subagent=self._subagents.get(event.session),
+                answered_by=by,
             )
         ]
 
@@ -554,16 +567,15 @@ class Turn:
 
 def _identity(progress: Progress) -> Progress:
     """What makes one of two reports a repetition of the other, however much each knew."""
-    return replace(
-        progress,
-        message_id=None,
-        subagent=None,
-        tool=None,
-        call_id=None,
-        title=None,
-        started_at=None,
-        ended_at=None,
-        answered_by=None,
+    return Progress(
+        progress.type,
+        progress.status,
+        part_id=progress.part_id,
+        usage=progress.usage,
+        attempt=progress.attempt,
+        next_at=progress.next_at,
+        message=progress.message,
+        todos=progress.todos,
     )
 
 

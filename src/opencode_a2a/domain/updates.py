@@ -150,7 +150,7 @@ class Progress:
     title: str | None = None
     started_at: int | None = None  # of a tool call
     ended_at: int | None = None
-    answered_by: AnsweredBy | None = None  # with step-start, of the agent itself
+    answered_by: AnsweredBy | None = None  # of a step; with step-start, of the agent's own only
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,9 @@ _Piece: TypeAlias = BlockText | BlockTool | BlockOutput
 
 def state_after(update: Update) -> TaskState | None:
     """The task state an update leads to, or None when it leaves the state alone."""
-    match update:
+    match update:  # the most frequent first
+        case BlockText() | Progress() | BlockTool() | BlockOutput() | BlockFile() | BlockPhase():
+            return None
         case Queued():
             return TaskState.SUBMITTED
         case Started() | Continued():
@@ -287,15 +289,12 @@ def state_after(update: Update) -> TaskState | None:
             return state
         case (
             MessageAdded()
-            | Progress()
             | PeerUsageAdded()
             | ChangesMade()
             | SessionTitled()
             | RequestRecord()
             | DecisionRecord()
         ):
-            return None
-        case BlockText() | BlockTool() | BlockOutput() | BlockFile() | BlockPhase():
             return None
         case _:
             assert_never(update)
@@ -324,29 +323,32 @@ def coalesce(waiting: Sequence[Update]) -> list[Update]:
 
     Only for updates that no client has seen yet. The cost is linear in their number.
     """
+    if len(waiting) == 1:
+        return list(waiting)
     merged: list[Update] = []
     run: list[_Piece] = []  # neighbours about one block
-
-    def flush() -> None:
-        if run:
-            merged.append(_joined(run))
-        run.clear()
 
     for update in waiting:
         if isinstance(update, BlockText):  # by far the most frequent
             replaces = not update.append
-        elif isinstance(update, BlockTool | BlockOutput):
-            replaces = isinstance(update, BlockTool)
+        elif isinstance(update, BlockTool):
+            replaces = True
+        elif isinstance(update, BlockOutput):
+            replaces = False
         else:
-            flush()
+            if run:
+                merged.append(_joined(run))
+                run = []
             merged.append(update)
             continue
         if run and run[-1].block_id != update.block_id:
-            flush()
+            merged.append(_joined(run))
+            run = []
         elif replaces:
-            run.clear()  # what waited here is replaced before anyone saw it
+            run = []  # what waited here is replaced before anyone saw it
         run.append(update)
-    flush()
+    if run:
+        merged.append(_joined(run))
     return merged
 
 
@@ -357,7 +359,15 @@ def _joined(run: Sequence[_Piece]) -> Update:
         return first
     if isinstance(first, BlockText) and isinstance(last, BlockText):
         text = "".join(piece.text for piece in run if isinstance(piece, BlockText))
-        return replace(last, text=text, append=first.append)
+        return BlockText(
+            block_id=last.block_id,
+            message_id=last.message_id,
+            part_id=last.part_id,
+            kind=last.kind,
+            text=text,
+            append=first.append,
+            last=last.last,
+        )
     output = "".join(piece.output for piece in run if isinstance(piece, BlockOutput))
     if isinstance(first, BlockTool):
         return replace(first, call=replace(first.call, output=(first.call.output or "") + output))

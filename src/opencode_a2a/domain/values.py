@@ -19,12 +19,24 @@ class Caller:
     scopes: frozenset[str] = frozenset()
 
 
+MAX_PRINCIPAL = 255  # characters; what the database can keep
+
+
+def named_principal(prefix: str, name: str) -> str | None:
+    """What somebody is called here whom another program names; None where that is no name."""
+    principal = prefix + name
+    fits = name.strip() and name.isprintable() and len(principal) <= MAX_PRINCIPAL
+    return principal if fits else None
+
+
 @dataclass(frozen=True, slots=True)
 class CallPath:
     """On whose behalf a message was sent: how many agents have called each other before."""
 
     depth: int = 0  # 0: no agent has, the caller itself sent it
     trace: str = ""  # 32 hexadecimal digits, the same for all calls; "" before it was stored
+    span: str = ""  # 16 hexadecimal digits: of the request, or of its client where we record none
+    sampled: bool = False  # somebody records this trace
 
 
 def deepest(paths: Iterable[CallPath]) -> CallPath:
@@ -270,6 +282,7 @@ class Failure(StrEnum):
     OTHER_WORKSPACE = "OTHER_WORKSPACE"
     DIRECTORY_GONE = "DIRECTORY_GONE"
     ISOLATION_FAILED = "ISOLATION_FAILED"
+    BUDGET_EXCEEDED = "BUDGET_EXCEEDED"
     INTERNAL = "INTERNAL"
 
 
@@ -281,6 +294,7 @@ class Problem:
     message: str
     upstream_status: int | None = None
     resumable: bool = False  # the agent has all that it needs to continue, if it is asked to
+    renews_at: int | None = None  # when a budget that was used up renews
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,9 +433,9 @@ class SessionRef:
 
 @dataclass(frozen=True, slots=True)
 class TaskQuery:
-    """Which of a caller's tasks to list, and from where."""
+    """Which tasks to list, and from where."""
 
-    owner: str
+    owner: str | None  # None: everybody's
     context_id: str | None = None
     state: TaskState | None = None
     since: int | None = None

@@ -7,7 +7,9 @@ from . import control as control  # declares methods of SESSIONS
 from .declared import COMPATIBILITY, MODEL_SELECTION, SESSION_BINDING, STREAM_HINTS, WIRE
 from .interrupts import HUMAN_IN_THE_LOOP, INTERACTIVE, RECOVERY
 from .providers import PROVIDERS
+from .push import EVERY_EVENT
 from .sessions import SESSIONS
+from .usage import USAGE
 from .workspaces import WORKSPACES
 
 ALL: tuple[Extension, ...] = (
@@ -20,6 +22,8 @@ ALL: tuple[Extension, ...] = (
     PROVIDERS,
     RECOVERY,
     WORKSPACES,
+    USAGE,
+    EVERY_EVENT,
     COMPATIBILITY,
     WIRE,
 )

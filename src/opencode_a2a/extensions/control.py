@@ -96,6 +96,7 @@ async def prompt_async(
     What such a run asks for waits until a message is sent to this session: its task shows the
     request, and takes the answer.
     """
+    services.limiter.check_outside_tasks(caller.principal)
     request = params.request
     await services.validator.idle(session)
     await services.validator.agent(session, request.agent, field="request.agent")
@@ -195,6 +196,7 @@ async def command(
     What it asks for cannot be answered: after OPENCODE_TIMEOUT_STREAM it is refused, and the run
     aborted. A command that may ask belongs into a message.
     """
+    services.limiter.check_outside_tasks(caller.principal)
     request = params.request
     await services.validator.idle(session)
     await services.validator.command(
@@ -256,6 +258,7 @@ async def shell(
 ) -> MessageResult:
     """Run a command in the session's directory, without asking anybody."""
     request = params.request
+    services.limiter.check_shell(caller.principal)
     await services.validator.agent(session, request.agent, field="request.agent")
     model = request.model.ref if request.model else None
     await services.validator.model(session, model, field="request.model")
@@ -287,6 +290,7 @@ async def summarize(
     services: Services, caller: Caller, params: Summarize, *, session: SessionInfo
 ) -> Acknowledgement:
     """Replace what was said so far by a summary, which this model writes."""
+    services.limiter.check_outside_tasks(caller.principal)
     await services.validator.idle(session)
     await services.validator.model(session, params.request.ref, field="request")
     await services.catalog.summarize(session.id, params.request.ref)

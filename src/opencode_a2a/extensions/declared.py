@@ -136,7 +136,7 @@ STREAM_HINTS = Extension(
         "figures",
         "progress_fields": {
             "step-start": ["message_id", "subagent", "model", "agent", "variant"],
-            "step-finish": ["message_id", "subagent", "usage"],
+            "step-finish": ["message_id", "subagent", "usage", "model", "agent", "variant"],
             "tool-call": [
                 "message_id",
                 "subagent",

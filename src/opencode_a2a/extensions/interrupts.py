@@ -23,6 +23,7 @@ from ..domain.values import (
     timestamp,
 )
 from ..errors import (
+    BudgetExceeded,
     InterruptRequestExpired,
     InterruptRequestNotFound,
     InterruptTypeMismatch,
@@ -78,6 +79,7 @@ _ERRORS = (
     UnsupportedOperation,  # the task ends at this very moment
     UpstreamBusy,
 )
+_REPLY_ERRORS = (*_ERRORS, BudgetExceeded)  # the agent goes on with an answer, and spends
 
 
 class Reply(Params):
@@ -105,7 +107,7 @@ class ReplyAcknowledgement(Result):
     request_id: str
 
 
-@INTERACTIVE.method("a2a.interrupt.permission.reply", scope=Scope.TASKS_WRITE, errors=_ERRORS)
+@INTERACTIVE.method("a2a.interrupt.permission.reply", scope=Scope.TASKS_WRITE, errors=_REPLY_ERRORS)
 async def reply_to_permission(
     services: Services, caller: Caller, params: PermissionReply
 ) -> ReplyAcknowledgement:
@@ -116,7 +118,7 @@ async def reply_to_permission(
     return ReplyAcknowledgement(request_id=params.request_id)
 
 
-@INTERACTIVE.method("a2a.interrupt.question.reply", scope=Scope.TASKS_WRITE, errors=_ERRORS)
+@INTERACTIVE.method("a2a.interrupt.question.reply", scope=Scope.TASKS_WRITE, errors=_REPLY_ERRORS)
 async def reply_to_question(
     services: Services, caller: Caller, params: QuestionReply
 ) -> ReplyAcknowledgement:

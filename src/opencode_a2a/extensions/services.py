@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..domain.catalog import Catalog
-from ..domain.ports import Agent
+from ..domain.ports import Agent, UsageStore
 from ..service.creator import Creator
 from ..service.inputs import Inputs
 from ..service.interrupts import Interrupts
 from ..service.isolation import ContextWorktrees
+from ..service.limits import Limiter
 from ..service.locations import Locations
 from ..service.ownership import Ownership
+from ..service.push import PushNotifications
 from ..service.validator import Validator
 
 
@@ -26,3 +28,11 @@ class Services:
     validator: Validator
     inputs: Inputs
     interrupts: Interrupts
+    limiter: Limiter
+    usage: UsageStore
+    push: PushNotifications | None = None  # None where they are off
+
+    @property
+    def notifications(self) -> PushNotifications:
+        assert self.push is not None, "its methods are switched off with it"
+        return self.push

@@ -14,14 +14,17 @@ from .failures import A2A_JSON, JSON
 MAX_DEPTH = 64
 
 
-async def read_json(request: Request, limit: int) -> Any:
+SETTING = "A2A_MAX_REQUEST_BODY_BYTES"
+
+
+async def read_json(request: Request, limit: int, *, limited_by: str = SETTING) -> Any:
     """The JSON a request carries; None for an empty body."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in (JSON, A2A_JSON):
         raise ContentTypeNotSupported(
             f"Content-Type must be {JSON}, not {media_type or 'missing'}.", media_type=media_type
         )
-    raw = await read_bytes(request, limit)
+    raw = await read_bytes(request, limit, limited_by=limited_by)
     if not raw:
         return None
     try:
@@ -33,23 +36,21 @@ async def read_json(request: Request, limit: int) -> Any:
     return body
 
 
-async def read_bytes(request: Request, limit: int) -> bytes:
+async def read_bytes(request: Request, limit: int, *, limited_by: str = SETTING) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
-        raise _too_large(limit)
+        raise _too_large(limit, limited_by)
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > limit:
-            raise _too_large(limit)
+            raise _too_large(limit, limited_by)
         chunks.append(chunk)
     return b"".join(chunks)
 
 
-def _too_large(limit: int) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"The body is larger than {limit} bytes (A2A_MAX_REQUEST_BODY_BYTES).", limit=limit
-    )
+def _too_large(limit: int, limited_by: str) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The body is larger than {limit} bytes ({limited_by}).", limit=limit)
 
 
 def _too_deep(body: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 
 import orjson
@@ -18,7 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..contract.declare import Json
+from ..web.proxies import EXTERNAL_URL
 from .failures import JSON, version_of
+from .security import SecurityScheme, requirements
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,11 @@ class CardFacts:
     title: str
     description: str
     version: str
-    schemes: tuple[str, ...]
+    schemes: tuple[SecurityScheme, ...]
     input_modes: tuple[str, ...]
     output_modes: tuple[str, ...]
+    follows_proxy: bool = False  # the address is the one at which a trusted proxy was asked
+    push: bool = False  # notifications are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Card:
         self.hybrid = Document.of(hybrid(facts, public))
         self.pure = Document.of(pure(facts, public))
         self._facts = facts
+        self._public = public
         self._extended = extended
 
     # Made when asked for: the schemas of all methods would be a tenth of the start, and what
@@ -77,17 +82,38 @@ class Card:
 
     @property
     def extended_hybrid(self) -> Json:
-        return hybrid(self._facts, self._extended())
+        return self.extended(is_pure=False)
 
     @property
     def extended_pure(self) -> Json:
-        return pure(self._facts, self._extended())
+        return self.extended(is_pure=True)
+
+    def extended(self, *, is_pure: bool, external_url: str | None = None) -> Json:
+        facts = self._facts_at(external_url)
+        return (pure if is_pure else hybrid)(facts, self._extended())
+
+    def _facts_at(self, external_url: str | None) -> CardFacts:
+        if external_url is None or not self._facts.follows_proxy:
+            return self._facts
+        return replace(self._facts, url=external_url)
 
     async def serve(self, request: Request) -> Response:
         wants_pure = (version_of(request) or "").startswith("1.")
-        document = self.pure if wants_pure else self.hybrid
-        headers = {"cache-control": "public, max-age=300", "vary": "A2A-Version, Accept-Encoding"}
+        facts = self._facts_at(external_url_of(request))
+        if facts is self._facts:
+            document = self.pure if wants_pure else self.hybrid
+        else:
+            document = Document.of((pure if wants_pure else hybrid)(facts, self._public))
+        # Whoever asks through a proxy may choose the address in it, so nobody else may get it.
+        kept = "private, no-cache" if self._facts.follows_proxy else "public, max-age=300"
+        headers = {"cache-control": kept, "vary": "A2A-Version, Accept-Encoding"}
         return document.answer(request, headers)
+
+
+def external_url_of(request: Request) -> str | None:
+    """Where a trusted proxy was asked, if the request came through one that says so."""
+    found: str | None = request.scope.get("state", {}).get(EXTERNAL_URL)
+    return found
 
 
 def pure(facts: CardFacts, extensions: Sequence[Json]) -> Json:
@@ -103,14 +129,14 @@ def pure(facts: CardFacts, extensions: Sequence[Json]) -> Json:
         ],
         "capabilities": {
             "streaming": True,
-            "pushNotifications": False,
+            "pushNotifications": facts.push,
             "extendedAgentCard": True,
             "extensions": list(extensions),
         },
-        "securitySchemes": {
-            scheme: {"httpAuthSecurityScheme": {"scheme": scheme}} for scheme in facts.schemes
-        },
-        "securityRequirements": [{"schemes": {scheme: {"list": []}}} for scheme in facts.schemes],
+        "securitySchemes": {scheme.name: scheme.v1 for scheme in facts.schemes},
+        "securityRequirements": [
+            {"schemes": {scheme.name: {"list": []}}} for scheme in facts.schemes
+        ],
         "defaultInputModes": list(facts.input_modes),
         "defaultOutputModes": list(facts.output_modes),
         "skills": [
@@ -127,9 +153,7 @@ def pure(facts: CardFacts, extensions: Sequence[Json]) -> Json:
 
 def hybrid(facts: CardFacts, extensions: Sequence[Json]) -> Json:
     """The 1.0 card with the members a 0.3 client looks for."""
-    card = pure(facts, extensions)
-    schemes = card["securitySchemes"]
-    return card | {
+    return pure(facts, extensions) | {
         "protocolVersion": "0.3.0",
         "url": facts.url,
         "preferredTransport": "JSONRPC",
@@ -138,8 +162,6 @@ def hybrid(facts: CardFacts, extensions: Sequence[Json]) -> Json:
             {"url": facts.url, "transport": "HTTP+JSON"},
         ],
         "supportsAuthenticatedExtendedCard": True,
-        "securitySchemes": {
-            name: {**scheme, "type": "http", "scheme": name} for name, scheme in schemes.items()
-        },
-        "security": [{scheme: []} for scheme in facts.schemes],
+        "securitySchemes": {scheme.name: {**scheme.v1, **scheme.v03} for scheme in facts.schemes},
+        "security": requirements(facts.schemes),
     }

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import orjson
 import structlog
+from pydantic.alias_generators import to_camel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..contract.a2a import written
 from ..contract.declare import Json
 from ..contract.dispatch import Contract
-from ..contract.operations import Operation
+from ..contract.operations import Line, Operation, OperationTable
 from ..domain.values import Caller
 from ..errors import Internal, InvalidParams, InvalidRequest, MethodNotFound, ServiceError
+from ..observe import audit
 from ..service.calls import DEPTH_HEADER
+from ..web.trace import OUTCOME, UNKNOWN, note_operation
 from . import negotiation
 from .body import read_json
+from .card import external_url_of
 from .dialect import RPC_DIALECTS, Dialect
 from .events import TaskEvents
-from .failures import line_of, version_of
+from .failures import JSON, line_of, version_of
 from .framing import Framing, RestFraming, RpcFraming
-from .operations import A2A, Call, Operations
+from .operations import Answer, Call, Operations
 from .parse import from_query
 from .render import Renderer
 from .sse import EventStream, disconnected
 
 logger = structlog.get_logger()
+level = logging.getLogger("opencode_a2a")  # may change while the service runs
 
 INTERNAL_ERROR = (
     "The service failed on this request because of an error of its own. Try again; if it fails "
@@ -40,8 +47,6 @@ INTERNAL_ERROR = (
 LONGEST_NAME = 100  # of a method, in the log: a caller may make up any
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-_METHODS = A2A.methods
 
 
 def caller_of(request: Request) -> Caller:
@@ -74,8 +79,13 @@ class RpcRequest(RpcFraming):
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     operations: Operations
+    table: OperationTable
     contract: Contract
     body_limit: int
+    methods: Mapping[str, tuple[Line, Operation]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", self.table.methods)
 
     async def rpc(self, request: Request) -> Response:
         """Answer a JSON-RPC request, of A2A or of an extension."""
@@ -84,9 +94,11 @@ class Endpoints:
 
     async def _rpc_answer(self, request: Request, active: frozenset[str]) -> Response:
         rpc = RpcRequest(line_of(request))
+        note_operation(request.scope, UNKNOWN, rpc.dialect.version, transport="jsonrpc")
         try:
             result = await self._rpc_result(request, rpc, active)
         except ServiceError as exc:
+            request.scope["state"][OUTCOME] = exc.type
             if not rpc.notification:
                 return rpc.refusal(exc)
             logger.info("notification.failed", method=rpc.method[:LONGEST_NAME], type=exc.type)
@@ -95,21 +107,26 @@ class Endpoints:
             if not rpc.notification:
                 request.state.answer = rpc.refusal(Internal(INTERNAL_ERROR))
             raise
-        return _no_answer() if rpc.notification else self._response(result, rpc)
+        return _no_answer() if rpc.notification else self._response(request, result, rpc)
 
     async def _rpc_result(
         self, request: Request, rpc: RpcRequest, active: frozenset[str]
-    ) -> Json | TaskEvents:
-        rpc.read(await read_json(request, self.body_limit))
+    ) -> Answer:
+        rpc.read(await self._read_json(request))
         if rpc.notification:
             request.state.answer = _no_answer()  # also if the service stops, or breaks
         operation = self._operation(rpc)
+        name = operation.name if operation is not None else rpc.method
+        note_operation(request.scope, name, rpc.dialect.version, transport="jsonrpc")
         self.operations.negotiate(rpc.dialect, version_of(request))
-        _log_request(request, rpc.method, rpc.dialect, active=active)
+        if level.isEnabledFor(logging.DEBUG):
+            _log_request(request, rpc.method, rpc.dialect, active=active)
         if rpc.params is not None and not isinstance(rpc.params, dict):
             raise InvalidParams.at("params", "must be an object")
         if operation is None:
-            found = await self.contract.call(rpc.method, caller_of(request), rpc.params)
+            scope = self.contract.scope_of(rpc.method)
+            with _audited(rpc.method, scope, params=rpc.params):
+                found = await self.contract.call(rpc.method, caller_of(request), rpc.params)
             extension_result: Json = written(found, Renderer(rpc.dialect).value)
             return extension_result
         call = _call(
@@ -119,35 +136,46 @@ class Endpoints:
             active=active,
             notification=rpc.notification,
         )
-        return await self.operations.perform(operation, call)
+        with _audited(operation.name, operation.scope, params=rpc.params):
+            return await self.operations.perform(operation, call)
 
     def _operation(self, rpc: RpcRequest) -> Operation | None:
         """The operation of this name, whose line is the request's; None for an extension's."""
-        if rpc.method in _METHODS:
-            line, operation = _METHODS[rpc.method]
+        if rpc.method in self.methods:
+            line, operation = self.methods[rpc.method]
             rpc.dialect = RPC_DIALECTS[line]
             return operation
         if rpc.method not in self.contract:
             raise MethodNotFound(
                 f"There is no method {rpc.method}.",
                 method=rpc.method,
-                supported_methods=[*A2A.supported_methods(), *self.contract.available],
+                supported_methods=[*self.table.supported_methods(), *self.contract.available],
                 protocol_version=rpc.dialect.version,
             )
         return None
+
+    async def keys(self, request: Request) -> Response:
+        assert self.operations.push_keys is not None, "otherwise there is no such route"
+        body = orjson.dumps(await self.operations.push_keys())
+        return Response(body, media_type=JSON, headers={"cache-control": "public, max-age=300"})
 
     def rest(self, operation: Operation, dialect: Dialect) -> Endpoint:
         framing = RestFraming(dialect)
 
         async def answer(request: Request) -> Response:
             active = negotiation.activated(request, self.operations.extension_uris)
+            note_operation(request.scope, operation.name, dialect.version, transport="rest")
             try:
                 self.operations.negotiate(dialect, version_of(request))
-                _log_request(request, operation.name, dialect, active=active)
+                if level.isEnabledFor(logging.DEBUG):
+                    _log_request(request, operation.name, dialect, active=active)
                 params = await self._rest_params(request, operation)
                 call = _call(request, dialect, params, active=active)
-                response = self._response(await self.operations.perform(operation, call), framing)
+                with _audited(operation.name, operation.scope, params=params):
+                    result = await self.operations.perform(operation, call)
+                response = self._response(request, result, framing)
             except ServiceError as exc:
+                request.scope["state"][OUTCOME] = exc.type
                 response = framing.refusal(exc)
             return negotiation.confirm(response, request, active)
 
@@ -157,22 +185,37 @@ class Endpoints:
         """The parameters as JSON-RPC would have them: from the body or query, and the path."""
         params: Json = {}
         # Without a message the body may be absent, and then has no content type to check.
-        has_body = operation.sends_message or request.headers.get("content-length", "0") != "0"
+        has_body = operation.takes_body or request.headers.get("content-length", "0") != "0"
         if request.method == "POST" and has_body:
-            body = await read_json(request, self.body_limit)
+            body = await self._read_json(request)
             if body is not None and not isinstance(body, dict):
                 raise InvalidRequest("The body must be a JSON object.")
             params = body or {}
         elif request.method == "GET":
             params = from_query(request.query_params)
-        if "id" in request.path_params:
-            params = {**params, "id": request.path_params["id"]}
-        return params
+        path = {to_camel(n): v for n, v in request.path_params.items() if n != "tenant"}
+        return {**params, **path}
 
-    def _response(self, result: Json | TaskEvents, framing: Framing) -> Response:
+    async def _read_json(self, request: Request) -> Any:
+        """The body, if it is not larger than this caller's may be."""
+        own = self.operations.limiter.of(caller_of(request).principal).body_bytes
+        if own and own < self.body_limit:
+            return await read_json(request, own, limited_by="body_bytes of this caller")
+        return await read_json(request, self.body_limit)
+
+    def _response(self, request: Request, result: Answer, framing: Framing) -> Response:
         if isinstance(result, TaskEvents):
-            return EventStream(result, framing, self.operations.stopping)
-        return Response(framing.around(orjson.dumps(result)), media_type=framing.media_type)
+            meter = self.operations.limiter.meter_for(caller_of(request).principal)
+            return EventStream(result, framing, self.operations.stopping, meter=meter)
+        before, after = framing.sides()
+        body = b"".join((before, orjson.dumps(result), after))
+        return Response(body, media_type=framing.media_type)
+
+
+def _audited(name: str, scope: str | None, *, params: Any) -> AbstractContextManager[None]:
+    """Write to the audit log what changes something."""
+    changes = scope is not None and not scope.endswith(":read")
+    return audit.acting(name, params) if changes else nullcontext()
 
 
 def _no_answer() -> Response:
@@ -199,7 +242,8 @@ def _call(
         disconnected=partial(disconnected, request.receive),
         wait_seconds=_preferred_wait(request),
         depth=_call_depth(request),
-        trace=request.scope["state"].get("trace", ""),
+        trace=request.scope["state"]["trace"],
+        external_url=external_url_of(request),
     )
 
 
@@ -218,8 +262,10 @@ def _preferred_wait(request: Request) -> float | None:
 
     The first preference of a name counts, and what is not understood is ignored.
     """
+    if not (given := request.headers.getlist("prefer")):
+        return None
     preferences: dict[str, str] = {}
-    for preference in ",".join(request.headers.getlist("prefer")).split(","):
+    for preference in ",".join(given).split(","):
         name, _, value = preference.partition(";")[0].partition("=")
         preferences.setdefault(name.strip().lower(), value.strip().strip('"'))
     seconds = preferences.get("wait", "")

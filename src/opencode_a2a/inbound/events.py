@@ -5,7 +5,7 @@ Each event is one encoded JSON value with its number. How events travel is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..domain.ports import Cursor
 from ..domain.task import Task
@@ -43,23 +43,27 @@ class TaskEvents:
         """The event that shows the task, once: it may be large and is not kept here."""
         return self._first.pop()
 
-    async def read(self) -> Iterable[Event] | None:
-        """The next events, waiting for some; None after the last. Encoded while iterated."""
-        if self._cursor is None:
-            return None
-        if (change := self._cursor.change()) is not None:
-            await change
-        entries = await self._cursor.read()
-        if not entries:
-            return None
-        if len(entries) == 1 and self._state is TaskState.WORKING and not entries[0].state:
+    async def read(self) -> Event | Iterator[Event] | None:
+        """The next event or events, waiting for some; None after the last.
+
+        Several are encoded while they are iterated.
+        """
+        while (cursor := self._cursor) is not None:
+            if (change := cursor.change()) is not None:
+                await change
+            entries = await cursor.read()
+            if not entries:
+                break
+            if len(entries) > 1 or self._state is not TaskState.WORKING or entries[0].state:
+                last = self._last(entries, cursor.caught_up)
+                if last is not None:
+                    self._cursor = None
+                return self._events(entries, last)
             # One more piece of a running text: by far the most frequent case.
-            data = self._renderer.event(self._head, entries[0], self._state)
-            return () if data is None else ((entries[0].seq, data),)
-        last = self._last(entries, self._cursor.caught_up)
-        if last is not None:
-            self._cursor = None
-        return self._events(entries, last)
+            entry = entries[0]
+            if (data := self._renderer.event(self._head, entry, self._state)) is not None:
+                return entry.seq, data
+        return None
 
     def _events(self, entries: Sequence[LogEntry], last: int | None) -> Iterator[Event]:
         """What clients see of the entries, up to the one the sequence ends with."""

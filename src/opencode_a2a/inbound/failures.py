@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from ..contract.declare import Json
 from ..errors import InvalidParams, ServiceError
+from ..web.trace import OUTCOME
 from .dialect import V03, V03_REST, V1, Dialect
 
 JSON = "application/json"
@@ -112,7 +113,9 @@ def failure(scope: Scope, error: ServiceError, status: int | None = None) -> Res
 
     An endpoint that has read the request may have left an answer in its state for this case.
     """
-    answer: Response | None = scope.get("state", {}).get("answer")
+    state = scope.setdefault("state", {})
+    state[OUTCOME] = error.type
+    answer: Response | None = state.get("answer")
     if answer is not None:
         return answer
     path = scope["path"]

@@ -22,8 +22,8 @@ class Framing(Protocol):
     @property
     def media_type(self) -> str: ...
 
-    def around(self, result: bytes) -> bytes:
-        """The result, or one event of a stream, as the client expects it."""
+    def sides(self) -> tuple[bytes, bytes]:
+        """What stands before and after a result, or one event of a stream."""
         ...
 
     def refusal(self, error: ServiceError) -> Response: ...
@@ -37,8 +37,8 @@ class RestFraming:
     def media_type(self) -> str:
         return rest_media_type(self.dialect)
 
-    def around(self, result: bytes) -> bytes:
-        return result
+    def sides(self) -> tuple[bytes, bytes]:
+        return b"", b""
 
     def refusal(self, error: ServiceError) -> Response:
         return rest_response(error, self.dialect)
@@ -55,8 +55,8 @@ class RpcFraming:
     def media_type(self) -> str:
         return JSON
 
-    def around(self, result: bytes) -> bytes:
-        return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (orjson.dumps(self.request_id), result)
+    def sides(self) -> tuple[bytes, bytes]:
+        return b'{"jsonrpc":"2.0","id":%b,"result":' % orjson.dumps(self.request_id), b"}"
 
     def refusal(self, error: ServiceError) -> Response:
         return rpc_response(error, self.dialect, self.request_id)

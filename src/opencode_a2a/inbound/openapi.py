@@ -12,23 +12,24 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.dependencies import models as fastapi_caches
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from ..contract import a2a
 from ..contract.declare import Json
-from ..contract.operations import LINES, Line, Operation, Rest
+from ..contract.operations import LINES, Line, Operation, OperationTable, Rest
 from ..contract.publish import methods_of, schemas, untitled
 from ..domain.scopes import Scope
 from ..domain.values import Role
-from ..errors import RPC_HTTP_STATUSES, CallTooDeep
+from ..errors import RPC_HTTP_STATUSES, CallTooDeep, IssuerUnavailable
 from ..service.calls import DEPTH_HEADER, TRACE_HEADER
 from .dialect import REST_DIALECTS, RPC_DIALECTS, Dialect
 from .endpoints import Endpoint
 from .failures import A2A_JSON, JSON, rest_media_type
 from .negotiation import HEADERS as EXTENSION_HEADERS
-from .operations import A2A
 from .published import Published
+from .security import requirements
 
 Model = type[Any]
 
@@ -41,6 +42,7 @@ TAGS = {
     "JSON-RPC": "The methods of A2A 1.0 and 0.3, and those of extensions, all on `POST /`.",
     "REST 0.3": "A2A 0.3 over HTTP.",
     "Service": "Open to everybody.",
+    "Metrics": "For Prometheus, with the scope `metrics:read`.",
 }
 IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
@@ -103,8 +105,9 @@ class Schemas:
 
     def __init__(self, published: Published) -> None:
         methods = [method for _, method in methods_of(published.contract.extensions)]
-        takes = [operation.params for operation in A2A.operations] + [m.params for m in methods]
-        gives = [operation.result for operation in A2A.operations] + [m.result for m in methods]
+        operations = published.operations.operations
+        takes = [operation.params for operation in operations] + [m.params for m in methods]
+        gives = [operation.result for operation in operations] + [m.result for m in methods]
         gives += [a2a.RpcError, a2a.RestError, a2a.RestError03]
         models = [(model, "validation") for model in takes if model is not None]
         models += [(model, "serialization") for model in gives if model is not None]
@@ -119,6 +122,17 @@ class Schemas:
 
 
 Describe = Callable[[Schemas], Json]  # says about a route what FastAPI does not know
+
+
+def forget_earlier_apps() -> None:
+    """Let go of applications that are no longer used.
+
+    FastAPI remembers thousands of endpoints, and each keeps the whole application that it belongs
+    to: 0.3 MB for every reload.
+    """
+    for each in vars(fastapi_caches).values():
+        if (clear := getattr(each, "cache_clear", None)) is not None:
+            clear()
 
 
 class Api(FastAPI):
@@ -184,7 +198,7 @@ class Api(FastAPI):
         schemes = published.facts.schemes
         rpc_error = _envelope("error", error=known.given(a2a.RpcError))
         return super().openapi() | {
-            "security": [{scheme: []} for scheme in schemes],
+            "security": requirements(schemes),
             "components": {
                 "schemas": known.definitions,
                 "responses": {
@@ -192,7 +206,7 @@ class Api(FastAPI):
                     "Refused03": _refusal(known.given(a2a.RestError03), JSON),
                     "RefusedRpc": _refusal(rpc_error, JSON),
                 },
-                "securitySchemes": {s: {"type": "http", "scheme": s} for s in schemes},
+                "securitySchemes": {scheme.name: scheme.v03 for scheme in schemes},
             },
             "x-a2a-extension-contracts": published.extension_contracts,
             "x-a2a-compatibility-profile": published.profile,
@@ -204,6 +218,14 @@ class Api(FastAPI):
 def public(known: Schemas, *, unavailable: str | None = None) -> Json:
     responses = {"503": _described(unavailable)} if unavailable is not None else {}
     return {"tags": ["Service"], "security": [], "responses": responses}
+
+
+def metrics(known: Schemas, *, is_public: bool) -> Json:
+    said = _described("The metrics, as text or in the OpenMetrics format")
+    answers: Json = {"200": said | {"content": {"text/plain": {}}}}
+    if is_public:
+        return {"tags": ["Service"], "security": [], "responses": answers}
+    return {"tags": ["Metrics"], "responses": answers | _refused((401, 403), "Refused")}
 
 
 def card(known: Schemas) -> Json:
@@ -235,7 +257,7 @@ def _request_headers(operations: Sequence[Operation], lines: Sequence[Line]) -> 
 def rpc(known: Schemas, *, published: Published) -> Json:
     calls: list[Json] = []
     answers: list[Json] = []
-    for name, (line, operation) in A2A.methods.items():
+    for name, (line, operation) in published.operations.methods.items():
         result: Model | None = operation.result
         if result is None:
             continue
@@ -259,12 +281,12 @@ def rpc(known: Schemas, *, published: Published) -> Json:
     answer["content"][EVENTS] = {}  # each event is such an answer
     return {
         "tags": ["JSON-RPC"],
-        "parameters": _request_headers(A2A.operations, LINES),
+        "parameters": _request_headers(published.operations.operations, LINES),
         "requestBody": _json({"oneOf": calls}) | {"required": True},
         "responses": {
             "200": answer,
             "204": _described("A request without an id is not answered, even if it fails"),
-            **_refused(RPC_HTTP_STATUSES, "RefusedRpc"),
+            **_refused((*RPC_HTTP_STATUSES, IssuerUnavailable.http_status), "RefusedRpc"),
         },
     }
 
@@ -284,13 +306,16 @@ def _envelope(title: str, **members: Json) -> Json:
     }
 
 
-def rest(known: Schemas, *, route: Rest, operation: Operation, line: Line) -> Json:
+def rest(
+    known: Schemas, *, route: Rest, operation: Operation, line: Line, table: OperationTable
+) -> Json:
     names = re.findall(r"{(\w+)}", route.path)
     parameters = [{"name": n, "in": "path", "required": True, "schema": ID} for n in names]
     about: Json = {"tags": [f"REST {line}"], "parameters": parameters}
-    if operation.sends_message:
+    if operation.takes_body:
         dialect = REST_DIALECTS[line]
-        body = {"schema": known.taken(operation.params), "example": _message(dialect)}
+        body = {"schema": known.taken(operation.params)}
+        body |= {"example": _message(dialect)} if operation.sends_message else {}
         about["requestBody"] = {"content": {rest_media_type(dialect): body}, "required": True}
     elif operation.params is not None:
         parameters += [
@@ -299,7 +324,7 @@ def rest(known: Schemas, *, route: Rest, operation: Operation, line: Line) -> Js
             if field not in names
         ]
     parameters += _request_headers([operation], ("1.0",) if line == "1.0" else LINES)
-    return about | {"responses": _rest_responses(operation, known, line)}
+    return about | {"responses": _rest_responses(operation, known, line, table=table)}
 
 
 def _message(dialect: Dialect) -> Json:
@@ -308,7 +333,9 @@ def _message(dialect: Dialect) -> Json:
     return {"message": {"messageId": "m1", "role": role, dialect.content: [part]}}
 
 
-def _rest_responses(operation: Operation, known: Schemas, line: Line) -> Json:
+def _rest_responses(
+    operation: Operation, known: Schemas, line: Line, *, table: OperationTable
+) -> Json:
     refused = "Refused" if line == "1.0" else "Refused03"
     if operation.result is None:
         return _refused(REFUSED, refused)
@@ -320,18 +347,18 @@ def _rest_responses(operation: Operation, known: Schemas, line: Line) -> Json:
     if operation.result is a2a.Sent:
         answer["links"] = {
             endpoint: {"operationId": endpoint, "parameters": {"id": TASK_ID}}
-            for endpoint in _follow_ups(line)
+            for endpoint in _follow_ups(table, line)
         }
     works = REFUSED_WORK if operation.scope == Scope.TASKS_WRITE else ()
     loops = (CallTooDeep.http_status,) if operation.sends_message else ()
     return {"200": answer, **_refused((*REFUSED, *works, *loops), refused)}
 
 
-def _follow_ups(line: Line) -> list[str]:
+def _follow_ups(table: OperationTable, line: Line) -> list[str]:
     """What can be done with a task that was sent."""
     return [
         f"{verb} {route.path_in(line)}"
-        for route, operation in A2A.routes
+        for route, operation in table.routes
         if operation.supported and "{id}" in route.path
         for verb in route.verbs
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -19,24 +19,35 @@ from ..contract.declare import Json
 from ..contract.dispatch import require_scope
 from ..contract.operations import Operation, OperationTable, Rest
 from ..contract.params import validated
+from ..domain.push import DEFAULT_ID, PushTarget
 from ..domain.replies import HITL
 from ..domain.scopes import Scope
 from ..domain.task import Task
 from ..domain.values import Caller, Message, TaskState
 from ..errors import UnsupportedOperation, VersionNotSupported
+from ..extensions.audit import acted_as_admin
 from ..extensions.declared import STREAM_HINTS
 from ..extensions.interrupts import INTERACTIVE
+from ..extensions.push import EVERY_EVENT
+from ..observe import audit
+from ..observe.tracing import SpanRef
 from ..service.calls import check_depth, read_path
-from ..service.tasks import Tasks
-from . import negotiation, parse
+from ..service.limits import Limiter
+from ..service.push import PushNotifications
+from ..service.tasks import Tasks, about
+from . import negotiation, parse, push
 from .card import Card
-from .dialect import V1, Dialect
+from .dialect import V03, V1, Dialect
 from .events import TaskEvents
 from .render import Renderer
 
 A2A = OperationTable()
-PUSH_CONFIGS = "/tasks/{id}/pushNotificationConfigs"
+PUSH = "A2A_PUSH"
+PUSH_CONFIGS = "/tasks/{task_id}/pushNotificationConfigs"
 PUSH_CONFIG = PUSH_CONFIGS + "/{config_id}"
+
+
+Answer = Json | list[Json] | TaskEvents | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,8 @@ class Call:
     disconnected: Callable[[], Awaitable[None]] | None = None  # waits until the client leaves
     wait_seconds: float | None = None  # the client's patience; None: as long as it takes
     depth: str | None = None  # how many agents have called each other, not checked yet
-    trace: str = ""  # the id of the trace that the request belongs to
+    trace: SpanRef = SpanRef("")  # the trace that the request belongs to, and its span there
+    external_url: str | None = None  # where a trusted proxy was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,15 @@ class Operations:
     max_wait_seconds: float | None = None  # for a task that was sent; None: as long as it takes
     every_block: bool = False  # also for clients that have not activated stream hints
     max_call_depth: int = 0
+    limiter: Limiter = field(default_factory=Limiter)
+    push: PushNotifications | None = None  # None where they are off
+    push_keys: Callable[[], Awaitable[Json]] | None = None  # a JSON Web Key Set
+
+    @property
+    def notifications(self) -> PushNotifications:
+        if self.push is None:
+            raise parse.no_push()
+        return self.push
 
     def negotiate(self, dialect: Dialect, requested: str | None) -> None:
         """Refuse a protocol version we do not speak. The minor counts, the patch does not."""
@@ -85,14 +106,16 @@ class Operations:
                 supported=["1.0", "0.3"],
             )
 
-    def renderer(self, call: Call, message: Message | None = None) -> Renderer:
-        """How this client wants to see a task: its request says that, each time.
-
-        It activates an extension in a header, or in the message that it sends.
-        """
+    def active(self, call: Call, message: Message | None) -> frozenset[str]:
+        """The extensions that a request activates, in a header or in the message that it sends."""
         active = call.extensions
         if message is not None:
             active |= negotiation.of_names(message.extensions, self.extension_uris)
+        return active
+
+    def renderer(self, call: Call, message: Message | None = None) -> Renderer:
+        """How this client wants to see a task: its request says that, each time."""
+        active = self.active(call, message)
         return Renderer(
             call.dialect,
             hints=self.every_block or STREAM_HINTS.uri in active,
@@ -100,22 +123,61 @@ class Operations:
             hitl=HITL in active,
         )
 
-    async def perform(self, operation: Operation, call: Call) -> Json | TaskEvents:
+    async def perform(self, operation: Operation, call: Call) -> Answer:
         """Check that the caller may, and that the request is well formed; then do it."""
         if operation.scope is not None:
-            require_scope(call.caller, operation.scope)
+            admin = Scope.ADMIN if operation.admin else None
+            require_scope(call.caller, operation.scope, or_scope=admin)
+        if operation.streams:
+            self.limiter.check_stream(call.caller.principal)
         if operation.sends_message:
             parse.check_idempotency_key(call.idempotency_key)
         model = operation.params
         params = validated(model, call.params) if model is not None else None
-        result: Json | TaskEvents = await operation.run(self, call, params)
+        result: Answer = await operation.run(self, call, params)
         return result
 
-    def sending(self, call: Call, params: parse.SendParams) -> parse.Send:
-        """What a request sends; refused if too many agents have called each other before."""
+    async def owner(self, call: Call, task_id: str, *, to: str) -> Caller:
+        """For whom to look the task up: the caller or, for an admin, whoever owns it."""
+        if Scope.ADMIN not in call.caller.scopes:
+            return call.caller
+        owner = await self.tasks.owner_of(task_id)
+        if owner in (None, call.caller.principal):
+            return call.caller
+        acted_as_admin(call.caller, action=to, target=task_id, owner=owner)
+        return Caller(owner, call.caller.scopes)
+
+    async def send(self, call: Call, params: parse.SendParams) -> tuple[parse.Send, Task]:
+        """Send a message, and say who is to be told about its task if the request names somebody.
+
+        Refused if too many agents have called each other before.
+        """
         path = read_path(call.depth, call.trace)
         check_depth(path, self.max_call_depth)
-        return parse.Send(call.dialect, params, call.idempotency_key, path)
+        send = parse.Send(call.dialect, params, call.idempotency_key, path)
+        if send.push is None:
+            return send, await self._stored(call, send)
+        where, given = send.push
+        target = self.push_target(call, given, where, message=send.request.message)
+        await self.notifications.check(target, field=f"{where}url")
+        task = await self._stored(call, send)
+        # A repeated request must not add another config.
+        named = replace(target, id=target.id or DEFAULT_ID)
+        await self.notifications.attach(task, named, from_start=len(task.messages) == 1)
+        return send, task
+
+    async def _stored(self, call: Call, send: parse.Send) -> Task:
+        task = await self.tasks.send(call.caller, send.request)
+        about(task.head)
+        audit.done()  # its answer may take hours
+        return task
+
+    def push_target(
+        self, call: Call, given: parse.PushConfigIn, where: str, message: Message | None = None
+    ) -> PushTarget:
+        every = EVERY_EVENT.uri in self.active(call, message)
+        renderer = self.renderer(call, message)
+        return push.target_of(given, where, renderer=renderer, every_event=every)
 
     async def settled(self, call: Call, task: Task) -> Task:
         """Wait for the task.
@@ -186,8 +248,7 @@ def _rests(snapshot: Task, task: Task, waits: bool) -> bool:
 )
 async def send_message(service: Operations, call: Call, params: parse.SendParams) -> Json:
     """Send a message."""
-    send = service.sending(call, params)
-    task = await service.tasks.send(call.caller, send.request)
+    send, task = await service.send(call, params)
     if send.blocking and not call.notification:
         task = await service.settled(call, task)
     renderer = service.renderer(call, send.request.message)
@@ -206,8 +267,7 @@ async def send_streaming_message(
     service: Operations, call: Call, params: parse.SendParams
 ) -> TaskEvents:
     """Send a message, stream the answer."""
-    send = service.sending(call, params)
-    task = await service.tasks.send(call.caller, send.request)
+    send, task = await service.send(call, params)
     renderer = service.renderer(call, send.request.message)
     return await service.events(call, task, renderer, history_length=send.history_length)
 
@@ -216,11 +276,14 @@ async def send_streaming_message(
     {"1.0": "GetTask", "0.3": "tasks/get"},
     Rest(("GET",), "/tasks/{id}"),
     scope=Scope.TASKS_READ,
+    admin=True,
     result=a2a.Task,
 )
 async def get_task(service: Operations, call: Call, params: parse.TaskParams) -> Json:
     """Get a task."""
-    task = await service.tasks.get(call.caller, params.id)
+    owner = await service.owner(call, params.id, to="get task")
+    task = await service.tasks.get(owner, params.id)
+    about(task.head)
     length = parse.history(call.dialect, params.history_length)
     return service.renderer(call).task(task, history_length=length)
 
@@ -229,11 +292,13 @@ async def get_task(service: Operations, call: Call, params: parse.TaskParams) ->
     {"1.0": "ListTasks"},
     Rest(("GET",), "/tasks"),
     scope=Scope.TASKS_READ,
+    admin=True,
     result=a2a.TaskList,
 )
 async def list_tasks(service: Operations, call: Call, params: parse.ListParams) -> Json:
     """List tasks."""
-    listing = parse.Listing(call.dialect, call.caller.principal, params)
+    whose = _whose(call, params)
+    listing = parse.Listing(call.dialect, whose, params)
     if listing.impossible:
         return {"tasks": [], "nextPageToken": "", "pageSize": listing.size, "totalSize": 0}
     page = await service.tasks.list(listing.query)
@@ -241,14 +306,13 @@ async def list_tasks(service: Operations, call: Call, params: parse.ListParams) 
     tasks: list[Json] = []
     for row in page.rows:
         if listing.artifacts or listing.history_length:
-            task = await service.tasks.get(call.caller, row.head.id)
-            tasks.append(
-                render.task(
-                    task, history_length=listing.history_length, artifacts=listing.artifacts
-                )
+            task = await service.tasks.get(Caller(row.head.owner), row.head.id)
+            shown = render.task(
+                task, history_length=listing.history_length, artifacts=listing.artifacts
             )
         else:
-            tasks.append(render.row(row))
+            shown = render.row(row)
+        tasks.append(_with_owner(shown, row.head.owner) if whose is None else shown)
     return {
         "tasks": tasks,
         "nextPageToken": parse.page_token(page.next),
@@ -257,28 +321,49 @@ async def list_tasks(service: Operations, call: Call, params: parse.ListParams) 
     }
 
 
+def _whose(call: Call, params: parse.ListParams) -> str | None:
+    """Whose tasks are to be listed; None means everybody's."""
+    caller, named = call.caller, params.principal
+    if named is None or named == caller.principal:
+        return caller.principal
+    require_scope(caller, Scope.ADMIN)
+    acted_as_admin(caller, action="list tasks", target=None, owner=named)
+    return None if named == parse.EVERYBODY else named
+
+
+def _with_owner(task: Json, owner: str) -> Json:
+    metadata = task.get("metadata", {})
+    opencode = {**metadata.get("opencode", {}), "principal": owner}
+    return {**task, "metadata": {**metadata, "opencode": opencode}}
+
+
 @A2A.operation(
     {"1.0": "CancelTask", "0.3": "tasks/cancel"},
     Rest(("POST",), "/tasks/{id}:cancel"),
     scope=Scope.TASKS_WRITE,
+    admin=True,
     result=a2a.Task,
 )
 async def cancel_task(service: Operations, call: Call, params: parse.TaskIdParams) -> Json:
     """Cancel a task."""
-    return service.renderer(call).task(await service.tasks.cancel(call.caller, params.id))
+    owner = await service.owner(call, params.id, to="cancel task")
+    return service.renderer(call).task(await service.tasks.cancel(owner, params.id))
 
 
 @A2A.operation(
     {"1.0": "SubscribeToTask", "0.3": "tasks/resubscribe"},
     Rest(("GET", "POST"), "/tasks/{id}:subscribe"),
     scope=Scope.TASKS_READ,
+    admin=True,
     result=a2a.StreamEvent,
 )
 async def subscribe_to_task(
     service: Operations, call: Call, params: parse.TaskIdParams
 ) -> TaskEvents:
     """Follow a task."""
-    task = await service.tasks.get(call.caller, params.id)
+    owner = await service.owner(call, params.id, to="follow task")
+    task = await service.tasks.get(owner, params.id)
+    about(task.head)
     if task.state.terminal and call.dialect is V1 and call.last_event_id is None:
         raise UnsupportedOperation(
             "This task has ended, so there is nothing to subscribe to. Get it instead.",
@@ -289,23 +374,76 @@ async def subscribe_to_task(
     return await service.events(call, task, service.renderer(call), waits=call.dialect is V1)
 
 
+@A2A.operation(
+    {"1.0": "CreateTaskPushNotificationConfig", "0.3": "tasks/pushNotificationConfig/set"},
+    Rest(("POST",), PUSH_CONFIGS),
+    scope=Scope.TASKS_WRITE,
+    result=a2a.PushConfig,
+    takes_body=True,
+    needs=PUSH,
+)
+async def create_push_config(
+    service: Operations, call: Call, params: push.CreatePushParams
+) -> Json:
+    """Tell a receiver about a task from now on."""
+    task_id, given, where = params.given(call.dialect)
+    target = service.push_target(call, given, where)
+    config = await service.notifications.register(call.caller, task_id, target)
+    return push.config_json(config, call.dialect)
+
+
+@A2A.operation(
+    {"1.0": "GetTaskPushNotificationConfig", "0.3": "tasks/pushNotificationConfig/get"},
+    Rest(("GET",), PUSH_CONFIG),
+    scope=Scope.TASKS_READ,
+    result=a2a.PushConfig,
+    needs=PUSH,
+)
+async def get_push_config(service: Operations, call: Call, params: push.PushParams) -> Json:
+    """Get a push config, without its secrets."""
+    dialect = call.dialect
+    named = params.config(dialect) if dialect is V03 else params.one_config(dialect)
+    config = await service.notifications.get(call.caller, params.task(dialect), named)
+    return push.config_json(config, dialect)
+
+
+@A2A.operation(
+    {"1.0": "ListTaskPushNotificationConfigs", "0.3": "tasks/pushNotificationConfig/list"},
+    Rest(("GET",), PUSH_CONFIGS),
+    scope=Scope.TASKS_READ,
+    result=a2a.PushConfigs,
+    needs=PUSH,
+)
+async def list_push_configs(
+    service: Operations, call: Call, params: push.ListPushParams
+) -> Json | list[Json]:
+    """List the push configs of a task."""
+    configs = await service.notifications.configs(call.caller, params.task(call.dialect))
+    if call.dialect is V03:
+        return [push.config_json(config, V03) for config in configs]
+    page, token = push.page_of(configs, size=params.page_size, token=params.page_token)
+    found = [push.config_json(config, call.dialect) for config in page]
+    return {"configs": found, "nextPageToken": token}
+
+
+@A2A.operation(
+    {"1.0": "DeleteTaskPushNotificationConfig", "0.3": "tasks/pushNotificationConfig/delete"},
+    Rest(("DELETE",), PUSH_CONFIG),
+    scope=Scope.TASKS_WRITE,
+    result=a2a.Nothing,
+    needs=PUSH,
+)
+async def delete_push_config(
+    service: Operations, call: Call, params: push.PushParams
+) -> Json | None:
+    """Delete a push config."""
+    config_id = params.one_config(call.dialect)
+    await service.notifications.delete(call.caller, params.task(call.dialect), config_id)
+    return None if call.dialect is V03 else {}
+
+
 async def refuse_push(service: Operations, call: Call, params: None) -> Json:
-    """Push configurations (not supported)."""
     raise parse.no_push()
-
-
-for method, old_method, route in (
-    ("CreateTaskPushNotificationConfig", "set", Rest(("POST",), PUSH_CONFIGS)),
-    ("GetTaskPushNotificationConfig", "get", Rest(("GET",), PUSH_CONFIG)),
-    ("ListTaskPushNotificationConfigs", "list", Rest(("GET",), PUSH_CONFIGS)),
-    ("DeleteTaskPushNotificationConfig", "delete", Rest(("DELETE",), PUSH_CONFIG)),
-):
-    A2A.operation(
-        {"1.0": method, "0.3": f"tasks/pushNotificationConfig/{old_method}"},
-        route,
-        scope=None,
-        result=None,
-    )(refuse_push)
 
 
 @A2A.operation(
@@ -317,4 +455,7 @@ for method, old_method, route in (
 )
 async def get_extended_card(service: Operations, call: Call, params: None) -> Json:
     """The extended Agent Card."""
-    return service.card.extended_pure if call.dialect is V1 else service.card.extended_hybrid
+    return service.card.extended(is_pure=call.dialect is V1, external_url=call.external_url)
+
+
+WITHOUT_PUSH = A2A.without(PUSH, refuse_push, "Push configurations (not supported)")

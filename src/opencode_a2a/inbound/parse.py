@@ -46,6 +46,9 @@ from ..errors import InvalidParams, PushNotificationNotSupported
 from ..service.tasks import Request
 from .dialect import V03_REST, Dialect
 
+MAX_URL = 2_048
+MAX_SECRET = 4_096
+
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -287,14 +290,50 @@ class MessageIn(Wire):
         return value
 
 
+class AuthenticationIn(Wire):
+    scheme: str | None = Field(default=None, max_length=64)
+    schemes: list[str] = Field(default=[], max_length=8, description="What 0.3 has for `scheme`")
+    credentials: str | None = Field(default=None, max_length=MAX_SECRET)
+
+
+class PushConfigIn(Wire):
+    """Where a client wants to be told about a task, in either line."""
+
+    id: MaybeId = Field(default=None, description="Without one it is chosen here")
+    url: str | None = Field(default=None, min_length=1, max_length=MAX_URL)
+    token: str | None = Field(
+        default=None,
+        max_length=MAX_SECRET,
+        description="Sent with every notification as `X-A2A-Notification-Token`",
+    )
+    authentication: AuthenticationIn | None = None
+
+
 class Configuration(Wire):
     accepted_output_modes: list[str] = []
     history_length: int | None = Field(default=None, ge=0)
     blocking: bool | None = None
     return_immediately: bool = False
-    push_notification_config: SkipJsonSchema[Any] = None  # refused, so not for anybody to send
-    push_notification: SkipJsonSchema[Any] = None
-    task_push_notification_config: SkipJsonSchema[Any] = None
+    task_push_notification_config: PushConfigIn | None = Field(
+        default=None, description="1.0; refused where push notifications are off"
+    )
+    push_notification_config: PushConfigIn | None = Field(
+        default=None, description="The same in 0.3"
+    )
+    push_notification: PushConfigIn | None = Field(
+        default=None, description="The same in 0.3 over REST"
+    )
+
+    @property
+    def push(self) -> tuple[str, PushConfigIn] | None:
+        """What a client has written under one of three names, and where."""
+        for name in _PUSH_MEMBERS:
+            if (given := getattr(self, name)) is not None:
+                return f"configuration.{to_camel(name)}.", given
+        return None
+
+
+_PUSH_MEMBERS = ("task_push_notification_config", "push_notification_config", "push_notification")
 
 
 class SendParams(Wire):
@@ -351,10 +390,7 @@ class Send:
         self, dialect: Dialect, params: SendParams, idempotency_key: str | None, path: CallPath
     ) -> None:
         given, wanted = params.message, params.configuration
-        if any((wanted.push_notification_config, wanted.push_notification)) or (
-            wanted.task_push_notification_config
-        ):
-            raise no_push()
+        self.push = wanted.push
         parts = enumerate(given.parts)
         message = Message(
             message_id=given.message_id,
@@ -400,12 +436,20 @@ class ListParams(Wire):
     page_token: str | None = None
     history_length: int | None = Field(default=None, ge=0)
     include_artifacts: bool = False
+    principal: str | None = Field(
+        default=None,
+        description="Whose tasks, for callers with the scope `admin`; `*` means everybody's. "
+        "Without it, the caller's own.",
+    )
+
+
+EVERYBODY = "*"  # instead of a principal
 
 
 class Listing:
-    """A request to list tasks, in our types."""
+    """A request to list tasks, in our types. `owner`: whose; None means everybody's."""
 
-    def __init__(self, dialect: Dialect, owner: str, params: ListParams) -> None:
+    def __init__(self, dialect: Dialect, owner: str | None, params: ListParams) -> None:
         states = {wire: state for state, wire in dialect.states.items()}
         state = None
         if params.status and params.status != "TASK_STATE_UNSPECIFIED":

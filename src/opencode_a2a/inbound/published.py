@@ -13,18 +13,20 @@ from typing import Any
 
 from ..contract.declare import Json
 from ..contract.dispatch import Contract
-from ..contract.operations import Line
+from ..contract.operations import Line, OperationTable
 from ..contract.publish import availability, card_extensions, full_contract, methods_of
 from ..domain.release import TRIED, Release
 from ..errors import CallTooDeep, MethodNotFound
 from ..extensions.declared import COMPATIBILITY, STREAM_HINTS, WIRE
+from ..extensions.push import EVERY_EVENT
 from ..service.calls import DEPTH_HEADER
 from .card import Card, CardFacts
 from .failures import A2A_DOMAIN, ERROR_INFO
-from .operations import A2A
+from .operations import A2A, WITHOUT_PUSH
 from .sse import KEEP_ALIVE
 
 PROFILE_ID = "opencode-a2a-single-tenant-coding-v1"
+JWKS_PATH = "/.well-known/jwks.json"  # only where push notifications are on
 PUBLIC_ENDPOINTS = (
     "GET /.well-known/agent-card.json",
     "GET /.well-known/agent.json",
@@ -48,6 +50,31 @@ class PeerCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class PushFacts:
+    """What clients should know about push notifications."""
+
+    configs_per_task: int
+    retry_hours: float
+    challenges: bool
+    max_body_bytes: int
+
+    def published(self) -> Json:
+        return {
+            "configs_per_task": self.configs_per_task,
+            "order": "per config, one at a time",
+            "delivery": "at least once: webhook-id is the same for every attempt",
+            "retries": f"for {self.retry_hours:g} hours; then a dead letter",
+            "events": "changes of state, and the whole task at its end; every event where "
+            f"{EVERY_EVENT.uri} is active",
+            "body": {"1.0": "StreamResponse", "0.3": "Task"},
+            "max_body_bytes": self.max_body_bytes,
+            "signatures": ["webhook-signature (Standard Webhooks, HMAC)", "JWT (ES256)"],
+            "jwks": JWKS_PATH,
+            "challenge": self.challenges,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """What the settings say, as far as clients should know it."""
 
@@ -63,6 +90,12 @@ class Deployment:
     environment: Mapping[str, Any] = field(default_factory=dict)  # as declared by the operator
     permissions: Mapping[str, Any] = field(default_factory=dict)  # always_scope and rules
     peer_calls: PeerCalls = PeerCalls()
+    push: PushFacts | None = None  # None where they are off
+    metrics: str = "scope"  # who gets them at their path: `scope`, `open`; nobody otherwise
+
+    @property
+    def shows_metrics(self) -> bool:
+        return self.metrics in ("scope", "open")
 
 
 @dataclass(frozen=True)
@@ -103,9 +136,32 @@ class Published:
     def extension_contracts(self) -> Json:
         return {e.uri: full_contract(self.contract, e) for e in self.contract.extensions}
 
+    @property
+    def operations(self) -> OperationTable:
+        """A2A's operations, as they are here."""
+        return A2A if self.deployment.push is not None else WITHOUT_PUSH
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Every endpoint that does something, in the words of HTTP."""
+        rest = [
+            f"{verb} {route.path_in(line)}"
+            for route, operation in self.operations.routes
+            if operation.supported
+            for line in route.lines
+            for verb in route.verbs
+        ]
+        documents = [*PUBLIC_ENDPOINTS, "GET /openapi.json"]
+        documents += [f"GET {JWKS_PATH}"] if self.deployment.push is not None else []
+        documents += ["GET /metrics"] if self.deployment.shows_metrics else []
+        return ["POST /", *rest, *documents]
+
     @cached_property
     def core(self) -> Json:
-        return {"jsonrpc_methods": A2A.supported_methods(), "http_endpoints": endpoints()}
+        return {
+            "jsonrpc_methods": self.operations.supported_methods(),
+            "http_endpoints": self.endpoints,
+        }
 
     @cached_property
     def service_behaviors(self) -> Json:
@@ -126,15 +182,7 @@ class Published:
             "also when the task has ended",
             "cancel_of_a_terminal_task": "refused with TASK_NOT_CANCELABLE (-32002)",
             "terminal_state": "the first one stays",
-            "blocks": {
-                "without_stream_hints": "every block"
-                if self.deployment.every_block
-                else "the agent's text and files; the changes where text/x-diff is accepted by "
-                "name",
-                "with_stream_hints": "every block",
-                "activation": "by each request: in its header, or in message.extensions",
-                "last_artifact_of_a_completed_task": "the final answer: the last text of the agent",
-            },
+            "blocks": self._shown_blocks,
             "accepted_output_modes": "kept with the task and applied whenever it is shown",
             "oversized_body": {
                 "answer": "PAYLOAD_TOO_LARGE, HTTP 413",
@@ -163,8 +211,22 @@ class Published:
                 "max_depth": self.deployment.peer_calls.max_depth,
                 "deeper": f"refused with {CallTooDeep.type} ({CallTooDeep.rpc_code})",
             },
+            "push_notifications": "refused with PUSH_NOTIFICATION_NOT_SUPPORTED (-32003)"
+            if self.deployment.push is None
+            else self.deployment.push.published(),
             "repeated_send": "the same Idempotency-Key, or the same message in the same context, "
             "is answered with the same task",
+        }
+
+    @property
+    def _shown_blocks(self) -> Json:
+        return {
+            "without_stream_hints": "every block"
+            if self.deployment.every_block
+            else "the agent's text and files; the changes where text/x-diff is accepted by name",
+            "with_stream_hints": "every block",
+            "activation": "by each request: in its header, or in message.extensions",
+            "last_artifact_of_a_completed_task": "the final answer: the last text of the agent",
         }
 
     @cached_property
@@ -174,7 +236,7 @@ class Published:
                 "supported": True,
                 "transports": ["JSONRPC", "HTTP+JSON"],
                 "http_prefix": prefix,
-                "jsonrpc_methods": A2A.supported_methods(version),
+                "jsonrpc_methods": self.operations.supported_methods(version),
             }
 
         return {
@@ -224,7 +286,7 @@ class Published:
                 "execution_environment": dict(deployment.environment),
                 "service_features": {
                     "streaming": True,
-                    "push_notifications": False,
+                    "push_notifications": deployment.push is not None,
                     "resumable_streams": True,
                     "idempotent_sends": True,
                     "recovery_after_restart": deployment.durable,
@@ -253,7 +315,7 @@ class Published:
     def _method_retention(self) -> Json:
         kept: Json = {
             name: {"surface": "core", "availability": "always", "retention": "required"}
-            for name in A2A.supported_methods()
+            for name in self.operations.supported_methods()
         }
         for extension, method in methods_of(self.contract.extensions):
             about = availability(self.contract, method)
@@ -279,7 +341,7 @@ class Published:
                 },
                 "extension_uris": [e.uri for e in self.contract.extensions],
             },
-            "all_jsonrpc_methods": [*A2A.supported_methods(), *self.contract.available],
+            "all_jsonrpc_methods": [*self.operations.supported_methods(), *self.contract.available],
             "unsupported_method_error": _unsupported_method_error(),
             "protocol_compatibility": self.protocol_compatibility,
             "service_behaviors": self.service_behaviors,
@@ -334,15 +396,3 @@ def _unsupported_method_error() -> Json:
 
 def _object(properties: Json) -> Json:
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def endpoints() -> list[str]:
-    """Every endpoint that does something, in the words of HTTP."""
-    rest = [
-        f"{verb} {route.path_in(line)}"
-        for route, operation in A2A.routes
-        if operation.supported
-        for line in route.lines
-        for verb in route.verbs
-    ]
-    return ["POST /", *rest, *PUBLIC_ENDPOINTS, "GET /openapi.json"]

@@ -240,11 +240,7 @@ class Renderer:
 
     def shows(self, head: TaskHead, update: Update) -> bool:
         """Whether the client gets an event for an update of the log."""
-        match update:
-            case MessageAdded() | InterruptAnswered() | RequestRecord() | DecisionRecord():
-                return False
-            case PeerUsageAdded():  # shown with the rest, in the task and at the end
-                return False
+        match update:  # the most frequent first
             case BlockText(kind=kind):
                 return self.hints or kind is BlockKind.TEXT
             case BlockTool() | BlockOutput() | BlockPhase() | Progress() | Continued():
@@ -255,8 +251,12 @@ class Renderer:
                 return _accepts_file(head, part)
             case ChangesMade():
                 return self._shows_changes(head)
-            case Queued() | Started() | Ended():
+            case Started() | Ended() | Queued():
                 return True
+            case MessageAdded() | InterruptAnswered() | RequestRecord() | DecisionRecord():
+                return False
+            case PeerUsageAdded():  # shown with the rest, in the task and at the end
+                return False
             case InterruptOpened() | InterruptUnclear() | InterruptResolved():
                 return True
             case _:
@@ -567,6 +567,8 @@ class Renderer:
         error: Json = {"type": ended.problem.type.value}
         if ended.problem.upstream_status is not None:
             error["upstream_status"] = ended.problem.upstream_status
+        if ended.problem.renews_at is not None:
+            error["renews_at"] = timestamp(ended.problem.renews_at)
         if not ended.problem.resumable:
             return marks | {"error": error}
         resume = Message(

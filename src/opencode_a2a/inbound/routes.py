@@ -12,42 +12,59 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from ..contract.declare import Json
+from ..contract.dispatch import require_scope
 from ..contract.operations import Line
-from ..errors import Internal, MethodNotFound
+from ..domain.scopes import Scope
+from ..errors import AuthorizationForbidden, Internal, MethodNotFound
+from ..web.metrics import PATH as METRICS_PATH
+from ..web.metrics import page
 from . import openapi
 from .dialect import REST_DIALECTS
 from .docs import Docs
-from .endpoints import INTERNAL_ERROR, Endpoints
+from .endpoints import INTERNAL_ERROR, Endpoint, Endpoints, caller_of
 from .failures import failure
 from .health import Health
 from .openapi import Api, public
-from .operations import A2A, Operations
-from .published import Published
+from .operations import Operations
+from .published import JWKS_PATH, Published
 
 PROBE = ("GET", "HEAD")
-# A router takes the first route that matches. A tenant matches nearly anything, so it is last.
-REST_PREFIXES: tuple[tuple[Line, str], ...] = (("1.0", ""), ("0.3", "/v1"), ("1.0", "/{tenant}"))
+# A router tries one route after the other and takes the first that matches. So what is called most
+# comes first, and a tenant, which matches nearly anything, last.
+TENANT = "/{tenant}"
+REST_PREFIXES: tuple[tuple[Line, str], ...] = (("1.0", ""), ("0.3", "/v1"), ("1.0", TENANT))
 
 
 def add_routes(api: Api, operations: Operations, health: Health, body_limit: int) -> None:
     endpoints = Endpoints(
         operations=operations,
+        table=api.published.operations,
         contract=api.published.contract,
         body_limit=body_limit,
     )
     describe = partial(openapi.rpc, published=api.published)
     api.add(endpoints.rpc, "/", ("POST",), summary="JSON-RPC, both lines", describe=describe)
-    _add_documents(api, health)
     for line, prefix in REST_PREFIXES:
-        for route, operation in A2A.routes:
+        if prefix == TENANT:
+            _add_documents(api, health)
+            if api.published.deployment.push is not None:
+                about_keys = "The keys that push notifications are signed with"
+                api.add(endpoints.keys, JWKS_PATH, PROBE, summary=about_keys, describe=public)
+        for route, operation in api.published.operations.routes:
             if line in route.lines:
-                about = partial(openapi.rest, route=route, operation=operation, line=line)
+                about = partial(
+                    openapi.rest,
+                    route=route,
+                    operation=operation,
+                    line=line,
+                    table=api.published.operations,
+                )
                 api.add(
                     endpoints.rest(operation, REST_DIALECTS[line]),
                     prefix + route.path,
                     route.verbs,
                     summary=operation.summary,
-                    describe=about if prefix != "/{tenant}" else None,
+                    describe=about if prefix != TENANT else None,
                     status=HTTPStatus.OK if operation.supported else HTTPStatus.BAD_REQUEST,
                 )
     api.add_exception_handler(HTTPException, _unknown_path)
@@ -70,9 +87,27 @@ def _add_documents(api: Api, health: Health) -> None:
     card = api.published.card.serve
     for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
         api.add(card, path, PROBE, summary="The Agent Card", describe=openapi.card)
+    deployment = api.published.deployment
+    if deployment.shows_metrics:
+        is_public = deployment.metrics == "open"
+        describe = partial(openapi.metrics, is_public=is_public)
+        endpoint = _metrics_endpoint(is_public=is_public)
+        api.add(endpoint, METRICS_PATH, PROBE, summary="Metrics for Prometheus", describe=describe)
     docs = Docs(api.openapi)
     api.add(docs.page, "/docs", PROBE, summary="A page to try the API with", describe=None)
     api.add(docs.document, "/openapi.json", PROBE, summary="This document", describe=None)
+
+
+def _metrics_endpoint(*, is_public: bool) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        if not is_public:
+            try:
+                require_scope(caller_of(request), Scope.METRICS_READ)
+            except AuthorizationForbidden as exc:
+                return failure(request.scope, exc)
+        return await page(request.headers)
+
+    return answer
 
 
 async def _client_left(request: Request, exc: Exception) -> Response:

@@ -3,19 +3,22 @@
 Events that are ready together are written in one piece, so a fast task costs few
 writes and a slow reader only its position in the log. The stream ends with the
 sequence of events, when the client leaves, or when the service stops; the task
-continues in each case.
+continues in each case. A caller can be limited in how long its streams are open: a meter says when
+that is used up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ServiceError
+from ..observe import metrics
+from ..service.limits import StreamMeter
 from .events import Event, TaskEvents
 from .framing import Framing
 
@@ -23,6 +26,7 @@ logger = structlog.get_logger()
 
 KEEP_ALIVE = 3.0  # seconds; a common client gives up after five of silence
 GOODBYE = b": the service stops; subscribe again with the last id to go on\nretry: 1000\n\n"
+USED_UP = b": this caller may have no more streams today (stream_minutes_per_day)\n\n"
 DEFERRED = "opencode_a2a.streams"  # the key in a request's scope of the list for its stream
 WRITE_BYTES = 65_536  # at once: a slow reader must not make us hold a whole page
 HEADERS = {
@@ -30,6 +34,9 @@ HEADERS = {
     "cache-control": "no-store",
     "x-accel-buffering": "no",
 }
+
+
+open_streams: set[EventStream] = set()  # of this process
 
 
 class Streams:
@@ -52,13 +59,19 @@ class Streams:
 
 class EventStream(Response):
     def __init__(
-        self, events: TaskEvents, framing: Framing, stopping: asyncio.Future[None]
+        self,
+        events: TaskEvents,
+        framing: Framing,
+        stopping: asyncio.Future[None],
+        *,
+        meter: Callable[[], StreamMeter] | None = None,
     ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._framing = framing
         self._stopping = stopping
+        self._meter = meter
         self.wrote_at = asyncio.get_running_loop().time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,6 +81,14 @@ class EventStream(Response):
             await self.run(receive, send)
 
     async def run(self, receive: Receive, send: Send) -> None:
+        open_streams.add(self)
+        metrics.STREAMS_OPENED.add()
+        try:
+            await self._run(receive, send)
+        finally:
+            open_streams.discard(self)
+
+    async def _run(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         self.raw_headers = []  # sent, so not kept for the minutes that follow
         ended = asyncio.get_running_loop().create_future()
@@ -81,6 +102,9 @@ class EventStream(Response):
         writing = asyncio.create_task(self._write(send))
         leaving = asyncio.create_task(disconnected(receive))
         ends: tuple[asyncio.Future[None], ...] = (writing, leaving, self._stopping)
+        meter = self._meter() if self._meter is not None else None
+        if meter is not None:
+            ends = (*ends, meter.used_up)
         try:
             for end in ends:
                 end.add_done_callback(over)
@@ -88,6 +112,8 @@ class EventStream(Response):
             handed_over = not writing.done() and not leaving.done()
         finally:
             self._stopping.remove_done_callback(over)
+            if meter is not None:
+                meter.stop()
             tasks = (writing, leaving, *keep_alive.stop())
             for task in tasks:
                 task.cancel()
@@ -96,40 +122,40 @@ class EventStream(Response):
             if isinstance(result, Exception):
                 raise result
         if handed_over:
-            await send({"type": "http.response.body", "body": GOODBYE, "more_body": False})
+            last = USED_UP if meter is not None and meter.used_up.done() else GOODBYE
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _write(self, send: Send) -> None:
-        clock, framing = asyncio.get_running_loop().time, self._framing
-        await _send(send, _frame(self._events.take_first(), framing))
+        clock, (before, after) = asyncio.get_running_loop().time, self._framing.sides()
+
+        def frame(event: Event) -> bytes:
+            """A client that comes back names the last event it has by its id."""
+            seq, data = event
+            return b"id: %d\ndata: %b%b%b\n\n" % (seq, before, data, after)
+
+        sent = metrics.STREAM_BYTES.values  # added to directly: this runs for every event
+        await _send(send, frame(self._events.take_first()))
         try:
-            while (events := await self._events.read()) is not None:
-                for body in _bodies(events, framing):
+            while (found := await self._events.read()) is not None:
+                if isinstance(found, tuple):  # by far the most frequent case
+                    bodies: Iterable[bytes] = (frame(found),)
+                else:
+                    bodies = _joined(map(frame, found))
+                for body in bodies:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self.wrote_at = clock()
-                events, body = (), b""  # not kept while the stream waits for the task
+                    sent[()] += len(body)
+                found, bodies, body = None, (), b""  # not kept while the stream waits for the task
         except ServiceError as exc:
-            error = bytes(framing.refusal(exc).body)
+            error = bytes(self._framing.refusal(exc).body)
             await _send(send, b"event: error\ndata: %b\n\n" % error)
         await _send(send, b"", more=False)
 
 
-def _frame(event: Event, framing: Framing) -> bytes:
-    """A Server-Sent Event. A client that comes back names the last one it has by its id."""
-    seq, data = event
-    return b"id: %d\ndata: %b\n\n" % (seq, framing.around(data))
-
-
-def _bodies(events: Iterable[Event], framing: Framing) -> Iterable[bytes]:
-    """Server-Sent Events, joined into pieces to write."""
-    if isinstance(events, tuple):  # a single one: by far the most frequent case
-        return [_frame(event, framing) for event in events]
-    return _joined(events, framing)
-
-
-def _joined(events: Iterable[Event], framing: Framing) -> Iterator[bytes]:
+def _joined(events: Iterable[bytes]) -> Iterator[bytes]:
+    """Events, joined into pieces to write."""
     frames, size = list[bytes](), 0
-    for event in events:
-        frame = _frame(event, framing)
+    for frame in events:
         frames.append(frame)
         size += len(frame)
         if size > WRITE_BYTES:
@@ -168,6 +194,7 @@ class _KeepAlive:
 
 async def _send(send: Send, body: bytes, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
+    metrics.STREAM_BYTES.add(amount=len(body))
 
 
 async def disconnected(receive: Receive) -> None:

@@ -102,7 +102,12 @@ class OpenCode:
         return new_id("msg")
 
     async def create(
-        self, title: str, context_id: str, location: Location | None = None
+        self,
+        title: str,
+        context_id: str,
+        *,
+        location: Location | None = None,
+        rules: Sequence[PermissionRule] = (),
     ) -> SessionRef:
         directory = location.directory if location is not None else self._defaults.directory
         # The metadata shows services for other roots that the session is not theirs.
@@ -112,8 +117,8 @@ class OpenCode:
             body["title"] = title
         if location is not None and location.workspace is not None:
             body["workspaceID"] = location.workspace
-        if rules := self._defaults.rules():
-            body["permission"] = [asdict(rule) for rule in rules]
+        if all_rules := (*self._defaults.rules(), *rules):
+            body["permission"] = [asdict(rule) for rule in all_rules]
         await self._feed.ready()
         answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
         created = wire.read(wire.SessionInfo, answer)
@@ -222,25 +227,21 @@ class OpenCodeSession:
             await self._http.call("GET", "session", "status", query=self._directory_query),
         )
         messages = await self._messages_since(since)
-        children = await self._children(messages[0].info.time.created if messages else 0)
-        stored = [event for message in messages for event in _stored_events(message)]
-        # A sub-agent of an earlier turn may be working again: then a tool call names it.
-        resumed = {e.child.session for e in stored if isinstance(e, ev.ToolSnapshot) and e.child}
-        permissions, questions = await self._pending({self.ref.id, *children, *resumed})
-        events: list[ev.AgentEvent] = []
-        events += children.values()
-        for child in {*children, *resumed}:
+        prompted_at = messages[0].info.time.created if messages else 0
+        events: list[ev.AgentEvent] = [*await self._children(self.ref.id, prompted_at)]
+        events += [event for message in messages for event in _stored_events(message)]
+        family, waiting = {self.ref.id}, _subagents_in(events)
+        while waiting:
+            subagent = waiting.pop(0)
+            if subagent in family:
+                continue
+            family.add(subagent)
             if self._subscription is not None:
-                self._subscription.include(child)
-        events += stored
-        for child in children:
-            events += [
-                event
-                for message in await self._messages(child)
-                for part in message.parts
-                for event in wire.part_events(part)
-                if isinstance(event, ev.StepStarted | ev.StepFinished | ev.ToolSnapshot)
-            ]
+                self._subscription.include(subagent)
+            done = await self._done_by(subagent, prompted_at)
+            waiting += _subagents_in(done)
+            events += done
+        permissions, questions = await self._pending(family)
         status = statuses.get(self.ref.id, wire.Status(type="idle"))
         events.append(wire.status_event(self.ref.id, status))
         requests = [
@@ -308,18 +309,22 @@ class OpenCodeSession:
             [q for q in wire.read(list[wire.QuestionInfo], questions) if q.session in family],
         )
 
-    async def _children(self, since: int) -> dict[str, ev.ChildStarted]:
-        """The sub-agent sessions started since then, at any depth."""
-        found: dict[str, ev.ChildStarted] = {}
-        parents = [self.ref.id]
-        while parents:
-            parent = parents.pop()
-            answer = await self._http.call("GET", "session", parent, "children")
-            for child in wire.read(list[wire.SessionInfo], answer):
-                if child.time.created >= since and child.id not in found:
-                    found[child.id] = ev.ChildStarted(child.id, parent, agent=child.agent)
-                    parents.append(child.id)
-        return found
+    async def _done_by(self, subagent: str, since: int) -> list[ev.AgentEvent]:
+        """What a sub-agent has done since then, and the sub-agents that it has started."""
+        events: list[ev.AgentEvent] = [*await self._children(subagent, since)]
+        for message in await self._messages(subagent):
+            if message.info.time.created >= since:  # not of an earlier turn
+                events += _events_of_subagent(message)
+        return events
+
+    async def _children(self, parent: str, since: int) -> list[ev.ChildStarted]:
+        """The sub-agent sessions that another has started since then."""
+        answer = await self._http.call("GET", "session", parent, "children")
+        return [
+            ev.ChildStarted(child.id, parent, agent=child.agent)
+            for child in wire.read(list[wire.SessionInfo], answer)
+            if child.time.created >= since
+        ]
 
     async def _messages(self, session: str) -> list[StoredMessage]:
         return wire.read(
@@ -377,6 +382,20 @@ def _names_nothing(exc: UpstreamHttpError) -> bool:
     name = exc.facts["name"]
     is_opencodes = isinstance(name, str) and name.endswith("NotFoundError")
     return exc.facts["upstream_status"] == 404 and is_opencodes
+
+
+def _subagents_in(events: Sequence[ev.AgentEvent]) -> list[str]:
+    """Those that were started and, if one of an earlier turn works again, named by a tool call."""
+    found = [event.session for event in events if isinstance(event, ev.ChildStarted)]
+    calls = [event for event in events if isinstance(event, ev.ToolSnapshot)]
+    return [*found, *(call.child.session for call in calls if call.child is not None)]
+
+
+def _events_of_subagent(message: StoredMessage) -> list[ev.AgentEvent]:
+    """Which model answers, and the signs of life of a sub-agent: its steps and tool calls."""
+    shown = (ev.StepStarted, ev.StepFinished, ev.ToolSnapshot)
+    parts = [event for part in message.parts for event in wire.part_events(part)]
+    return [*wire.message_events(message.info), *(e for e in parts if isinstance(e, shown))]
 
 
 def _stored_events(message: StoredMessage) -> list[ev.AgentEvent]:

@@ -7,9 +7,10 @@ OpenCode and not while the service starts: the library is large, and prepares TL
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import aiohttp
 import structlog
@@ -19,8 +20,10 @@ from ..errors import UpstreamTimeout, UpstreamUnreachable
 from .listener import OtherUserListens, socket_to_own_user
 
 logger = structlog.get_logger()
+level = logging.getLogger("opencode_a2a")  # may change while the service runs
 
 Answer = aiohttp.ClientResponse
+_ERRORS = (aiohttp.ClientError, OSError)  # a TimeoutError is an OSError
 
 
 class Client:
@@ -48,42 +51,42 @@ class Client:
         """One request, and all of its answer. The URL is encoded already."""
         target, began, status = URL(url, encoded=True), time.perf_counter(), 0
         try:
-            with _translate_errors():
-                async with (
-                    asyncio.timeout(timeout),
-                    self._session.request(method, target, data=data, headers=headers) as answer,
-                ):
-                    status = answer.status
-                    return answer, await answer.read()
+            async with (
+                asyncio.timeout(timeout),
+                self._session.request(method, target, data=data, headers=headers) as answer,
+            ):
+                status = answer.status
+                return answer, await answer.read()
+        except _ERRORS as exc:
+            raise _translated(exc) from exc
         finally:  # a status of 0: no answer
-            ms = round((time.perf_counter() - began) * 1000, 1)
-            logger.debug("opencode.call", method=method, path=target.path, status=status, ms=ms)
+            if level.isEnabledFor(logging.DEBUG):
+                ms = round((time.perf_counter() - began) * 1000, 1)
+                logger.debug("opencode.call", method=method, path=target.path, status=status, ms=ms)
 
     @asynccontextmanager
     async def listen(self, url: str, silence: float) -> AsyncIterator[Answer]:
         """An answer that need not end; an error when it is silent for too long."""
-        with _translate_errors():
+        try:
             async with self._session.get(
                 URL(url, encoded=True),
                 timeout=aiohttp.ClientTimeout(total=None, connect=5, sock_read=silence),
             ) as answer:
                 yield answer
+        except _ERRORS as exc:
+            raise _translated(exc) from exc
 
 
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as exc:  # aiohttp's own timeouts are among these
-        raise UpstreamTimeout("OpenCode did not answer in time.") from exc
-    except (aiohttp.ClientError, OSError) as exc:
-        if isinstance(getattr(exc, "os_error", None), OtherUserListens):
-            raise UpstreamUnreachable(
-                "Another user of this machine listens at OpenCode's port, so the password is not "
-                "sent there. End that program, or give this instance another port.",
-                retry_after=5,
-            ) from exc
-        raise UpstreamUnreachable(
-            "OpenCode cannot be reached. Check that it runs and that OPENCODE_BASE_URL names it.",
+def _translated(exc: Exception) -> UpstreamTimeout | UpstreamUnreachable:
+    if isinstance(exc, TimeoutError):  # aiohttp's own timeouts are among these
+        return UpstreamTimeout("OpenCode did not answer in time.")
+    if isinstance(getattr(exc, "os_error", None), OtherUserListens):
+        return UpstreamUnreachable(
+            "Another user of this machine listens at OpenCode's port, so the password is not "
+            "sent there. End that program, or give this instance another port.",
             retry_after=5,
-        ) from exc
+        )
+    return UpstreamUnreachable(
+        "OpenCode cannot be reached. Check that it runs and that OPENCODE_BASE_URL names it.",
+        retry_after=5,
+    )

@@ -27,6 +27,7 @@ from ..errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from ..observe import metrics
 from .http import Http
 from .wire import parent_of, session_of, translate
 
@@ -230,6 +231,8 @@ class Feed:
         if self._problem is not None:
             logger.info("opencode.feed.connected")
         self._problem, self._connected = None, True
+        if self._connections:
+            metrics.FEED_RECONNECTS.add()
         self._connections += 1
         self._http.retry_pending()
         self._notify()
@@ -250,6 +253,7 @@ class Feed:
 
     def _report_gap(self) -> None:
         for subscription in set(self._routes.values()):
+            metrics.FEED_GAPS.add()
             subscription.add_gap()
 
     def _route(self, line: bytes) -> None:

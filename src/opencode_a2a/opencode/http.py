@@ -12,18 +12,29 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import orjson
 
-from ..errors import UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
+from ..errors import ServiceError, UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
+from ..observe import metrics, tracing
 
 if TYPE_CHECKING:
     from .client import Answer, Client
 
 FIRST_TRY_SECONDS = 5.0  # until a read is repeated
+_ROUTE_WORDS = frozenset(  # of OpenCode's paths; what is none of these is an id or a name
+    {
+        *("abort", "adapter", "agent", "children", "command", "config", "current", "diff"),
+        *("experimental", "fork", "global", "health", "mcp", "message", "permission", "project"),
+        *("prompt_async", "provider", "providers", "question", "reject", "reply", "reset"),
+        *("revert", "session", "share", "shell", "status", "summarize", "todo", "unrevert"),
+        *("workspace", "worktree"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +168,20 @@ class Http:
         headers = {"content-type": "application/json"} if body is not None else {}
         data = orjson.dumps(body) if body is not None else None
         url = self._url(segments, query)
-        answer, raw = await self._connection().request(
-            method, url, data=data, headers=headers, timeout=timeout
-        )
-        if answer.status < 500:  # from 500 on it may be the answer of a proxy
-            self.answered.set()
-        return _parse_answer(answer, raw), answer.headers
+        began, outcome = time.time_ns(), "canceled"
+        try:
+            answer, raw = await self._connection().request(
+                method, url, data=data, headers=headers, timeout=timeout
+            )
+            if answer.status < 500:  # from 500 on it may be the answer of a proxy
+                self.answered.set()
+            parsed, outcome = _parse_answer(answer, raw), "ok"
+        except ServiceError as exc:
+            outcome = exc.type
+            raise
+        finally:
+            _observe(method, segments, began=began, outcome=outcome)
+        return parsed, answer.headers
 
     @asynccontextmanager
     async def stream(self, *segments: str, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -195,9 +214,31 @@ class Http:
             raise UpstreamHttpError(
                 "OpenCode has nothing of that name.", upstream_status=404, name="NotFoundError"
             )
-        path = "/".join(quote(segment, safe="") for segment in segments)
-        search = f"?{urlencode(query, quote_via=quote)}" if query else ""
-        return f"{self._base}/{path}{search}"
+        path = "/".join(map(_quoted, segments))
+        given = [f"{_quoted(name)}={_quoted(value)}" for name, value in (query or {}).items()]
+        return f"{self._base}/{path}{'?' if given else ''}{'&'.join(given)}"
+
+
+@lru_cache(256)  # the words of the routes and the directory are in nearly every request
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _observe(method: str, segments: tuple[str, ...], *, began: int, outcome: str) -> None:
+    """Count a request, and record its span. `began` is by the clock of the machine."""
+    ended = time.time_ns()
+    words = [word if word in _ROUTE_WORDS else "{id}" for word in segments]
+    route = f"{method} /{'/'.join(words)}"
+    metrics.OPENCODE_REQUESTS.add(route, outcome)
+    metrics.OPENCODE_SECONDS.observe(max(0, ended - began) / 1e9, route)
+    if (parent := tracing.recorded()) is not None:
+        tracing.record(
+            f"OpenCode {route}",
+            below=parent,
+            kind="client",
+            times=(began, ended),
+            error=outcome if outcome != "ok" else None,
+        )
 
 
 def _parse_answer(answer: Answer, raw: bytes) -> Any:

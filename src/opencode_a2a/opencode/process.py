@@ -31,7 +31,7 @@ TERM_GRACE, KILL_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 10.0, 1.0, 
 # OpenCode does not get these. Settings may be in any case; systemd's directory holds our secrets.
 SERVICE_VARIABLES = re.compile(
     "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME)"
-    "|CREDENTIALS_DIRECTORY",
+    "|CREDENTIALS_DIRECTORY|OTEL_EXPORTER_OTLP_([A-Z]+_)?HEADERS",
     re.IGNORECASE,
 )
 log = structlog.get_logger()

@@ -43,6 +43,7 @@ from .ids import prompt_id
 T = TypeVar("T")
 
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
+MOST_TOKENS, MOST_DOLLARS = 10**9, 10_000.0  # that one step can use
 FILE_LIMIT = 12 << 20  # characters of a data URL: as much as may be sent in one part
 OUTPUT_WINDOW = 30_000  # characters that OpenCode tells of a running tool: its latest, …
 OUTPUT_CUT = "...\n\n"  # … after this
@@ -131,6 +132,7 @@ class PartInfo(FileInfo):
     state: ToolState | None = None
     tokens: Tokens | None = None  # only few parts have any
     cost: float = 0.0
+    reason: str | None = None  # why a step has ended
 
 
 class SessionInfo(Wire):
@@ -250,7 +252,7 @@ def message_events(info: MessageInfo) -> list[ev.AgentEvent]:
             finish=info.finish,
             problem=problem(info.error) if info.error is not None and not aborted else None,
             aborted=aborted,
-            answered_by=_answered_by(info) if speaker is ev.Speaker.AGENT else None,
+            answered_by=_answered_by(info) if speaker is not ev.Speaker.USER else None,
         )
     ]
 
@@ -298,23 +300,34 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
         case "step-start":
             return [ev.StepStarted(*where)]
         case "step-finish":
-            t = part.tokens or Tokens()
-            cost = round(part.cost, COST_DIGITS)
-            usage = Usage(
-                input_tokens=t.input,
-                output_tokens=t.output,
-                reasoning_tokens=t.reasoning,
-                cache_read_tokens=t.cache.read,
-                cache_write_tokens=t.cache.write,
-                cost=cost,
-            )
-            return [ev.StepFinished(*where, usage)]
+            last = part.reason not in (None, "tool-calls")
+            return [ev.StepFinished(*where, _usage(part), may_be_last=last)]
         case "patch":
             return [ev.FilesChanged(part.session, part.message)]
         case "compaction":
             return [ev.Compacting(part.session, done=False, part_id=part.id)]
         case _:
             return []
+
+
+def _usage(part: PartInfo) -> Usage:
+    """What a step has used, as its provider says; figures that cannot be are cut off.
+
+    Sums are stored as whole numbers of 64 bits, and a negative figure would enlarge a budget.
+    """
+    t = part.tokens or Tokens()
+    return Usage(
+        input_tokens=_tokens(t.input),
+        output_tokens=_tokens(t.output),
+        reasoning_tokens=_tokens(t.reasoning),
+        cache_read_tokens=_tokens(t.cache.read),
+        cache_write_tokens=_tokens(t.cache.write),
+        cost=round(min(max(0.0, part.cost), MOST_DOLLARS), COST_DIGITS),
+    )
+
+
+def _tokens(reported: int) -> int:
+    return min(max(0, reported), MOST_TOKENS)
 
 
 def _file(info: FileInfo) -> Part:

@@ -8,9 +8,10 @@ those of the agent itself.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, TypeVar
 
 import structlog
@@ -43,6 +44,8 @@ from ..domain.values import (
     Usage,
 )
 from ..errors import CallTooDeep, ServiceError
+from ..observe import tracing
+from ..observe.tasks import ref_of, tool_span
 from .calls import call_headers
 from .peer_calls import AnnouncedCall, PeerCalls, stop
 
@@ -71,6 +74,8 @@ class CallingSession:
     calls: PeerCalls
     head: TaskHead
     path: Callable[[], CallPath]
+    origin: CallPath = CallPath()  # whose trace the task belongs to
+    denied: Sequence[PermissionRule] = ()  # to this caller, beyond what the rules of its agent say
     _work: dict[asyncio.Task[Any], str] = field(default_factory=dict)  # and the call it is for
     _rules: Callable[[str | None], Sequence[PermissionRule]] | None = None
     _agents: dict[str, str | None] = field(default_factory=dict)  # by message
@@ -241,8 +246,10 @@ class CallingSession:
 
     async def _make(self, call: ToolCall) -> ToolResult:
         tool, rules = call.tool.removeprefix(f"{SERVER}_"), self._rules_for(call)
+        span, began = tracing.new_span_id() if tracing.process.tracer else "", time.time_ns()
         try:
-            headers = call_headers(self.path(), self.calls.max_depth)
+            path = replace(self.origin, depth=self.path().depth)
+            headers = call_headers(path, self.calls.max_depth, span=span)
         except CallTooDeep as exc:
             logger.info("peer.call.refused", tool=tool, task=self.head.id, reason=exc.type)
             return ToolResult(f"{exc.message} Go on without this call.", failed=True)
@@ -259,11 +266,24 @@ class CallingSession:
             add_usage=self._add_usage,
             may_read=lambda path: action_of(rules, "read", path) == "allow",
         )
+        result = BROKEN
         try:
-            return await tools.tools.run(tool, call.input or {}, site)
+            result = await tools.tools.run(tool, call.input or {}, site)
         except Exception:
             logger.exception("peer.call.internal_error", task=self.head.id)
-            return BROKEN
+        finally:
+            ref = ref_of(self.origin)
+            if span and ref.sampled:
+                tracing.record(
+                    f"peer {tool}",
+                    below=tool_span(ref, self.head.id, call.call_id),
+                    span=span,
+                    kind="client",
+                    times=(began, time.time_ns()),
+                    attributes={"a2a.peer": result.peer},
+                    error="failed" if result.failed else None,
+                )
+        return result
 
     async def _ask(self, interrupt: Interrupt) -> Decision:
         decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
@@ -284,7 +304,8 @@ class CallingSession:
         """The rules of the agent that makes a call."""
         started = self._started.get(call.call_id)
         agent = self._agents.get(started.message_id) if started is not None else None
-        return self._rules(agent) if self._rules is not None else ASK_ALWAYS
+        rules = self._rules(agent) if self._rules is not None else ASK_ALWAYS
+        return (*rules, *self.denied)
 
     # -- what the session reports
 

@@ -7,23 +7,25 @@ trace id in `traceparent` (W3C Trace Context) is the same for all of them, in al
 
 from __future__ import annotations
 
-import secrets
 import uuid
+from dataclasses import replace
 
 from ..domain.values import CallPath
 from ..errors import CallTooDeep, InvalidParams
+from ..observe.tracing import SpanRef
 
 DEPTH_HEADER = "A2A-Call-Depth"
 TRACE_HEADER = "traceparent"
 
 
-def read_path(depth: str | None, trace: str) -> CallPath:
+def read_path(depth: str | None, ref: SpanRef) -> CallPath:
     """The call path of a request; `depth` is the header field, which callers leave out."""
+    path = CallPath(0, ref.trace, span=ref.span, sampled=ref.sampled)
     if depth is None:
-        return CallPath(0, trace)
+        return path
     if not (depth.isascii() and depth.isdecimal() and len(depth) <= 2):
         raise InvalidParams.at(DEPTH_HEADER, "must be one whole number from 0 to 99")
-    return CallPath(int(depth), trace)
+    return replace(path, depth=int(depth))
 
 
 def check_depth(path: CallPath, limit: int) -> None:
@@ -31,15 +33,13 @@ def check_depth(path: CallPath, limit: int) -> None:
         raise CallTooDeep(depth=path.depth, limit=limit)
 
 
-def call_headers(path: CallPath, limit: int) -> dict[str, str]:
+def call_headers(path: CallPath, limit: int, *, span: str = "") -> dict[str, str]:
     """The header fields of a call that is made for a task; `CallTooDeep` if it may not be made.
 
-    `path` is that of the task: `Runner.path` while it runs, `Task.path` otherwise.
+    `path` is that of the task: `Runner.path` while it runs, `Task.path` otherwise. `span` is that
+    of the call, where it is recorded; otherwise the call hangs below the caller's own span.
     """
-    onward = CallPath(path.depth + 1, path.trace or uuid.uuid4().hex)
+    onward = replace(path, depth=path.depth + 1)
     check_depth(onward, limit)
-    # "00": a version, and at the end that nobody here records spans.
-    return {
-        DEPTH_HEADER: str(onward.depth),
-        TRACE_HEADER: f"00-{onward.trace}-{secrets.token_hex(8)}-00",
-    }
+    ref = SpanRef(path.trace or uuid.uuid4().hex, span or path.span, sampled=path.sampled)
+    return {DEPTH_HEADER: str(onward.depth), TRACE_HEADER: ref.header}

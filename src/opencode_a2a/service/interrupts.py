@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from ..domain.exchange import refuses
 from ..domain.permissions import AllowRule, covers
 from ..domain.ports import InterruptStore, Key, Pending, TaskLog
 from ..domain.replies import NotUnderstood, check_answers, understand
@@ -45,6 +46,9 @@ from ..errors import (
     ServiceError,
     TaskHandover,
 )
+from ..observe import audit
+from ..observe.tasks import kind_of
+from .limits import Limiter
 from .scheduler import Scheduler
 
 NEW_TASK = (
@@ -67,7 +71,9 @@ class Interrupts:
         scheduler: Scheduler,
         store: InterruptStore,
         always: Literal["context", "workspace"] = "context",
+        limiter: Limiter | None = None,
     ) -> None:
+        self._limiter = limiter or Limiter()
         self._log = log
         self._scheduler = scheduler
         self._store = store
@@ -107,6 +113,7 @@ class Interrupts:
                 unclear = InterruptUnclear(about.interrupt, note, expires_at=about.expires_at)
                 await self._log.write(task_id, [added, unclear], keys=keys)
             else:
+                await self._check_budget(task.head.owner, decisions)
                 await self._decide(task_id, waiting, decisions=decisions, added=added, keys=keys)
         return True
 
@@ -140,10 +147,16 @@ class Interrupts:
             if request_id in waiting:
                 if not self._log.is_mine(found.task_id):
                     raise TaskHandover
+                await self._check_budget(caller.principal, {request_id: decision})
                 if await self._decide(found.task_id, waiting, decisions={request_id: decision}):
                     return
         await self._log.flushed(found.task_id)  # another decision may not be stored yet
         raise _not_open(await self._store.find(caller.principal, request_id), request_id)
+
+    async def _check_budget(self, principal: str, decisions: Mapping[str, Decision]) -> None:
+        """With what is allowed the agent goes on, and spends; to refuse is always possible."""
+        if not all(map(refuses, decisions.values())):
+            await self._limiter.check_budget(principal)
 
     async def _decide(
         self,
@@ -170,6 +183,8 @@ class Interrupts:
                     answers.append(allowed)
         updates: list[Update] = [*answers] if added is None else [added, *answers]
         await self._log.write(task_id, updates, keys=keys)
+        for answer in answers:
+            _audit(task_id, answer)
         wanted = await self._scheduler.deliver(task_id, answers)
         return wanted or any(answer.grants for answer in answers)  # new rules hold in any case
 
@@ -192,6 +207,18 @@ class Interrupts:
             grants=grants,
             by=by,
         )
+
+
+def _audit(task_id: str, answer: InterruptAnswered) -> None:
+    ask = answer.interrupt
+    audit.record(
+        f"{kind_of(ask)}.answer",
+        outcome=answer.resolution,
+        task=task_id,
+        request_id=ask.request_id,
+        permission=ask.permission if isinstance(ask, PermissionAsk) else None,
+        by_rule=answer.by == "rule" or None,
+    )
 
 
 def _has_answered(task: Task, message: Message) -> bool:

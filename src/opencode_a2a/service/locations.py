@@ -5,6 +5,9 @@ every caller sees, and can remove, those that have no owner. OpenCode lists ever
 seen as a worktree, and deletes any directory that a request calls one. So a listed directory
 counts as a worktree only if git has linked it to the repository of the location.
 
+A caller can be limited to some directories below the root. Its worktrees and workspaces are not
+concerned: what is done there does not touch the directories of others.
+
 OpenCode keeps its worktrees outside the root. `Locations.within` is the one rule that decides in
 which directories a caller can work, inside the root or outside.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..domain.catalog import Catalog, Location, OwnershipStore, Workspace
@@ -22,6 +25,7 @@ from ..domain.values import Caller
 from ..errors import DirectoryGone, InvalidParams, UpstreamHttpError
 from ..paths import inside_git
 from . import git
+from .limits import Limiter
 
 DIRECTORY_FIELD = "metadata.opencode.directory"
 WORKSPACE_FIELD = "metadata.opencode.workspace.id"
@@ -34,10 +38,23 @@ class Locations:
     root: Path  # the workspace
     shared: bool
     directories: bool  # whether a caller can choose among those below the root
+    limiter: Limiter = field(default_factory=Limiter)
 
     @property
     def home(self) -> Location:
         return Location(str(self.root))
+
+    def home_of(self, caller: Caller) -> Location:
+        """Where a request works that does not say: in the root, if its caller may work there."""
+        allowed = self._allowed_directories(caller)
+        if not allowed or self.root in allowed:
+            return self.home
+        return Location(str(allowed[0]))
+
+    def _allowed_directories(self, caller: Caller) -> list[Path]:
+        """Those below the root to which the caller is limited; none means all."""
+        named = self.limiter.of(caller.principal).directories
+        return [(self.root / each).resolve() for each in named]
 
     async def find(
         self,
@@ -57,7 +74,7 @@ class Locations:
             )
             return Location(found.directory or self.home.directory, workspace)
         if directory is None:
-            return self.home
+            return self.home_of(caller)
         path = await asyncio.to_thread(self._named_directory, directory, field)
         if path is None or not await self.within(caller, [str(path)]):
             raise InvalidParams.at(
@@ -91,6 +108,8 @@ class Locations:
         real, below = await asyncio.to_thread(self._resolve, list(directories))
         outside = {path for path in real.values() if path not in below}
         trees = await self._trees_around(caller, outside)
+        if allowed_directories := self._allowed_directories(caller):
+            below = {p for p in below if any(p.is_relative_to(d) for d in allowed_directories)}
         others = await self._owned_by_others(caller, below)
         inside_trees = await asyncio.to_thread(_inside, outside, trees)
         allowed = (below - others) | inside_trees
@@ -144,7 +163,7 @@ class Locations:
 
     async def check(self, caller: Caller, directory: str) -> None:
         """Raise `DirectoryGone` where a session of the caller's cannot work any more."""
-        if directory == self.home.directory:
+        if directory == self.home_of(caller).directory == self.home.directory:
             return  # nobody owns the root, and most sessions work in it
         exists = await asyncio.to_thread(Path(directory).is_dir)
         if not exists or not await self.within(caller, [directory]):

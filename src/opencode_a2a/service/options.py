@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -20,6 +20,7 @@ from ..domain.values import Caller, Isolation, ModelRef, RequestOptions, Selecti
 from ..errors import InvalidParams
 from . import git
 from .isolation import ContextWorktrees
+from .limits import Limiter
 from .locations import DIRECTORY_FIELD, WORKSPACE_FIELD
 from .ownership import Ownership
 from .sessions import Sessions
@@ -29,6 +30,9 @@ from .validator import Validator
 SESSION_CONTEXT_PREFIX = "ctx:opencode-session:"
 _SESSION_ID = re.compile(r"ses_[A-Za-z0-9]+")
 _SESSION_FIELD = "metadata.shared.session.id"
+_MODEL_FIELD = "metadata.shared.model"
+_AGENT_FIELD = "metadata.opencode.agent"
+DEFAULT_AGENT = "build"  # OpenCode's
 ISOLATION_FIELD = "metadata.opencode.isolation"
 
 
@@ -66,6 +70,7 @@ class CatalogOptionsResolver:
     worktrees: ContextWorktrees
     agent: str | None = None  # of the deployment, for requests that choose none
     isolation: Literal["none", "worktree", "never"] = "none"  # unless a request says otherwise
+    limiter: Limiter = field(default_factory=Limiter)
 
     async def context_for(
         self, caller: Caller, *, named: str | None, options: RequestOptions
@@ -96,7 +101,8 @@ class CatalogOptionsResolver:
     async def resolve(
         self, caller: Caller, context_id: str, *, title: str, options: RequestOptions
     ) -> Selection:
-        plain = _with_listed_session(context_id, options) == RequestOptions()
+        limits = self.limiter.of(caller.principal)
+        plain = _with_listed_session(context_id, options) == RequestOptions() and not limits.narrows
         if plain and self.isolation != "worktree":
             return Selection()
         bound = await self.bindings.session_of(caller.principal, context_id)
@@ -108,10 +114,10 @@ class CatalogOptionsResolver:
         if options.session is not None:
             wanted = await self._wanted_session(caller, options.session, bound=bound)
         location = await self._location(caller, options, bound=bound or wanted)
-        agent_model = await self.validator.agent(
-            location, options.agent, field="metadata.opencode.agent"
-        )
-        await self.validator.model(location, options.model, field="metadata.shared.model")
+        if limits.narrows:
+            options = await self._narrowed(caller, location, options, session=bound or wanted)
+        agent_model = await self.validator.agent(location, options.agent, field=_AGENT_FIELD)
+        await self.validator.model(location, options.model, field=_MODEL_FIELD)
         if options.variant is not None:
             model = options.model or await self._answering(
                 location, options, session=bound or wanted
@@ -126,7 +132,8 @@ class CatalogOptionsResolver:
             await self.bindings.bind(caller.principal, context_id, session=wanted)
             bound = wanted
         elsewhere = options.model or options.directory or options.workspace
-        if bound is None and isolation is None and elsewhere:
+        limited = location != self.ownership.locations.home
+        if bound is None and isolation is None and (elsewhere or limited):
             session = await self.sessions.serving(
                 caller.principal, context_id, title=title, location=location
             )
@@ -171,7 +178,7 @@ class CatalogOptionsResolver:
         self, caller: Caller, options: RequestOptions, *, bound: SessionRef | None
     ) -> Location:
         if options.directory is None and options.workspace is None:
-            home = self.ownership.locations.home
+            home = self.ownership.locations.home_of(caller)
             return Location(bound.directory) if bound is not None and bound.directory else home
         location = await self.ownership.locations.find(
             caller, directory=options.directory, workspace=options.workspace
@@ -181,6 +188,26 @@ class CatalogOptionsResolver:
                 DIRECTORY_FIELD, "this context works in another directory; use a new context"
             )
         return location
+
+    async def _narrowed(
+        self,
+        caller: Caller,
+        location: Location,
+        options: RequestOptions,
+        *,
+        session: SessionRef | None,
+    ) -> RequestOptions:
+        """The options, with what the caller's limits allow where they name nothing."""
+        who, limiter = caller.principal, self.limiter
+        limiter.check_model(who, options.model, field=_MODEL_FIELD)
+        limiter.check_agent(who, options.agent, field=_AGENT_FIELD)
+        if options.agent is None:
+            agent = limiter.agent_for(who, default=self.agent or DEFAULT_AGENT)
+            options = replace(options, agent=agent)
+        if options.model is None and limiter.of(who).models:
+            default = await self._answering(location, options, session=session)
+            options = replace(options, model=limiter.model_for(who, default=default))
+        return options
 
     async def _isolation(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -28,6 +28,7 @@ from ..domain.catalog import (
 )
 from ..domain.values import Caller, PermissionRule, SessionRef
 from ..errors import SessionForbidden, SessionNotFound, StoreUnavailable
+from .limits import Limiter
 from .locations import Locations
 
 logger = structlog.get_logger()
@@ -47,6 +48,7 @@ class Ownership:
     clock: Callable[[], int]
     claim_ms: int  # how long a claim holds unless the claimed session is used
     rules: Callable[[], Sequence[PermissionRule]] = tuple  # of the deployment, as they are now
+    limiter: Limiter = field(default_factory=Limiter)
 
     # -- sessions
 
@@ -81,7 +83,7 @@ class Ownership:
 
         The rules are set first, so that every session with an owner has them.
         """
-        rules = self.rules()
+        rules = (*self.rules(), *self.limiter.permission_rules(caller.principal))
         if rules and not await self.store.owners([session.id]):
             # It was not created by this service, or forked.
             await self.catalog.restrict(session.id, rules)

@@ -20,6 +20,7 @@ from ..domain.effects import (
     Aborted,
     AwaitOlderTasks,
     AwaitSlot,
+    BudgetSpent,
     CancelRequested,
     ChangesRead,
     Deliver,
@@ -84,7 +85,11 @@ from ..errors import (
     UpstreamUnreachable,
 )
 from ..locks import KeyedLock
+from ..observe import metrics, tracing
+from ..observe.tasks import ref_of, task_span, turn_span
+from ..observe.tracing import SpanRef
 from .calling_session import CallingSession
+from .limits import Limiter
 from .peer_calls import PeerCalls
 from .sessions import Sessions
 from .stopping import stop
@@ -96,9 +101,11 @@ CHANGES_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; OpenCode knows changes a 
 BACKGROUND_SECONDS = 1.0  # that deliveries may take after the end of their task
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
 NOT_ANSWERED = Problem(Failure.UPSTREAM_TIMEOUT, "OpenCode has not answered in time.")
+_FAILURES = (SessionGone, ServiceError)  # of an effect; anything else is a fault of the service
 _UNREACHABLE = (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable)
 # What is left when anything happens, and what only when the task is canceled. The others go on:
 # an abort must not overtake its prompt.
+_UNTIL = (Wait, Listen)  # these say when they are over
 _INTERRUPTIBLE = (Wait, Listen, Reconcile)
 _CANCELABLE = (
     *_INTERRUPTIBLE,
@@ -138,6 +145,7 @@ class Tools:
     slots: Slots
     clock: Callable[[], int]
     changes_seconds: float
+    limiter: Limiter
     peer_calls: PeerCalls | None = None  # None where the agent cannot call peers
 
 
@@ -155,15 +163,18 @@ class Runner:
     run: Run
     order: tuple[bool, int, str]
     path: CallPath = CallPath()  # the deepest of its messages, for the calls that the agent makes
+    origin: CallPath = CallPath()  # of its first message: the trace that all of it belongs to
     prepare: Prepare | None = None  # makes the parts of a prompt that an earlier process had
     granted: asyncio.Future[None] = field(default_factory=_future)  # a slot
     over: asyncio.Future[None] = field(default_factory=_future)
     work: asyncio.Task[None] | None = None
     entered: bool = False
     next_key: int = 0  # of the next message
+    caller: str = field(init=False)
+    context: str = field(init=False)
     _clock_offset: float = field(init=False)
     _session: AgentSession | None = None
-    _subscription: ExitStack = field(default_factory=ExitStack)
+    _subscription: ExitStack | None = None
     _events: AsyncIterator[Sequence[AgentEvent]] | None = None
     _effect: Effect | None = None
     _timeout: asyncio.Timeout | None = None
@@ -171,16 +182,9 @@ class Runner:
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.caller, self.context = self.head.owner, self.head.context_id
         # From here on time passes steadily, also when the clock of the machine is set.
         self._clock_offset = self.tools.clock() / 1000 - time.monotonic()
-
-    @property
-    def caller(self) -> str:
-        return self.head.owner
-
-    @property
-    def context(self) -> str:
-        return self.head.context_id
 
     def _now(self) -> float:
         return self._clock_offset + time.monotonic()
@@ -194,7 +198,7 @@ class Runner:
         self._feed(happened)
         if self._timeout is None or self._timeout.expired():
             return
-        canceled = isinstance(happened, CancelRequested)
+        canceled = isinstance(happened, CancelRequested | BudgetSpent)
         if isinstance(self._effect, _CANCELABLE if canceled else _INTERRUPTIBLE):
             self._leave_at(0.0)
         elif (until := self.run.give_up_at) is not None:
@@ -219,6 +223,27 @@ class Runner:
             _resolve(self._waiters.pop(request_id), wanted=False)
 
     # -- the work
+
+    def enter_context(self) -> None:
+        """Let the log and traces know whose work follows, in the asyncio task that does it."""
+        head = self.head
+        ids = {"task": head.id, "context": head.context_id, "principal": head.owner}
+        if self.origin.trace:
+            ids["trace_id"] = self.origin.trace
+        if (ref := self._begun_by()) is not None:
+            tracing.current.set(task_span(ref, head.id))
+            ids["span_id"] = task_span(ref, head.id).span
+        structlog.contextvars.bind_contextvars(**ids)
+
+    def _enter_turn(self, message_id: str) -> None:
+        if (ref := self._begun_by()) is not None:
+            tracing.current.set(turn_span(ref, message_id))
+
+    def _begun_by(self) -> SpanRef | None:
+        """The request that began the task, if its trace is recorded."""
+        if tracing.process.tracer is None or not self.origin.sampled:
+            return None
+        return ref_of(self.origin)
 
     async def until_finished(self) -> None:
         """Perform effects until none is left, and store the last updates."""
@@ -245,9 +270,14 @@ class Runner:
 
     def _leave(self) -> None:
         """Nothing more is heard, and nothing more is delivered that somebody waits for."""
-        self._subscription.close()
+        self._unsubscribe()
         for waiter in self._waiters.values():
             _resolve(waiter, wanted=False)
+
+    def _unsubscribe(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
 
     async def _store_end(self, finish: Finish) -> None:
         self._leave()
@@ -280,11 +310,12 @@ class Runner:
         return self.run.next(self._now())
 
     def _feed(self, happened: Happened) -> None:
-        self._append(self.run.feed(happened, self._now()))
-        if self.run.working:
-            self.tools.slots.rest(self, resting=bool(self.run.open_requests))
+        run = self.run
+        self._append(run.feed(happened, self._now()))
+        if run.working:
+            self.tools.slots.rest(self, resting=bool(run.open_requests))
         else:
-            self._subscription.close()
+            self._unsubscribe()
         if self._waiters:
             self._resolve_dropped()
 
@@ -301,7 +332,9 @@ class Runner:
 
         async def perform() -> None:
             try:
-                happened = await self._result_of(effect)
+                happened = await self._do(effect)
+            except _FAILURES as exc:
+                happened = self._failure(effect, exc)
             except Exception:
                 logger.exception("task.internal_error", task=self.head.id)
                 happened = ServiceBroken(BROKEN)
@@ -314,12 +347,14 @@ class Runner:
 
     async def _perform(self, effect: Effect) -> Happened | None:
         """What came of an effect, failures included; None when it was left."""
-        until = effect.until if isinstance(effect, Wait | Listen) else self.run.give_up_at
+        until = effect.until if isinstance(effect, _UNTIL) else self.run.give_up_at
         seconds = None if until is None else max(0.0, until - self._now())
         self._effect, self._timeout = effect, asyncio.timeout(seconds)
         try:
             async with self._timeout:
-                return await self._result_of(effect)
+                return await self._do(effect)
+        except _FAILURES as exc:
+            return self._failure(effect, exc)
         except TimeoutError:
             if not self._timeout.expired():
                 raise  # not ours
@@ -331,15 +366,11 @@ class Runner:
         finally:
             self._timeout = None
 
-    async def _result_of(self, effect: Effect) -> Happened | None:
-        try:
-            return await self._do(effect)
-        except SessionGone:
+    def _failure(self, effect: Effect, exc: SessionGone | ServiceError) -> Happened:
+        if isinstance(exc, SessionGone):
             return SessionMissing(effect)
-        except ServiceError as exc:
-            self._log_failure(effect, exc)
-            unreachable = isinstance(exc, _UNREACHABLE)
-            return EffectFailed(effect, _problem(exc), unreachable=unreachable)
+        self._log_failure(effect, exc)
+        return EffectFailed(effect, _problem(exc), unreachable=isinstance(exc, _UNREACHABLE))
 
     async def _do(self, effect: Effect) -> Happened | None:
         log, task_id, session = self.tools.log, self.head.id, self._session
@@ -389,17 +420,25 @@ class Runner:
     ) -> Happened | None:
         match effect:
             case Subscribe():
-                self._subscription.close()
-                self._events = self._subscription.enter_context(await session.events())
+                self._unsubscribe()
+                subscription = await session.events()
+                self._subscription = ExitStack()
+                self._events = self._subscription.enter_context(subscription)
                 return Subscribed()
             case FindPrompt(message_id):
+                self._enter_turn(message_id)
                 return PromptSearched(await session.has(message_id))
             case SendPrompt(prompt):
+                if (spent := self.tools.limiter.budget_problem(self.head.owner)) is not None:
+                    return BudgetSpent(spent)
+                self._enter_turn(prompt.message_id)
                 if not prompt.parts and self.prepare is not None:
                     prompt = await self.prepare(prompt.message_id)
                 await session.prompt(prompt)
                 return PromptSent()
             case Reconcile(message_id):
+                metrics.RECONCILES.add()
+                self._enter_turn(message_id)
                 return StoredRead(await session.read(message_id))
             case Deliver():
                 return await self._deliver(effect, session)
@@ -422,6 +461,7 @@ class Runner:
             with suppress(StoreUnavailable):  # to ask once too often does no harm
                 rules = await self.tools.interrupts.allow_rules(owner, context_id)
         ref = self._session.ref
+        structlog.contextvars.bind_contextvars(session=ref.id)
         return SessionOpened(ref.id, ref.title, rules=rules, worktree=ref.worktree)
 
     async def _renew_session(self) -> SessionOpened:
@@ -432,13 +472,22 @@ class Runner:
         )
         self._session = self._with_peers(session)
         ref = self._session.ref
+        structlog.contextvars.bind_contextvars(session=ref.id)
         logger.warning("session.renewed", task=self.head.id, gone=gone.id, session=ref.id)
         return SessionOpened(ref.id, ref.title, worktree=ref.worktree)
 
     def _with_peers(self, session: AgentSession) -> AgentSession:
         if (calls := self.tools.peer_calls) is None:
             return session
-        return CallingSession(session, calls, head=self.head, path=lambda: self.path)
+        denied = self.tools.limiter.permission_rules(self.head.owner)
+        return CallingSession(
+            session,
+            calls,
+            head=self.head,
+            path=lambda: self.path,
+            origin=self.origin,
+            denied=denied,
+        )
 
     async def _deliver(self, effect: Deliver, session: AgentSession) -> Delivered:
         interrupt, wanted = effect.interrupt, True

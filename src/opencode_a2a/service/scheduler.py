@@ -8,13 +8,17 @@ leave. Clients that come and go do not matter here.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from ..domain.admission import Admission, Bound, Bounds, Phase
 from ..domain.effects import (
+    BudgetSpent,
     CancelRequested,
     PromptExpected,
     PromptStored,
@@ -28,12 +32,16 @@ from ..domain.ports import InterruptStore, TaskLog
 from ..domain.run import Run
 from ..domain.task import Task, TaskHead
 from ..domain.updates import InterruptAnswered, InterruptOpened
-from ..domain.values import CallPath, Prompt, TaskState, deepest
+from ..domain.values import CallPath, Problem, Prompt, TaskState, deepest
 from ..errors import StoreUnavailable, UpstreamBusy
 from ..locks import KeyedLock
+from ..observe import metrics
+from .limits import Limiter
 from .peer_calls import PeerCalls
 from .runner import Prepare, Runner, Tools, log_wait
 from .sessions import Sessions
+
+logger = structlog.get_logger()
 
 MAX_RESTING = 1_024  # tasks that wait for people
 MAX_WAITING_PROMPTS = 32  # messages to a task that wait until those before are answered
@@ -87,7 +95,10 @@ class Scheduler:
         limits: SchedulerLimits,
         clock: Callable[[], int],
         peer_calls: PeerCalls | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
+        self._limiter = limiter or Limiter()
+        self._limiter.on_spent = self._stop_tasks_of
         self.deciding: KeyedLock[str] = KeyedLock()  # by task: what is decided first counts
         self._log = log
         self._limits = limits
@@ -99,6 +110,7 @@ class Scheduler:
             slots=self,
             clock=clock,
             changes_seconds=limits.abort,
+            limiter=self._limiter,
             peer_calls=peer_calls,
         )
         self._runners: dict[str, Runner] = {}
@@ -108,7 +120,7 @@ class Scheduler:
             per_caller=limits.queued_per_caller,
             resting=MAX_RESTING,
         )
-        self._admission: Admission[Runner] = Admission(bounds)
+        self._admission: Admission[Runner] = Admission(bounds, self._limiter.bounds)
 
     @asynccontextmanager
     async def running(self, stopping: asyncio.Future[None] | None = None) -> AsyncIterator[None]:
@@ -150,12 +162,25 @@ class Scheduler:
             for runner in sorted(self._runners.values(), key=lambda runner: runner.head.created_at)
         ]
 
+    @property
+    def gauges(self) -> dict[metrics.Gauge, Callable[[], metrics.Values]]:
+        return {
+            metrics.QUEUE_DEPTH: self._queue_depth,
+            metrics.QUEUE_LIMIT: lambda: metrics.one(self._limits.queued),
+        }
+
+    def _queue_depth(self) -> metrics.Values:
+        phases = Counter(map(self._admission.phase_of, self._runners.values()))
+        return {("slot",): phases[Phase.WAITING], ("context",): phases[Phase.PRESENT]}
+
     # -- tasks come in
 
     @contextmanager
     def admit(self, caller: str) -> Iterator[None]:
         """Keep room for a task that is being made, or refuse it: too much is waiting already."""
         bound = self._admission.bound_for(caller)
+        if bound is Bound.OWN:
+            raise self._limiter.too_many_tasks(caller, present=self._admission.present_of(caller))
         if bound is not None:
             raise _too_many(bound, self._admission.waiting_of(caller))
         self._admission.arrive(caller)
@@ -172,7 +197,8 @@ class Scheduler:
         In a `fresh` context, made for this task, its session is opened meanwhile.
         """
         run = Run(self._limits, fresh=fresh)
-        runner = Runner(self._tools, head, title, run=run, order=_order(head), path=path)
+        order = _order(head)
+        runner = Runner(self._tools, head, title, run=run, order=order, path=path, origin=path)
         prompt = _expect_prompt(runner)
         self._begin(runner)
         return prompt
@@ -197,10 +223,14 @@ class Scheduler:
             run=run,
             order=order,
             path=task.path,
+            origin=task.origin,
             prepare=prepare,
         )
         # What OpenCode already works on has no use for a slot that it would have to wait for.
         self._begin(runner, running=task.state is TaskState.WORKING)
+        spent = self._limiter.budget_problem(task.head.owner)
+        if spent is not None and task.state is TaskState.WORKING:
+            runner.post(BudgetSpent(spent))
 
     def _begin(self, runner: Runner, *, running: bool = False) -> None:
         before = self._runners.get(runner.head.id)
@@ -212,12 +242,13 @@ class Scheduler:
         self._runners[runner.head.id] = runner
         self._admission.enter(runner, running=running)
         if running:
-            self._hand_out_slots()  # a caller with nothing running need not wait for this one
+            self.hand_out_slots()  # a caller with nothing running need not wait for this one
         runner.work = asyncio.create_task(self._work(runner))
 
     async def _work(self, runner: Runner) -> None:
         # The context is free only when the end is in the log: were the next prompt sent before and
         # the end lost, this task would take the next one's answer for its own.
+        runner.enter_context()
         try:
             await runner.until_finished()
         finally:
@@ -225,7 +256,7 @@ class Scheduler:
 
     def _leave(self, runner: Runner) -> None:
         self._admission.leave(runner)
-        self._hand_out_slots()
+        self.hand_out_slots()
         if self._runners.get(runner.head.id) is runner:
             del self._runners[runner.head.id]
         runner.over.set_result(None)
@@ -258,6 +289,22 @@ class Scheduler:
             raise StoreUnavailable(
                 "The task is being stopped, but this cannot be recorded right now.", retry_after=5
             )
+
+    def _stop_tasks_of(self, caller: str, problem: Problem, spending: str | None) -> None:
+        """Stop what runs or waits to run, and the task that has spent something just now.
+
+        What only waits for a person waits on. While one sub-agent asks, others may be at work.
+        """
+        for runner in list(self._runners.values()):
+            rests = self._admission.phase_of(runner) is Phase.RESTING
+            if runner.caller != caller or runner.run.canceled:
+                continue
+            if not rests or runner.head.id == spending:
+                self._admission.stop_waiting(runner)
+                try:
+                    runner.post(BudgetSpent(problem))
+                except Exception:  # of this task; the others are stopped all the same
+                    logger.exception("task.internal_error", task=runner.head.id)
 
     def open_requests(self, task: Task) -> dict[str, InterruptOpened]:
         """What the agent waits for at this moment; the log may be a moment behind."""
@@ -311,22 +358,25 @@ class Scheduler:
             runner.granted = asyncio.get_running_loop().create_future()
         else:
             self._admission.wait(runner)
-        self._hand_out_slots()
+        self.hand_out_slots()
         if not runner.granted.done():
-            log_wait(runner.head, "for a slot (OPENCODE_MAX_CONCURRENT_STREAMS)")
+            own = self._admission.may_run(runner.caller)
+            setting = "OPENCODE_MAX_CONCURRENT_STREAMS" if own else "running_tasks of its caller"
+            log_wait(runner.head, f"for a slot ({setting})")
             runner.post(TaskQueued())
-        await asyncio.wait({runner.granted})
+            await asyncio.wait({runner.granted})
 
     def rest(self, runner: Runner, *, resting: bool) -> None:
         """A task that waits for a person keeps nobody from working, nor from waiting."""
         if resting:
             if self._admission.rest(runner):
                 log_wait(runner.head, "for a person to decide")
-                self._hand_out_slots()
+                self.hand_out_slots()
         elif self._admission.go_on(runner):
-            self._hand_out_slots()  # a caller with nothing running need not wait for this one
+            self.hand_out_slots()  # a caller with nothing running need not wait for this one
 
-    def _hand_out_slots(self) -> None:
+    def hand_out_slots(self) -> None:
+        """Let those tasks run that may. For whoever changes how many of a caller's may."""
         for runner in self._admission.assign_slots():
             if not runner.granted.done():
                 runner.granted.set_result(None)
@@ -346,6 +396,8 @@ def _expect_prompt(runner: Runner) -> PendingPrompt:
 
 def _too_many(bound: Bound, waiting: int) -> UpstreamBusy:
     match bound:
+        case Bound.OWN:
+            raise AssertionError("the limits of a caller have an error of their own")
         case Bound.QUEUE:
             return UpstreamBusy(
                 f"Too many tasks are waiting for OpenCode ({waiting}, all of them yours). Try "

@@ -12,6 +12,7 @@ from ..domain.values import Caller, FileChange, Isolation, SessionRef, WorktreeR
 from ..errors import IsolationFailed, ServiceError
 from ..locks import KeyedLock
 from .isolation import ContextWorktrees
+from .limits import Limiter
 from .locations import Locations
 
 
@@ -22,6 +23,7 @@ class Sessions:
         bindings: Bindings,
         locations: Locations | None = None,
         worktrees: ContextWorktrees | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
         """Without `locations`, sessions may work in any directory; without `worktrees`, no context
         is isolated.
@@ -30,6 +32,7 @@ class Sessions:
         self._bindings = bindings
         self._locations = locations
         self._worktrees = worktrees
+        self._limiter = limiter or Limiter()
         self._creating: KeyedLock[tuple[str, str]] = KeyedLock()
         self._unbound: dict[tuple[str, str], SessionRef] = {}  # created, but not stored yet
 
@@ -66,7 +69,10 @@ class Sessions:
             if ref is None:
                 if key not in self._unbound:
                     self._unbound[key] = await self._agent.create(
-                        title, context_id, location=location
+                        title,
+                        context_id,
+                        location=location,
+                        rules=self._limiter.permission_rules(owner),
                     )
                 ref = self._unbound[key]
                 if isolation is not None and isolation.model is not None:

@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+import structlog
+
 from ..domain.ports import Agent, Cursor, Key, KeyTaken, TaskLog, TaskPage
 from ..domain.replies import is_only_a_reply
 from ..domain.task import Task, TaskHead
@@ -40,6 +42,7 @@ from ..errors import (
 from ..locks import KeyedLock
 from .inputs import Inputs
 from .interrupts import Interrupts
+from .limits import Limiter
 from .options import OptionsResolver
 from .scheduler import Scheduler
 
@@ -145,7 +148,9 @@ class Tasks:
         options: OptionsResolver,
         inputs: Inputs,
         clock: Callable[[], int],
+        limiter: Limiter | None = None,
     ) -> None:
+        self._limiter = limiter or Limiter()
         self._agent = agent
         self._log = log
         self._scheduler = scheduler
@@ -207,6 +212,7 @@ class Tasks:
         waiting = await self._interrupts.waiting_tasks(caller, request.context_id)
         if len(waiting) == 1:
             task = await self._log.get_own(caller.principal, waiting[0])
+            about(task.head)
             if await self._interrupts.reply(task, request.message, keys=keys, by_context=True):
                 return await self._log.get(caller.principal, task.head.id)
         if is_only_a_reply(request.message):
@@ -219,6 +225,7 @@ class Tasks:
     async def _start(self, caller: Caller, request: Request, *, keys: Sequence[Key]) -> Task:
         if not keys and (task := await self._find_unknown(caller, request)) is not None:
             return task
+        await self._limiter.check_budget(caller.principal)
         with self._scheduler.admit(caller.principal):
             parts = await self._inputs.prepare(request.message.parts)
             await self._agent.available()
@@ -244,6 +251,7 @@ class Tasks:
             )
             # A worktree is made only for a task that is stored.
             plain = request.options == RequestOptions() and selection.isolation is None
+            plain = plain and not self._limiter.of(caller.principal).narrows
             fresh = request.context_id is None and plain
             pending_prompt = self._scheduler.start(head, title, path=request.path, fresh=fresh)
         try:
@@ -254,6 +262,7 @@ class Tasks:
                 self._unknown.add(caller.principal, request, task_id=head.id, now=self._clock())
             raise
         pending_prompt.stored(prompt)
+        about(head)
         return task
 
     async def _find_unknown(self, caller: Caller, request: Request) -> Task | None:
@@ -277,6 +286,7 @@ class Tasks:
         self, caller: Caller, request: Request, task_id: str, *, keys: Sequence[Key]
     ) -> Task:
         task = await self._log.get_own(caller.principal, task_id)
+        about(task.head)
         if request.context_id is not None and request.context_id != task.head.context_id:
             raise InvalidParams.at(
                 "message.contextId", "is not the context of the task named by message.taskId"
@@ -289,6 +299,7 @@ class Tasks:
                 "what it should do next as text.",
                 task_id=task_id,
             )
+        await self._limiter.check_budget(caller.principal)
         parts = await self._inputs.prepare(request.message.parts)
         selection = await self._options.resolve_next(
             caller, task.head.context_id, options=request.options
@@ -330,11 +341,16 @@ class Tasks:
     async def get(self, caller: Caller, task_id: str) -> Task:
         return await self._log.get(caller.principal, task_id)
 
+    async def owner_of(self, task_id: str) -> str | None:
+        """Whose task it is, for those who may know."""
+        return await self._log.owner_of(task_id)
+
     async def list(self, query: TaskQuery) -> TaskPage:
         return await self._log.list(query)
 
     async def cancel(self, caller: Caller, task_id: str) -> Task:
         task = await self._log.get_own(caller.principal, task_id)
+        about(task.head)
         if not task.state.terminal:
             if self._log.is_mine(task_id):
                 await self._scheduler.cancel(task_id)
@@ -378,6 +394,11 @@ class Tasks:
         if snapshot is None:
             return replace(self.replay(task), gap="compacted")
         return Replay(snapshot, self._log.follow(task.head.id, seq))
+
+
+def about(head: TaskHead) -> None:
+    """Let the lines of the log say what the current request is about."""
+    structlog.contextvars.bind_contextvars(task=head.id, context=head.context_id)
 
 
 def title_of(message: Message) -> str:

@@ -23,4 +23,18 @@ await serve({
   get: (params, options) => client.getTask(params, options),
   cancel: (params, options) => client.cancelTask(params, options),
   resubscribe: (params, options) => client.resubscribeTask(params, options),
+  // Push configs: make one, read it, list all, delete it; what each call has answered.
+  push: async ({ taskId, ...pushNotificationConfig }, options) => {
+    const one = { id: taskId, pushNotificationConfigId: pushNotificationConfig.id };
+    const made = await client.setTaskPushNotificationConfig(
+      { taskId, pushNotificationConfig },
+      options,
+    );
+    const read = await client.getTaskPushNotificationConfig(one, options);
+    const list = await client.listTaskPushNotificationConfig({ id: taskId }, options);
+    if (one.pushNotificationConfigId === 'gone') {
+      await client.deleteTaskPushNotificationConfig(one, options);
+    }
+    return [made, read, list];
+  },
 });

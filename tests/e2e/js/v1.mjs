@@ -2,11 +2,15 @@
 
 import {
   CancelTaskRequest,
+  DeleteTaskPushNotificationConfigRequest,
+  GetTaskPushNotificationConfigRequest,
   GetTaskRequest,
+  ListTaskPushNotificationConfigsRequest,
   SendMessageRequest,
   StreamResponse,
   SubscribeToTaskRequest,
   Task,
+  TaskPushNotificationConfig,
 } from '@a2a-js/sdk';
 import {
   ClientFactory,
@@ -40,4 +44,30 @@ await serve({
     Task.toJSON(await client.cancelTask(CancelTaskRequest.fromJSON(params), options)),
   resubscribe: (params, options) =>
     events(client.resubscribeTask(SubscribeToTaskRequest.fromJSON(params), options)),
+  // Push configs: make one, read it, list all, delete it; what each call has answered.
+  push: async (config, options) => {
+    const one = { taskId: config.taskId, id: config.id };
+    const made = await client.createTaskPushNotificationConfig(
+      TaskPushNotificationConfig.fromJSON(config),
+      options,
+    );
+    const read = await client.getTaskPushNotificationConfig(
+      GetTaskPushNotificationConfigRequest.fromJSON(one),
+      options,
+    );
+    const list = await client.listTaskPushNotificationConfig(
+      ListTaskPushNotificationConfigsRequest.fromJSON({ taskId: config.taskId }),
+      options,
+    );
+    if (config.id === 'gone') {
+      await client.deleteTaskPushNotificationConfig(
+        DeleteTaskPushNotificationConfigRequest.fromJSON(one),
+        options,
+      );
+    }
+    const shown = list.configs.map(TaskPushNotificationConfig.toJSON);
+    return [TaskPushNotificationConfig.toJSON(made), TaskPushNotificationConfig.toJSON(read), shown];
+  },
+  // What a receiver does with a notification.
+  receive: async (body) => StreamResponse.toJSON(StreamResponse.fromJSON(body)),
 });
