@@ -18,7 +18,7 @@ import uvloop
 
 from tests.running import ROOT
 
-from . import calling, latency, observing, process, smoke, stored, streaming, wire
+from . import calling, fleet, latency, observing, process, smoke, stored, streaming, wire
 from .figures import Result
 from .lab import Lab
 from .report import table, write
@@ -37,6 +37,7 @@ MEASURES: dict[str, Callable[[Lab], Awaitable[Result]]] = {
     "start": process.start,
     "wire": wire.by_content,
     "observe": observing.cost,
+    "fleet": fleet.messages_a_second,
 }
 
 

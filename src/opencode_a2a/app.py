@@ -50,6 +50,7 @@ from .inbound.sse import Streams, open_streams
 from .observe import metrics
 from .opencode.agent import Defaults, OpenCode
 from .opencode.catalog import OpenCodeCatalog
+from .opencode.fleet import Fleet
 from .opencode.http import Endpoint
 from .outbound.egress import Egress
 from .outbound.files import NamedFiles
@@ -119,18 +120,22 @@ async def build(
     endpoint: Endpoint,
     url: str,
     stopping: asyncio.Future[None],
+    more_opencodes: Sequence[Endpoint] = (),
     agent: Agent | None = None,
 ) -> AsyncIterator[Built]:
     """The service, talking to the OpenCode at `endpoint`, known to clients as `url`.
 
+    `more_opencodes` have the same sessions as that one, and share its work.
     Tests of the protocol itself pass another `agent`, which does the tasks.
     """
-    logs.redactor.add(*settings.secrets, *endpoint.secrets)  # some were made for this run
-    current = _CurrentSettings(settings, own_urls=(url, endpoint.base_url))
+    endpoints = (endpoint, *more_opencodes)
+    made_secrets = (secret for each in endpoints for secret in each.secrets)  # for this run
+    logs.redactor.add(*settings.secrets, *made_secrets)
+    current = _CurrentSettings(settings, own_urls=(url, *(each.base_url for each in endpoints)))
     limiter = Limiter(of=current.limits_of, has_budgets=current.has_budgets)
     async with (
         open_issuer(lambda: current.settings) as issuer,
-        _open_adapters(settings, endpoint, rules=current.rules) as adapters,
+        _open_adapters(settings, endpoints, rules=current.rules) as adapters,
         _peer_calls(current, adapters, endpoint=endpoint) as peer_calls,
         _push(settings, adapters, issuer=url) as push,
     ):
@@ -368,13 +373,13 @@ class _Adapters:
     worktrees: SqlWorktrees
     conversations: SqlPeerConversations
     push: SqlPush
-    opencode: OpenCode
+    opencode: OpenCode | Fleet
     files: NamedFiles
 
 
 @asynccontextmanager
 async def _open_adapters(
-    settings: Settings, endpoint: Endpoint, *, rules: Rules
+    settings: Settings, endpoints: Sequence[Endpoint], *, rules: Rules
 ) -> AsyncIterator[_Adapters]:
     root = settings.upstream.workspace_root
     own_root = Root(str(root), partial(in_root, root))
@@ -382,7 +387,7 @@ async def _open_adapters(
         Database.open(settings.state.url(root)) as database,
         _move_from_shared_database(settings.state, root),
         SqlTaskLog.open(database, _retention(settings), root=own_root) as log,
-        _connect(settings, endpoint, rules=rules) as opencode,
+        _connect(settings, endpoints, rules=rules) as opencode,
         NamedFiles.open(egress_of(settings.outbound), root) as files,
     ):
         yield _Adapters(
@@ -554,8 +559,8 @@ def _retention(settings: Settings) -> Retention:
 
 
 def _connect(
-    settings: Settings, endpoint: Endpoint, *, rules: Rules
-) -> AbstractAsyncContextManager[OpenCode]:
+    settings: Settings, endpoints: Sequence[Endpoint], *, rules: Rules
+) -> AbstractAsyncContextManager[OpenCode | Fleet]:
     upstream = settings.upstream
     defaults = Defaults(
         str(upstream.workspace_root),
@@ -565,12 +570,10 @@ def _connect(
         rules=rules,
         model_titles=settings.server.session_titles == "model",
     )
-    return OpenCode.connect(
-        endpoint,
-        defaults,
-        timeout=upstream.timeout,
-        concurrency=upstream.max_concurrent_requests,
-    )
+    timeout, concurrency = upstream.timeout, upstream.max_concurrent_requests
+    if len(endpoints) == 1:
+        return OpenCode.connect(endpoints[0], defaults, timeout=timeout, concurrency=concurrency)
+    return Fleet.connect(endpoints, defaults, timeout=timeout, concurrency=concurrency)
 
 
 def _locations(settings: Settings, adapters: _Adapters, *, limiter: Limiter) -> Locations:

@@ -25,13 +25,13 @@ from tests.shell import shell
 
 
 @contextmanager
-def up(directory: Path, **settings: str) -> Iterator[Program]:
+def up(directory: Path, *options: str, **settings: str) -> Iterator[Program]:
     workspace = directory / "workspace"
     workspace.mkdir()
     env = isolated(
         directory / "home", OPENCODE_COMMAND=opencode_command(), A2A_PORT="0", **settings
     )
-    with running(command("opencode-a2a", "up"), env, workspace) as program:
+    with running(command("opencode-a2a", "up", *options), env, workspace) as program:
         yield program
 
 
@@ -178,6 +178,60 @@ def test_the_printed_command_works_opencode_may_die_and_ctrl_c_leaves_nothing(
         assert "\x1b" not in program.output  # it is no terminal
         assert "event=stopping" in program.output
         assert status(tmp_path) == []
+
+
+def login(directory: Path) -> dict[str, str]:
+    token = run(directory, "opencode-a2a", "token", str(directory / "workspace")).out.strip()
+    return {"Authorization": f"Bearer {token}", "A2A-Version": "1.0"}
+
+
+def state(client: httpx.Client, task: str) -> str:
+    found: str = client.get(f"/tasks/{task}").json()["status"]["state"]
+    return found
+
+
+def until_one_has_failed(client: httpx.Client, tasks: list[str]) -> str:
+    """Which of these it is."""
+    deadline = time.monotonic() + 120
+    while True:
+        for task in tasks:
+            if state(client, task) == "TASK_STATE_FAILED":
+                return task
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_two_opencodes_share_the_conversations_and_one_of_them_may_die(tmp_path: Path) -> None:
+    with up(tmp_path, "--opencodes", "2") as program:
+        program.wait_for("Stop with Ctrl-C", 120)
+        assert "Starting OpenCode 2 of 2" in program.output
+        _, second = opencodes(program)
+        said, home = program.output, tmp_path / "home"
+        asking = [typed(said, home, "Ask me a question.") for _ in range(2)]  # each holds one
+        for task in asking:
+            assert "TASK_STATE_INPUT_REQUIRED" in json.dumps(task)
+        os.kill(second, signal.SIGKILL)
+        program.wait_for("event=opencode.died")
+        assert answered(typed(said, home))  # by the other one, or by the one that is started again
+        url = program.wait_for(r"OpenCode answers A2A at (\S+)")[1]
+        with httpx.Client(base_url=url, headers=login(tmp_path), timeout=60) as client:
+            # The OpenCode that was started again knows nothing of the question.
+            lost = until_one_has_failed(client, [str(task["id"]) for task in asking])
+            (other,) = [task for task in asking if task["id"] != lost]
+            message = {
+                "messageId": "m9",
+                "role": "ROLE_USER",
+                "parts": [{"text": "Blue"}],
+                "taskId": other["id"],
+                "contextId": other["contextId"],
+            }
+            answer = client.post("/message:send", json={"message": message}).json()
+            assert answer["task"]["status"]["state"] == "TASK_STATE_COMPLETED", answer
+        program.process.send_signal(signal.SIGINT)
+        assert program.process.wait(60) == 0
+        assert len(opencodes(program)) == 3
+        assert not any(alive(pid) for pid in opencodes(program))
+        assert "Traceback" not in program.output
 
 
 @pytest.mark.timeout(240)

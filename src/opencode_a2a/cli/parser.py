@@ -22,10 +22,15 @@ the next time: `opencode-a2a token` shows it.
   cd your-project && opencode-a2a up
   opencode-a2a up path/to/project --port 9000
   opencode-a2a up --install-opencode
+  opencode-a2a up --opencodes 4
 
 OpenCode is taken from PATH, from node_modules of the checkout this program runs
 from, from where --install-opencode has put it, or from node_modules of the
 workspace. OPENCODE_COMMAND names another one.
+
+One OpenCode uses little more than one core, however much it has to do. On a machine with
+more of them, --opencodes 4 starts four, with about half a GB of memory each; each
+conversation stays with one of them.
 """
 
 SERVE_HELP = """\
@@ -669,6 +674,12 @@ PUSH_TASK = Option("task", "only of this task", value="TASK")
 PURGE = Option("--purge", "also remove data, for ever")
 
 
+def _number_of_opencodes(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError("must be a number from 1 to 64")
+    return int(text)
+
+
 def _light(word: str, what: str, *options: Option) -> Command:
     about = LIGHT_COMMAND_HELP.format(what=what, word=word)
     return Command(word, what, about, (*options, INSTANCE_NAME), has_settings=False)
@@ -764,6 +775,12 @@ COMMANDS = (
         (
             *CONFIG,
             Option("--install-opencode", "install the OpenCode this version is tested with first"),
+            Option(
+                "--opencodes",
+                "start so many OpenCodes, which share the work (1 to 64)",
+                value="N",
+                type=_number_of_opencodes,
+            ),
             DIRECTORY,
         ),
     ),

@@ -67,7 +67,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     _apply_to_log(settings, watch)
     if is_up:
         opencode = find_opencode(settings, install=arguments.install_opencode)
-        command = up(settings, watch, opencode)
+        command = up(settings, watch, opencode, count=arguments.opencodes or 1)
     else:
         command = serve(settings, watch)
 

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
@@ -270,7 +270,9 @@ async def run_server(
     listener: socket.socket,
     watch: Watch,
     welcome: str = "",
+    more_opencodes: Sequence[Endpoint] = (),
 ) -> None:
+    """Serve the OpenCode at `endpoint`, and more that have the same sessions."""
     url = public_url(settings.server, listener.getsockname()[1])
     watch.tls = tls = _tls(settings.server)
     grace = settings.server.shutdown_grace_seconds
@@ -278,7 +280,13 @@ async def run_server(
     async with (
         observing(settings.server),
         watch.over(settings, endpoint, url),
-        build(settings, endpoint=endpoint, url=url, stopping=stopping) as built,
+        build(
+            settings,
+            endpoint=endpoint,
+            more_opencodes=more_opencodes,
+            url=url,
+            stopping=stopping,
+        ) as built,
         ConnectionGuard.open(
             _connection_limits(settings.server),
             settings.server.max_request_head_bytes,

@@ -8,7 +8,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,35 +75,52 @@ def complete(settings: Settings, running: Settings) -> Settings:
     return settings
 
 
-async def up(settings: Settings, watch: Watch, opencode: str) -> None:
-    """The command `up`, with this OpenCode."""
+async def up(settings: Settings, watch: Watch, opencode: str, *, count: int = 1) -> None:
+    """The command `up`, with so many processes of this OpenCode."""
     made = None
     if not settings.has_credentials:
         made = MadeToken.of(settings.upstream.workspace_root)
         settings.server.bearer_token = MadeSecret(made.value)
     with open_listener(settings, watch.manager) as listener:
-        watch.say("Starting OpenCode …")
-        async with _start_opencode(settings, opencode) as (managed, chosen):
+        async with _start_fleet(settings, watch, opencode, count=count) as (fleet, chosen):
             url = public_url(settings.server, listener.getsockname()[1])
             serving = asyncio.create_task(
                 run_server(
                     settings,
-                    managed.endpoint,
+                    fleet[0].endpoint,
+                    more_opencodes=[managed.endpoint for managed in fleet[1:]],
                     listener=listener,
                     watch=watch,
                     welcome=welcome(settings, url, made=made, chosen=chosen),
                 )
             )
-            failing = asyncio.create_task(managed.failed())
+            failing = [asyncio.create_task(managed.failed()) for managed in fleet]
             try:
-                await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
-                if failing.done():
-                    raise failing.result()
+                await asyncio.wait({serving, *failing}, return_when=asyncio.FIRST_COMPLETED)
+                for failed in failing:
+                    if failed.done():
+                        raise failed.result()
                 await serving
             finally:
-                for task in (serving, failing):
+                for task in (serving, *failing):
                     task.cancel()
-                await asyncio.gather(serving, failing, return_exceptions=True)
+                await asyncio.gather(serving, *failing, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _start_fleet(
+    settings: Settings, watch: Watch, command: str, *, count: int
+) -> AsyncIterator[tuple[Sequence[ManagedOpenCode], ChosenProviders | None]]:
+    """So many OpenCodes with the same configuration, and so the same sessions."""
+    async with AsyncExitStack() as stack:
+        watch.say("Starting OpenCode …")
+        first, chosen = await stack.enter_async_context(_start_opencode(settings, command))
+        fleet = [first]
+        for number in range(2, count + 1):
+            watch.say(f"Starting OpenCode {number} of {count} …")
+            another = ManagedOpenCode.start(first.launch)
+            fleet.append(await stack.enter_async_context(another))
+        yield fleet, chosen
 
 
 @asynccontextmanager

@@ -95,6 +95,11 @@ class OpenCode:
         """The version that is connected, or was last; None before the first answer."""
         return self._identity.release
 
+    @property
+    def sessions_at_work(self) -> int:
+        """With their sub-agents."""
+        return self._feed.subscribed
+
     async def available(self) -> None:
         await self._feed.ready()
 

@@ -27,7 +27,7 @@ from ..domain.values import (
 )
 from ..errors import InvalidParams, SessionNotFound, UpstreamBusy, UpstreamHttpError
 from . import wire
-from .http import Http
+from .http import Requests
 from .ids import new_id, part_id
 
 CREATION_SECONDS = 60.0  # seconds for a worktree or workspace; OpenCode itself gives up after a few
@@ -223,7 +223,7 @@ class _Worktree(wire.Wire):
 
 
 class OpenCodeCatalog:
-    def __init__(self, http: Http, run_timeout: float) -> None:
+    def __init__(self, http: Requests, run_timeout: float) -> None:
         """`run_timeout` bounds requests that OpenCode answers only when a run is over."""
         self._http = http
         self._run_timeout = run_timeout

@@ -125,6 +125,11 @@ class Feed:
     def connected(self) -> bool:
         return self._connected
 
+    @property
+    def subscribed(self) -> int:
+        """The number of sessions whose events somebody gets."""
+        return len(self._routes)
+
     async def ready(self, within: float = 5.0) -> None:
         """Return once events arrive; raise the reason if they do not."""
         if self._connected:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import orjson
@@ -59,7 +59,35 @@ class Endpoint:
         return self.password, b64encode(f"{self.username}:{self.password}".encode()).decode()
 
 
+class Requests(Protocol):
+    """What the catalog needs: a request to OpenCode, and its answer."""
+
+    async def call(
+        self,
+        method: str,
+        *segments: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """One request and its JSON answer; None where the answer has no body."""
+        ...
+
+    async def exchange(
+        self,
+        method: str,
+        *segments: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout: float | None = None,
+    ) -> tuple[Any, Mapping[str, str]]:
+        """Like `call`, with the answer's headers."""
+        ...
+
+
 class Http:
+    """Implements `Requests`, with one OpenCode."""
+
     def __init__(self, endpoint: Endpoint, timeout: float, concurrency: int) -> None:
         self._endpoint = endpoint
         self._base = endpoint.base_url.rstrip("/")
@@ -90,7 +118,6 @@ class Http:
         body: Any = None,
         timeout: float | None = None,
     ) -> Any:
-        """One request and its JSON answer; None where the answer has no body."""
         answer, _ = await self.exchange(method, *segments, query=query, body=body, timeout=timeout)
         return answer
 
@@ -102,7 +129,6 @@ class Http:
         body: Any = None,
         timeout: float | None = None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Like `call`, with the answer's headers."""
         if self._slots is None:
             return await self._exchange(
                 method, segments=segments, query=query, body=body, timeout=timeout

@@ -108,6 +108,10 @@ class ManagedOpenCode:
                 await asyncio.wait({managed._supervisor})
 
     @property
+    def launch(self) -> Launch:
+        return self._launch
+
+    @property
     def endpoint(self) -> Endpoint:
         return Endpoint(f"http://{HOST}:{self._port}", USERNAME, password=self._password)
 
