@@ -26,6 +26,7 @@ from sqlalchemy import (
     or_,
     select,
     tuple_,
+    union_all,
     update,
 )
 from sqlalchemy.exc import DataError, IntegrityError
@@ -442,12 +443,14 @@ def page(db: Connection, query: TaskQuery) -> TaskPage:
     if query.since is not None:
         wanted.append(tasks.c.status_at >= query.since)
     total = _total(db, query, wanted)
-    page: Select[Any] = select(*_LIST_COLUMNS).where(*wanted)
     if query.after is not None:
         # The index answers a comparison of pairs; with OR, all rows up to here would be read.
-        page = page.where(tuple_(tasks.c.status_at, tasks.c.id) < query.after)
-    newest_first = page.order_by(tasks.c.status_at.desc(), tasks.c.id.desc())
-    found = db.execute(newest_first.limit(query.limit + 1)).all()
+        wanted.append(tuple_(tasks.c.status_at, tasks.c.id) < query.after)
+    if query.owner is None and query.context_id is None and query.state is None:
+        newest = _newest_of_every_state(wanted, query.limit + 1)
+    else:
+        newest = _newest(wanted, query.limit + 1)
+    found = db.execute(newest).all()
     rows = [
         TaskRow(
             head=head_of(row),
@@ -460,6 +463,22 @@ def page(db: Connection, query: TaskQuery) -> TaskPage:
     ]
     more = len(found) > query.limit
     return TaskPage(tuple(rows), total, (rows[-1].status_at, rows[-1].head.id) if more else None)
+
+
+def _newest(wanted: Sequence[ColumnElement[bool]], limit: int) -> Select[Any]:
+    newest_first = (tasks.c.status_at.desc(), tasks.c.id.desc())
+    return select(*_LIST_COLUMNS).where(*wanted).order_by(*newest_first).limit(limit)
+
+
+def _newest_of_every_state(wanted: Sequence[ColumnElement[bool]], limit: int) -> Select[Any]:
+    """The newest of everybody's tasks. `ix_tasks_state` finds those of each state."""
+    found = union_all(
+        *(
+            select(_newest((*wanted, tasks.c.state == state.value), limit).subquery())
+            for state in TaskState
+        )
+    ).subquery()
+    return select(found).order_by(found.c.status_at.desc(), found.c.id.desc()).limit(limit)
 
 
 def _total(db: Connection, query: TaskQuery, wanted: Sequence[ColumnElement[bool]]) -> int:

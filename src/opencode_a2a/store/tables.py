@@ -42,7 +42,9 @@ tasks = Table(
     Column("folded", LargeBinary),  # behind what is read often, which is then read without it
     Column("root", String(600)),  # the workspace root; nothing: an earlier version wrote it
     Index("ix_tasks_owner", "owner", "status_at", "id"),
-    Index("ix_tasks_context", "owner", "context_id", "status_at", "id"),
+    # The context comes first: admins look for one whose owner they do not name.
+    Index("ix_tasks_context", "context_id", "owner", "status_at", "id"),
+    Index("ix_tasks_state", "state", "status_at", "id"),  # for lists of everybody's tasks
     # Partial in PostgreSQL too, as its migration says. Stated here, it would load that dialect.
     Index("ix_tasks_open", "root", "state", sqlite_where=_is_open),
     Index("ix_tasks_cleared", "cleared", "status_at"),
