@@ -104,7 +104,7 @@ class Victim:
         self._config = folder / "limits.toml"
         self._config.write_text(
             "".join(
-                f'[limits."{name}"]\ntokens_per_day = {most}\nrunning_tasks = 1\n'
+                f'[limits."{name}"]\ntokens_per_day = {most}\n'
                 for name, most in plan.budgets
             )
         )

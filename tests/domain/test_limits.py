@@ -17,6 +17,7 @@ from opencode_a2a.domain.limits import (
     Spent,
     StepUsage,
     StreamTime,
+    affordable_tasks,
     budgets,
     check_budget,
     day_of,
@@ -69,6 +70,50 @@ def test_of_two_budgets_that_are_reached_the_one_is_named_that_renews_last() -> 
     assert reached is not None
     assert (reached.limit, reached.renews_at) == ("tokens_per_day", ms(2026, 1, 11))
     assert len(budgets(Limits(tokens_per_day=10, cost_per_month=1), spent)) == 2
+
+
+def test_of_a_budget_one_step_is_kept_for_each_other_task() -> None:
+    limits, spent = Limits(tokens_per_day=100, cost_per_month=1), Spent(TODAY)
+    assert affordable_tasks(limits, spent) == 0, "nobody knows what a step uses"
+    spent.add(TODAY, tokens=70, cost=0)
+    spent.note_largest(tokens=10, cost=0)
+    assert affordable_tasks(limits, spent) == 3
+    assert check_budget(limits, spent, others=2) is None
+    kept = check_budget(limits, spent, others=3)
+    assert kept is not None
+    assert not kept.is_reached
+    assert "(70 of 100 are used) is kept for the steps that its other tasks are in" in str(kept)
+    spent.note_largest(tokens=1, cost=NANODOLLARS)
+    assert affordable_tasks(limits, spent) == 1, "the other budget has no more"
+    assert affordable_tasks(Limits(), spent) == 0
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=80)
+
+
+@given(st.integers(1, 120), STEPS)
+def test_nobody_exceeds_a_budget_by_more_than_one_step(
+    most: int, steps: list[tuple[int, int]]
+) -> None:
+    """Tasks begin and end steps in any order. One that is told to stop begins no other."""
+    limits, spent, working = Limits(tokens_per_day=most), Spent(TODAY), list[int]()
+    spent.note_largest(tokens=9, cost=0)
+    used = 0
+    for task, tokens in steps:
+        if check_budget(limits, spent) is not None:
+            break
+        if task not in working:
+            if len(working) < affordable_tasks(limits, spent):
+                working.append(task)
+            continue
+        assert used < most, "the step before was the last"
+        used += tokens
+        spent.add(TODAY, tokens=tokens, cost=0)
+        spent.note_largest(tokens=tokens, cost=0)
+        if check_budget(limits, spent, others=len(working) - 1) is not None:
+            working.remove(task)
+        assert used < most or not working, "of what is in a step, all can end theirs"
+    assert used < most + 9
 
 
 def test_a_new_day_renews_the_day_and_a_new_month_both() -> None:

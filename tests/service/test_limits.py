@@ -21,7 +21,7 @@ from opencode_a2a.domain.events import (
 from opencode_a2a.domain.limits import DAY_MS, Limits, Spent, StepUsage
 from opencode_a2a.domain.ports import UsageQuery, UsageRow
 from opencode_a2a.domain.task import Task
-from opencode_a2a.domain.updates import BlockText
+from opencode_a2a.domain.updates import BlockText, Progress, Queued
 from opencode_a2a.domain.values import (
     Failure,
     PermissionAsk,
@@ -35,7 +35,8 @@ from opencode_a2a.errors import AuthorizationForbidden, BudgetExceeded
 from opencode_a2a.service.limits import Limiter
 from opencode_a2a.service.runner import Runner
 from opencode_a2a.store.log import now_ms
-from tests.service.house import BOB, answers, house
+from tests.fakes.session import ScriptedSession
+from tests.service.house import ALICE, BOB, answers, house
 
 BUDGET = {"alice": Limits(tokens_per_day=10)}
 
@@ -80,6 +81,66 @@ async def test_all_tasks_of_the_caller_are_stopped_but_none_of_others() -> None:
         with pytest.raises(BudgetExceeded):
             await at.send("one more", "e")
         await at.send("one more", "e", caller=BOB)
+
+
+async def test_a_budget_is_left_to_the_tasks_that_are_in_a_step() -> None:
+    limits = limiter()
+    async with house(limiter=limits) as at:
+        await limits.check_budget("alice")
+        (first, one), (second, two) = [await at.working(context) for context in "cd"]
+        end_step(one, "prt_1", Usage(4, 0))
+        await at.until_said(first, Progress)
+        end_step(two, "prt_2", Usage(3, 0))
+        stopped = await at.ended(second)
+        assert problem_of(stopped) is Failure.BUDGET_EXCEEDED
+        assert stopped.ended is not None
+        assert "(7 of 10 are used) is kept for the steps that its other tasks" in (
+            stopped.ended.message or ""
+        )
+        waiting = await at.send("hello", "e")
+        assert not (await at.tasks.get(ALICE, first)).state.terminal, "it has the rest"
+        end_step(one, "prt_3", Usage(2, 0))
+        assert await at.state(waiting) is TaskState.SUBMITTED, "there is no step left for it"
+        end_step(one, "prt_4", Usage(4, 0))
+        for task in (first, waiting):
+            assert problem_of(await at.ended(task)) is Failure.BUDGET_EXCEEDED
+        assert [each.used for each in await limits.budgets("alice")] == [13]
+
+
+async def test_a_task_waits_until_the_budget_has_a_step_for_it() -> None:
+    limits = limiter()
+    async with house(limiter=limits) as at:
+        await limits.check_budget("alice")
+        first, one = await at.working("c")
+        end_step(one, "prt_1", Usage(5, 0))
+        await at.until_said(first, Progress)
+        waiting = await at.send("hello", "d")
+        await at.until_said(waiting, Queued)
+        one.answer("done")
+        assert (await at.ended(first)).state is TaskState.COMPLETED
+        await at.until(waiting, TaskState.WORKING)
+
+
+async def test_an_answer_waits_while_the_budget_is_kept_for_another_task() -> None:
+    limits = limiter()
+    async with house(limiter=limits) as at:
+        await limits.check_budget("alice")
+        ask = PermissionAsk("per_1", "ses_0", "bash", ("ls",))
+        asking, _ = await at.asking(ask)
+        other, session = await at.working("d")
+        end_step(session, "prt_1", Usage(6, 0))
+        await at.until_said(other, Progress)
+        with pytest.raises(BudgetExceeded, match="is kept for the steps") as refused:
+            await at.say(asking, Text("yes"))
+        assert refused.value.retry_after == 10, "not until it renews"
+        session.answer("done")
+        await at.ended(other)
+        assert (await at.say(asking, Text("yes"))).interrupts == {}
+
+
+def end_step(session: ScriptedSession, part: str, usage: Usage) -> None:
+    answer = session.begin()
+    session.say(StepFinished(session.ref.id, answer, part, usage))
 
 
 async def test_what_waits_for_a_person_waits_on_and_needs_the_budget_to_go_on() -> None:
@@ -138,7 +199,7 @@ async def test_a_prompt_is_not_sent_for_a_caller_that_has_spent_its_budget_meanw
     limits = limiter()
     async with house(limiter=limits) as at:
         await limits.check_budget("alice")
-        limits.on_spent = None
+        limits.tasks = None  # nobody is told
         at.agent.gate.clear()
         task = await at.send("hello", "c")
         spend(limits)
@@ -146,6 +207,25 @@ async def test_a_prompt_is_not_sent_for_a_caller_that_has_spent_its_budget_meanw
         ended = await at.ended(task)
         assert problem_of(ended) is Failure.BUDGET_EXCEEDED
         assert at.agent.of("c").prompts == []
+
+
+class Told:
+    """Implements `CallersTasks` for a caller with no tasks here."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def others_at_work(self, caller: str, task: str) -> int:
+        return 0
+
+    def stop_task(self, task: str, problem: Problem) -> None:
+        raise AssertionError("no task has spent anything")
+
+    def stop_tasks_of(self, caller: str, problem: Problem, spending: str | None) -> None:
+        self.stopped.append(caller)
+
+    def hand_out_slots(self) -> None:
+        pass
 
 
 class OtherProcess:
@@ -167,9 +247,9 @@ class OtherProcess:
 
 
 async def test_what_other_processes_count_is_learned_and_nothing_is_forgotten() -> None:
-    store, told = OtherProcess(), list[tuple[str, Problem, str | None]]()
+    store, told = OtherProcess(), Told()
     limits = limiter()
-    limits.store, limits.on_spent = store, lambda *spent: told.append(spent)
+    limits.store, limits.tasks = store, told
     limits.count([step(Usage(6, 0))])
     store.tokens = 6
     await limits.check_budget("alice")
@@ -179,7 +259,7 @@ async def test_what_other_processes_count_is_learned_and_nothing_is_forgotten() 
         with pytest.raises(BudgetExceeded) as refused:
             await limits.check_budget("alice")
     assert refused.value.facts["used"] == 12
-    assert [name for name, _, _ in told] == ["alice"]
+    assert told.stopped == ["alice"]
 
 
 async def test_a_step_that_was_read_before_it_was_told_counts_once_in_the_end() -> None:

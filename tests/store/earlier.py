@@ -12,6 +12,8 @@ IS_OPEN = "state IN ('submitted', 'working', 'input-required')"
 def forget_roots(db: Connection) -> None:
     """Take a database back to revision 0006, in which nothing has a root."""
     db.exec_driver_sql("DROP INDEX ix_tasks_state")
+    db.exec_driver_sql("DROP INDEX ix_tasks_context")
+    db.exec_driver_sql("CREATE INDEX ix_tasks_context ON tasks (owner, context_id, status_at, id)")
     db.exec_driver_sql("DROP TABLE push_dead")
     db.exec_driver_sql("DROP TABLE push_configs")
     db.exec_driver_sql("DROP TABLE usage_days")

@@ -74,6 +74,20 @@ async def test_steps_are_summed_by_day_caller_and_model(
     assert (spent["bob"].tokens_today, spent["bob"].cost_this_month) == (0, 200_000_000)
 
 
+async def test_the_largest_step_of_the_month_is_known_after_a_restart(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    clock.now = NOON
+    async with soon():
+        await log.create(head("t"), [HELLO])
+        for number, tokens in enumerate((4, 9, 2)):
+            await log.write("t", [finished(f"{number}", Usage(tokens, 1, cost=tokens / 10))])
+        clock.now += 86_400_000
+        await log.write("t", [finished("last", Usage(3, 0))])
+        found = (await SqlUsage(database).spent(day_of(clock.now)))[OWNER]
+    assert (found.largest_step_tokens, found.largest_step_cost) == (10, 900_000_000)
+
+
 async def test_the_same_step_counts_once_whoever_tells_of_it(
     database: Database, log: SqlTaskLog, clock: Clock
 ) -> None:

@@ -13,8 +13,9 @@
    the person has decided, it runs at once: if no slot is free, the next one that becomes free is
    not given away. The same holds for a task that was running in another process.
 6. Between two prompts a task gives its slot up if a caller with fewer running tasks waits for one.
-7. A caller may have limits of its own: so many running tasks, beyond which its tasks wait although
-   slots are free, and so many more that wait. Tasks that go on by rule 5 do so all the same.
+7. A caller may have limits of its own: so many running tasks, or as many as its budget has a step
+   for, beyond which its tasks wait although slots are free, and so many more that wait. Tasks that
+   go on by rule 5 do so all the same.
 8. While fewer than `running + queued` tasks are here, everybody is let in. After that only callers
    with fewer than `per_caller` waiting tasks are, so that nobody fills the queue for the others,
    and callers who have nothing here and start by rule 3. The number of tasks that wait for people
@@ -65,6 +66,7 @@ class CallerBounds:
 
     running: int = 0
     queued: int = 0
+    affordable: int = 0  # running tasks that its budget has a step for
 
 
 class Bound(Enum):
@@ -124,9 +126,9 @@ class Admission(Generic[T]):
         return own.running + (own.queued or bounds.queued) if own.running else 0
 
     def may_run(self, caller: str) -> bool:
-        """Whether the caller's own limit lets one more of its tasks run."""
-        most = self._of_caller(caller).running
-        return not most or self._running[caller] < most
+        """Whether the caller's own limits let one more of its tasks run."""
+        own = self._of_caller(caller)
+        return all(self._running[caller] < most for most in (own.running, own.affordable) if most)
 
     def phase_of(self, task: T) -> Phase:
         return self._phases[task]

@@ -7,6 +7,7 @@ that a step reports: input, output, reasoning, and both kinds of cached ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -67,12 +68,22 @@ class LimitUse:
     allowed: float
     used: float
     renews_at: int | None = None  # milliseconds since 1970; None: when something of the caller ends
+    largest_step: float = 0.0  # of this month, where the limit is a budget
+
+    @property
+    def is_reached(self) -> bool:
+        return self.used >= self.allowed
 
     def __str__(self) -> str:
-        """Why a request is refused, where the limit is reached."""
+        """Why nothing more is allowed: it is used up, or kept for the caller's other tasks."""
         used, allowed = (f"{each:.12g}" for each in (self.used, self.allowed))
         when = f" It renews at {timestamp(self.renews_at)}." if self.renews_at is not None else ""
-        return f"The limit {self.limit} of this caller is reached ({used} of {allowed}).{when}"
+        if self.is_reached:
+            return f"The limit {self.limit} of this caller is reached ({used} of {allowed}).{when}"
+        return (
+            f"What is left of the limit {self.limit} of this caller ({used} of {allowed} are used) "
+            f"is kept for the steps that its other tasks are in.{when}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,8 @@ class Spent:
     cost_today: int = 0  # in nanodollars
     tokens_this_month: int = 0
     cost_this_month: int = 0
+    largest_step_tokens: int = 0  # what one step may use: as much as the largest one did
+    largest_step_cost: int = 0
 
     def on(self, day: date) -> Spent:
         """The same as of another day, which may be in the next month."""
@@ -114,6 +127,8 @@ class Spent:
             day,
             tokens_this_month=self.tokens_this_month if same_month else 0,
             cost_this_month=self.cost_this_month if same_month else 0,
+            largest_step_tokens=self.largest_step_tokens,
+            largest_step_cost=self.largest_step_cost,
         )
 
     def add(self, day: date, *, tokens: int, cost: int) -> None:
@@ -128,6 +143,11 @@ class Spent:
     def add_step(self, step: StepUsage) -> None:
         tokens, cost = step.usage.total_tokens, nanodollars(step.usage.cost)
         self.add(day_of(step.at), tokens=tokens, cost=cost)
+        self.note_largest(tokens=tokens, cost=cost)
+
+    def note_largest(self, *, tokens: int, cost: int) -> None:
+        self.largest_step_tokens = max(self.largest_step_tokens, tokens)
+        self.largest_step_cost = max(self.largest_step_cost, cost)
 
 
 def _month(day: date) -> tuple[int, int]:
@@ -138,9 +158,11 @@ def budgets(limits: Limits, spent: Spent) -> list[LimitUse]:
     """The budgets that a caller has, those first that renew last."""
     tomorrow = _start_of(spent.day + timedelta(days=1))
     next_month = _start_of((spent.day.replace(day=1) + timedelta(days=32)).replace(day=1))
-    cost_today, cost_this_month = (
-        each / NANODOLLARS for each in (spent.cost_today, spent.cost_this_month)
+    cost_today, cost_this_month, step_cost = (
+        each / NANODOLLARS
+        for each in (spent.cost_today, spent.cost_this_month, spent.largest_step_cost)
     )
+    step_tokens = spent.largest_step_tokens
     found = (
         ("tokens_per_month", limits.tokens_per_month, spent.tokens_this_month, next_month),
         ("cost_per_month", limits.cost_per_month, cost_this_month, next_month),
@@ -148,15 +170,44 @@ def budgets(limits: Limits, spent: Spent) -> list[LimitUse]:
         ("cost_per_day", limits.cost_per_day, cost_today, tomorrow),
     )
     return [
-        LimitUse(name, allowed=allowed, used=used, renews_at=renews_at)
+        LimitUse(
+            name,
+            allowed=allowed,
+            used=used,
+            renews_at=renews_at,
+            largest_step=step_cost if name.startswith("cost") else step_tokens,
+        )
         for name, allowed, used, renews_at in found
         if allowed
     ]
 
 
-def check_budget(limits: Limits, spent: Spent) -> LimitUse | None:
-    """The budget that keeps a caller from spending more, if one does."""
-    return next((each for each in budgets(limits, spent) if each.used >= each.allowed), None)
+# What a step uses is known at its end, so a caller with several tasks at work could exceed a budget
+# by a step of each. Therefore a task begins another step only if the budget covers one step of each
+# other task too, as large as the largest one of this month. So more than the budget is used only by
+# a task that is alone at work, in one step.
+
+
+def check_budget(limits: Limits, spent: Spent, *, others: int = 0) -> LimitUse | None:
+    """The budget that keeps a task from another step, if one does, beside others at work."""
+    return next(
+        (
+            each
+            for each in budgets(limits, spent)
+            if each.allowed - each.used <= others * each.largest_step
+        ),
+        None,
+    )
+
+
+def affordable_tasks(limits: Limits, spent: Spent) -> int:
+    """How many tasks of a caller may be at work by its budgets, at least 1; 0 means any number."""
+    steps = (
+        max(1, math.ceil((each.allowed - each.used) / each.largest_step))
+        for each in budgets(limits, spent)
+        if each.largest_step
+    )
+    return min(steps, default=0)
 
 
 def _start_of(day: date) -> int:

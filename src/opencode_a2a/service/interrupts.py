@@ -18,7 +18,7 @@ from ..domain.permissions import AllowRule, covers
 from ..domain.ports import InterruptStore, Key, Pending, TaskLog
 from ..domain.replies import NotUnderstood, check_answers, understand
 from ..domain.requests import EXPIRED
-from ..domain.task import Task
+from ..domain.task import Task, TaskHead
 from ..domain.updates import (
     DecidedBy,
     InterruptAnswered,
@@ -113,7 +113,7 @@ class Interrupts:
                 unclear = InterruptUnclear(about.interrupt, note, expires_at=about.expires_at)
                 await self._log.write(task_id, [added, unclear], keys=keys)
             else:
-                await self._check_budget(task.head.owner, decisions)
+                await self._check_budget(task.head, decisions)
                 await self._decide(task_id, waiting, decisions=decisions, added=added, keys=keys)
         return True
 
@@ -147,16 +147,16 @@ class Interrupts:
             if request_id in waiting:
                 if not self._log.is_mine(found.task_id):
                     raise TaskHandover
-                await self._check_budget(caller.principal, {request_id: decision})
+                await self._check_budget(task.head, {request_id: decision})
                 if await self._decide(found.task_id, waiting, decisions={request_id: decision}):
                     return
         await self._log.flushed(found.task_id)  # another decision may not be stored yet
         raise _not_open(await self._store.find(caller.principal, request_id), request_id)
 
-    async def _check_budget(self, principal: str, decisions: Mapping[str, Decision]) -> None:
+    async def _check_budget(self, head: TaskHead, decisions: Mapping[str, Decision]) -> None:
         """With what is allowed the agent goes on, and spends; to refuse is always possible."""
         if not all(map(refuses, decisions.values())):
-            await self._limiter.check_budget(principal)
+            await self._limiter.check_budget(head.owner, head.id)
 
     async def _decide(
         self,

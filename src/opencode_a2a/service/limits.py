@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
@@ -27,6 +28,7 @@ from ..domain.limits import (
     Spent,
     StepUsage,
     StreamTime,
+    affordable_tasks,
     budgets,
     check_budget,
     day_of,
@@ -48,8 +50,25 @@ logger = structlog.get_logger()
 
 REFRESH_SECONDS = 5.0  # between two looks at what other processes have counted
 MOST_RATES = 4_096  # callers whose requests are counted, before those that are idle are dropped
-# The caller, why its tasks cannot go on, and the task that has spent just now, where one has.
-OnSpent = Callable[[str, Problem, str | None], None]
+RETRY_SECONDS = 10  # where a budget is kept for tasks that end at some time
+
+
+class CallersTasks(Protocol):
+    """The tasks that run or wait here, for the limiter. The scheduler has them."""
+
+    def others_at_work(self, caller: str, task: str) -> int:
+        """How many tasks of a caller are at work besides this one."""
+        ...
+
+    def stop_task(self, task: str, problem: Problem) -> None: ...
+
+    def stop_tasks_of(self, caller: str, problem: Problem, spending: str | None) -> None:
+        """Stop all. `spending`: the task that has spent just now, where one has."""
+        ...
+
+    def hand_out_slots(self) -> None:
+        """Let those tasks run that may now."""
+        ...
 
 
 def _now_ms() -> int:
@@ -64,7 +83,7 @@ class Limiter:
     has_budgets: Callable[[], bool] = lambda: False  # whether anybody has one
     store: UsageStore | None = None
     clock: Callable[[], int] = _now_ms
-    on_spent: OnSpent | None = None  # told when a caller has used up a budget
+    tasks: CallersTasks | None = None
     _spent: dict[str, Spent] = field(default_factory=dict)
     _is_read: bool = False  # what was used before and elsewhere
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -114,7 +133,9 @@ class Limiter:
                 self._spent_by(step.owner).add_step(step)
             self._is_read = True
         for principal in list(self._spent):
-            self._tell_if_spent(principal)
+            self._stop_if_spent(principal)
+        if self.tasks is not None:
+            self.tasks.hand_out_slots()  # a budget may have renewed
 
     # -- tokens and money
 
@@ -124,7 +145,7 @@ class Limiter:
             self._counted_meanwhile += steps
         for step in steps:
             self._spent_by(step.owner).add_step(step)
-            self._tell_if_spent(step.owner, step.task)
+            self._stop_if_spent(step.owner, step.task)
 
     def _spent_by(self, principal: str) -> Spent:
         today = day_of(self.clock())
@@ -132,29 +153,40 @@ class Limiter:
         self._spent[principal] = spent = spent.on(today)
         return spent
 
-    def _tell_if_spent(self, principal: str, task: str | None = None) -> None:
-        if self.on_spent is not None and (problem := self.budget_problem(principal)) is not None:
-            self.on_spent(principal, problem, task)
+    def _stop_if_spent(self, principal: str, task: str | None = None) -> None:
+        """Stop the caller's tasks if nothing is left, or this one if the rest is for the others."""
+        if self.tasks is None:
+            return
+        if (problem := self.budget_problem(principal)) is not None:
+            self.tasks.stop_tasks_of(principal, problem, task)
+        elif task is not None and (problem := self.budget_problem(principal, task)) is not None:
+            self.tasks.stop_task(task, problem)
 
-    def _reached_budget(self, principal: str) -> LimitUse | None:
+    def _reached_budget(self, principal: str, task: str | None) -> LimitUse | None:
         limits = self.of(principal)
         if not limits.has_budget or not self._is_read:
             return None
-        return check_budget(limits, self._spent_by(principal))
+        others = 0
+        if task is not None and self.tasks is not None:
+            others = self.tasks.others_at_work(principal, task)
+        return check_budget(limits, self._spent_by(principal), others=others)
 
-    def budget_problem(self, principal: str) -> Problem | None:
-        """Why a task of this caller cannot go on, if it cannot."""
-        reached = self._reached_budget(principal)
+    def budget_problem(self, principal: str, task: str | None = None) -> Problem | None:
+        """Why a task of this caller cannot go on, if it cannot.
+
+        With a task, what the caller's other tasks may use for their steps is left to them.
+        """
+        reached = self._reached_budget(principal, task)
         if reached is None:
             return None
         return Problem(Failure.BUDGET_EXCEEDED, str(reached), renews_at=reached.renews_at)
 
-    async def check_budget(self, principal: str) -> None:
-        """Raise `BudgetExceeded` if the caller may not spend more."""
+    async def check_budget(self, principal: str, task: str | None = None) -> None:
+        """Raise `BudgetExceeded` if the caller may not spend more, or this task of it."""
         if self.of(principal).has_budget:
             if not self._is_read:
                 await self._refresh()
-            if (reached := self._reached_budget(principal)) is not None:
+            if (reached := self._reached_budget(principal, task)) is not None:
                 raise self._refused(BudgetExceeded, reached)
 
     def check_outside_tasks(self, principal: str) -> None:
@@ -193,7 +225,10 @@ class Limiter:
     def bounds(self, principal: str) -> CallerBounds:
         """How many tasks a caller may have, for the admission."""
         limits = self.of(principal)
-        return CallerBounds(limits.running_tasks, limits.queued_tasks)
+        affordable = 0
+        if limits.has_budget and self._is_read:
+            affordable = affordable_tasks(limits, self._spent_by(principal))
+        return CallerBounds(limits.running_tasks, limits.queued_tasks, affordable=affordable)
 
     def too_many_tasks(self, principal: str, *, present: int) -> LimitExceeded:
         limits = self.of(principal)
@@ -301,6 +336,8 @@ class Limiter:
         if reached.renews_at is not None:
             facts["renews_at"] = timestamp(reached.renews_at)
             seconds = max(1, math.ceil((reached.renews_at - self.clock()) / 1000))
+        if not reached.is_reached:
+            seconds = min(RETRY_SECONDS, seconds or RETRY_SECONDS)
         return kind(str(reached), retry_after=seconds, limit=reached.limit, **facts)
 
 

@@ -98,7 +98,7 @@ class Scheduler:
         limiter: Limiter | None = None,
     ) -> None:
         self._limiter = limiter or Limiter()
-        self._limiter.on_spent = self._stop_tasks_of
+        self._limiter.tasks = self
         self.deciding: KeyedLock[str] = KeyedLock()  # by task: what is decided first counts
         self._log = log
         self._limits = limits
@@ -290,21 +290,39 @@ class Scheduler:
                 "The task is being stopped, but this cannot be recorded right now.", retry_after=5
             )
 
-    def _stop_tasks_of(self, caller: str, problem: Problem, spending: str | None) -> None:
+    # -- budgets
+
+    def others_at_work(self, caller: str, task: str) -> int:
+        return sum(
+            runner.caller == caller
+            and runner.head.id != task
+            and self._admission.phase_of(runner) is Phase.RUNNING
+            and not runner.run.canceled
+            for runner in self._runners.values()
+        )
+
+    def stop_tasks_of(self, caller: str, problem: Problem, spending: str | None) -> None:
         """Stop what runs or waits to run, and the task that has spent something just now.
 
         What only waits for a person waits on. While one sub-agent asks, others may be at work.
         """
         for runner in list(self._runners.values()):
             rests = self._admission.phase_of(runner) is Phase.RESTING
-            if runner.caller != caller or runner.run.canceled:
-                continue
-            if not rests or runner.head.id == spending:
-                self._admission.stop_waiting(runner)
-                try:
-                    runner.post(BudgetSpent(problem))
-                except Exception:  # of this task; the others are stopped all the same
-                    logger.exception("task.internal_error", task=runner.head.id)
+            if runner.caller == caller and (not rests or runner.head.id == spending):
+                self._stop(runner, problem)
+
+    def stop_task(self, task: str, problem: Problem) -> None:
+        if (runner := self._runners.get(task)) is not None:
+            self._stop(runner, problem)
+
+    def _stop(self, runner: Runner, problem: Problem) -> None:
+        if runner.run.canceled:
+            return
+        self._admission.stop_waiting(runner)
+        try:
+            runner.post(BudgetSpent(problem))
+        except Exception:  # of this task; the others are stopped all the same
+            logger.exception("task.internal_error", task=runner.head.id)
 
     def open_requests(self, task: Task) -> dict[str, InterruptOpened]:
         """What the agent waits for at this moment; the log may be a moment behind."""
@@ -361,7 +379,8 @@ class Scheduler:
         self.hand_out_slots()
         if not runner.granted.done():
             own = self._admission.may_run(runner.caller)
-            setting = "OPENCODE_MAX_CONCURRENT_STREAMS" if own else "running_tasks of its caller"
+            limits = "running_tasks, or the budget, of its caller"
+            setting = "OPENCODE_MAX_CONCURRENT_STREAMS" if own else limits
             log_wait(runner.head, f"for a slot ({setting})")
             runner.post(TaskQueued())
             await asyncio.wait({runner.granted})

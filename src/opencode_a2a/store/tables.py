@@ -230,6 +230,9 @@ usage_days = Table(
     Column("cache_read_tokens", BigInteger, nullable=False),
     Column("cache_write_tokens", BigInteger, nullable=False),
     Column("cost", BigInteger, nullable=False),  # in billionths of a dollar: a sum of floats errs
+    # What the budgets keep for a step that is going on.
+    Column("largest_step_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("largest_step_cost", BigInteger, nullable=False, server_default="0"),
 )
 
 # Whom to tell about a task, and how far they were told: the log itself is the outbox.

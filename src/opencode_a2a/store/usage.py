@@ -6,6 +6,7 @@ figures to the sums. A step whose id is noted adds nothing, whoever reports it a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from datetime import date, timedelta
 from typing import Any
@@ -39,15 +40,21 @@ FIGURES = (
     *("steps", "input_tokens", "output_tokens", "reasoning_tokens"),
     *("cache_read_tokens", "cache_write_tokens", "cost"),
 )
+LARGEST = ("largest_step_tokens", "largest_step_cost")
 _KEY = ("day", "owner", "model")
 
 # One statement each: two processes that come to a new row at once do not make a commit fail.
 _NOTE_STEP = Prepared(insert(steps), ("part_id", "at"), suffix=" ON CONFLICT DO NOTHING")
-_MORE = ", ".join(f"{name} = {days.name}.{name} + excluded.{name}" for name in FIGURES)
+_MORE = [f"{name} = {days.name}.{name} + excluded.{name}" for name in FIGURES]
+_LARGER = [
+    f"{name} = CASE WHEN excluded.{name} > {days.name}.{name} THEN excluded.{name} "
+    f"ELSE {days.name}.{name} END"
+    for name in LARGEST
+]
 _ADD_TO_DAY = Prepared(
     insert(days),
-    (*_KEY, *FIGURES),
-    suffix=f" ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET {_MORE}",
+    (*_KEY, *FIGURES, *LARGEST),
+    suffix=f" ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET {', '.join(_MORE + _LARGER)}",
 )
 
 
@@ -72,16 +79,17 @@ def note_steps(db: Connection, head: TaskHead, progress: Iterable[LogEntry]) -> 
 
 def add_to_sums(db: Connection, counted: Iterable[StepUsage]) -> None:
     """Add steps to the sums of their days."""
-    sums: dict[tuple[str, str, str], tuple[int, ...]] = {}
+    sums: dict[tuple[str, str, str], Counter[str]] = {}
     for step in counted:
-        key = (day_of(step.at).isoformat(), step.owner, step.model)
-        figures = (1, *_figures(step.usage))
-        before = sums.get(key, (0,) * len(FIGURES))
-        sums[key] = tuple(a + b for a, b in zip(before, figures, strict=True))
+        figures = dict(zip(FIGURES, (1, *_figures(step.usage)), strict=True))
+        row = sums.setdefault((day_of(step.at).isoformat(), step.owner, step.model), Counter())
+        row.update(figures)
+        tokens, cost = step.usage.total_tokens, figures["cost"]
+        for name, size in zip(LARGEST, (tokens, cost), strict=True):
+            row[name] = max(row[name], size)
     # In order: two processes that lock rows of each other would wait for ever.
-    for key, figures in sorted(sums.items()):
-        row = zip((*_KEY, *FIGURES), (*key, *figures), strict=True)
-        _ADD_TO_DAY.change(db, dict(row))
+    for key, row in sorted(sums.items()):
+        _ADD_TO_DAY.change(db, {**dict(zip(_KEY, key, strict=True)), **row})
 
 
 def _figures(usage: Usage) -> tuple[int, ...]:
@@ -130,14 +138,18 @@ _TOKENS = sum(
 def spent(db: Connection, day: date) -> dict[str, Spent]:
     """What each caller has used on a day, and in its month until then."""
     statement = (
-        select(days.c.owner, days.c.day, func.sum(_TOKENS), func.sum(days.c.cost))
+        select(
+            *(days.c.owner, days.c.day, func.sum(_TOKENS), func.sum(days.c.cost)),
+            *(func.max(days.c[name]) for name in LARGEST),
+        )
         .where(days.c.day >= day.replace(day=1).isoformat(), days.c.day <= day.isoformat())
         .group_by(days.c.owner, days.c.day)
     )
     found: dict[str, Spent] = {}
-    for owner, on, tokens, cost in db.execute(statement):
+    for owner, on, tokens, cost, *largest in db.execute(statement):
         sum_of = found.setdefault(owner, Spent(day))
         sum_of.add(date.fromisoformat(on), tokens=int(tokens), cost=int(cost))
+        sum_of.note_largest(tokens=int(largest[0]), cost=int(largest[1]))
     return found
 
 
