@@ -39,6 +39,9 @@ class Plan:
     seed: int = 1
     budgets: tuple[tuple[str, int], ...] = (("dave", 900), ("erin", 2_500))  # tokens per day
     most_seconds: float = 3_600
+    # How long after a budget is reached steps may still end. What is to be stopped begins its next
+    # step at once, and on a busy machine that one may end before it is stopped.
+    late_ms: int = 0
 
 
 @dataclass
@@ -103,10 +106,7 @@ class Victim:
         }
         self._config = folder / "limits.toml"
         self._config.write_text(
-            "".join(
-                f'[limits."{name}"]\ntokens_per_day = {most}\n'
-                for name, most in plan.budgets
-            )
+            "".join(f'[limits."{name}"]\ntokens_per_day = {most}\n' for name, most in plan.budgets)
         )
 
     def start(self) -> None:
@@ -272,19 +272,24 @@ async def _compare(
     outcome.counts["tokens"] += sum(step.tokens for step in steps)
     if +counted != +stored:
         outcome.violations.append(f"{client.name}: counted {counted}, but OpenCode has {stored}")
-    if (most := dict(plan.budgets).get(client.name)) is not None:
-        _check_budget(client.name, most, steps=steps, outcome=outcome)
+    if client.name in dict(plan.budgets):
+        _check_budget(plan, client.name, steps=steps, outcome=outcome)
 
 
-def _check_budget(name: str, most: int, *, steps: list[Step], outcome: Outcome) -> None:
-    used, over = 0, list[Step]()
+def _check_budget(plan: Plan, name: str, *, steps: list[Step], outcome: Outcome) -> None:
+    most = dict(plan.budgets)[name]
+    used, reached_at, over = 0, 0, list[Step]()
     for step in sorted(steps, key=lambda each: each.ended):
-        if used >= most and not any(
-            died <= step.ended <= back + STOP_MS for died, back in outcome.downtimes
-        ):
+        dead = any(died <= step.ended <= back + STOP_MS for died, back in outcome.downtimes)
+        if used >= most and dead:
+            outcome.counts[f"steps of {name} that nobody could stop"] += 1
+        elif used >= most and step.ended > reached_at + plan.late_ms:
             over.append(step)
+        elif used < most:
+            reached_at = step.ended
         used += step.tokens
     outcome.counts[f"used by {name} of {most}"] = used
+    outcome.counts[f"largest step of {name}"] = max((each.tokens for each in steps), default=0)
     if over:
         outcome.violations.append(f"{name} used {used} of {most}: {len(over)} steps too many")
 
