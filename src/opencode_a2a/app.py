@@ -8,10 +8,13 @@ below it makes one part from its settings.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +33,7 @@ from .contract.dispatch import Contract
 from .credentials import StoredToken
 from .domain.addresses import is_loopback, origin_of, url_of_listener
 from .domain.limits import UNLIMITED, Limits
+from .domain.nodes import Node
 from .domain.ports import Agent
 from .domain.release import Release
 from .domain.values import Caller, PermissionRule, Root
@@ -39,6 +43,7 @@ from .extensions.services import Services
 from .inbound import negotiation
 from .inbound.card import CardFacts
 from .inbound.failures import failure
+from .inbound.forwarding import Forwarding
 from .inbound.health import Health
 from .inbound.openapi import Api, forget_earlier_apps
 from .inbound.operations import Operations
@@ -52,11 +57,13 @@ from .opencode.agent import Defaults, OpenCode
 from .opencode.catalog import OpenCodeCatalog
 from .opencode.fleet import Fleet
 from .opencode.http import Endpoint
+from .opencode.identity import opencode_name
 from .outbound.egress import Egress
 from .outbound.files import NamedFiles
 from .outbound.target import CallablePeers
 from .paths import state_folder, tighten, write_private_file
 from .peers import callable_peers, egress_of, limits_of
+from .service.cluster import Cluster
 from .service.creator import Creator
 from .service.git import in_root, in_root_only
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
@@ -69,6 +76,7 @@ from .service.ownership import Ownership
 from .service.peer_calls import OfferedTools, PeerCalls
 from .service.push import PushLimits, PushNotifications, PushSender
 from .service.recovery import Recovery
+from .service.retelling import Retelling
 from .service.scheduler import Scheduler, SchedulerLimits, TaskAtWork
 from .service.sessions import Sessions
 from .service.tasks import Tasks
@@ -78,7 +86,8 @@ from .store.conversations import SqlPeerConversations
 from .store.database import Database
 from .store.interrupts import SqlInterrupts
 from .store.legacy import take_over
-from .store.log import Retention, SqlTaskLog, now_ms
+from .store.log import Retention, SqlTaskLog
+from .store.nodes import SqlNodes
 from .store.push import SqlPush
 from .store.usage import SqlUsage
 from .store.worktrees import SqlWorktrees
@@ -161,6 +170,7 @@ async def build(
             )
             options = _options(settings, adapters, services=services, sessions=sessions)
             tasks = _tasks(adapters, scheduler, services=services, options=options)
+            cluster = _cluster(settings, adapters, scheduler)
             parts = _Parts(
                 adapters,
                 services,
@@ -168,6 +178,7 @@ async def build(
                 tasks=tasks,
                 stopping=stopping,
                 push=push,
+                cluster=cluster,
             )
             application = _Application(current, parts, url=url, issuer=issuer)
             async with (
@@ -175,6 +186,7 @@ async def build(
                 application.watching_tokens(),
                 Recovery.open(adapters.log, scheduler, inputs=services.inputs),
                 worktrees.sweeping(),
+                cluster.running() if cluster is not None else nullcontext(),
             ):
                 with metrics.reading(_gauges(adapters, scheduler)):
                     yield _built(settings.server, application, parts=parts, url=url)
@@ -248,6 +260,7 @@ class _Parts:
     tasks: Tasks
     stopping: asyncio.Future[None]
     push: _Push | None  # None where they are off
+    cluster: Cluster | None  # None where the database is not shared
 
 
 class _Application:
@@ -339,7 +352,12 @@ class _Application:
             calls_peers=self._current.peers is not None,
             tokens=self._tokens.tokens,
         )
+        forwarding = None
+        if parts.cluster is not None:
+            forwarding = Forwarding(parts.cluster, parts.tasks, published.contract)
+            forwarding.install()
         operations = Operations(
+            forwarding=forwarding,
             tasks=parts.tasks,
             card=published.card,
             stopping=parts.stopping,
@@ -386,21 +404,62 @@ async def _open_adapters(
     async with (
         Database.open(settings.state.url(root)) as database,
         _move_from_shared_database(settings.state, root),
-        SqlTaskLog.open(database, _retention(settings), root=own_root) as log,
+        _open_log(settings, endpoints[0], database, root=own_root) as log,
         _connect(settings, endpoints, rules=rules) as opencode,
         NamedFiles.open(egress_of(settings.outbound), root) as files,
     ):
         yield _Adapters(
             database=database,
             log=log,
-            bindings=SqlBindings(database, own_root),
+            bindings=SqlBindings(database, own_root, log.opencode),
             interrupts=SqlInterrupts(database, own_root),
             worktrees=SqlWorktrees(database, own_root),
-            conversations=SqlPeerConversations(database, now_ms),
-            push=SqlPush(database, now_ms, own_root),
+            conversations=SqlPeerConversations(database, database.clock),
+            push=SqlPush(database, database.clock, own_root),
             opencode=opencode,
             files=files,
         )
+
+
+def _open_log(
+    settings: Settings, endpoint: Endpoint, database: Database, *, root: Root
+) -> AbstractAsyncContextManager[SqlTaskLog]:
+    opencode = None  # the processes that share a file have one OpenCode
+    if database.is_server:
+        opencode = settings.node.opencode or opencode_name(endpoint, Path(root.path))
+    return SqlTaskLog.open(database, _retention(settings), root=root, opencode=opencode)
+
+
+def _cluster(settings: Settings, adapters: _Adapters, scheduler: Scheduler) -> Cluster | None:
+    """This process among the others on its database; None where that is a file."""
+    database, log, opencode = adapters.database, adapters.log, adapters.opencode
+    if not database.is_server or log.opencode is None:
+        return None
+    root = str(settings.upstream.workspace_root)
+    name = settings.node.name or f"{socket.gethostname()}:{os.getpid()}"
+    known = Node(
+        holder=log.holder,
+        name=name,
+        opencode=log.opencode,
+        root=root,
+        labels=frozenset(settings.node.labels),
+        version=__version__,
+        capacity=settings.upstream.max_concurrent_streams,
+    )
+
+    def describe() -> Node:
+        release = opencode.release
+        version = release.version if release is not None else ""
+        return replace(known, load=len(scheduler.at_work()), opencode_version=version)
+
+    store = SqlNodes(database, Root(root, partial(in_root, Path(root))), log.holder)
+    return Cluster(
+        store,
+        describe,
+        return_ms=int(settings.node.return_seconds * 1_000),
+        fail_abandoned=log.fail_abandoned,
+        on_drained=lambda: signal.raise_signal(signal.SIGTERM),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +497,7 @@ async def _push(
             adapters.push,
             receivers,
             render=PushRenderer(server.push_max_body_bytes),
-            clock=now_ms,
+            clock=adapters.database.clock,
             limits=limits,
         )
         async with sender.running():
@@ -448,7 +507,7 @@ async def _push(
                 store=adapters.push,
                 sender=sender,
                 receivers=receivers,
-                clock=now_ms,
+                clock=adapters.database.clock,
                 limits=limits,
             )
             yield _Push(notifications, keys.published)
@@ -599,7 +658,7 @@ def _worktrees(
         log=adapters.log,
         folder=folder.resolve() if folder is not None else None,
         idle_ms=int(server.worktree_idle_seconds * 1_000),
-        clock=now_ms,
+        clock=adapters.database.clock,
     )
 
 
@@ -623,7 +682,7 @@ def _services(
             store=adapters.bindings,
             locations=locations,
             shared=server.shared_sessions,
-            clock=now_ms,
+            clock=adapters.database.clock,
             claim_ms=int(server.pending_session_claim_ttl_seconds * 1_000),
             rules=rules,
             limiter=limiter,
@@ -669,6 +728,8 @@ def _options(
 def _tasks(
     adapters: _Adapters, scheduler: Scheduler, *, services: Services, options: OptionsResolver
 ) -> Tasks:
+    is_shared = adapters.database.is_server
+    retelling = Retelling(adapters.log, adapters.bindings) if is_shared else None
     return Tasks(
         agent=services.agent,
         log=adapters.log,
@@ -676,8 +737,9 @@ def _tasks(
         interrupts=services.interrupts,
         options=options,
         inputs=services.inputs,
-        clock=now_ms,
+        clock=adapters.database.clock,
         limiter=services.limiter,
+        retelling=retelling,
     )
 
 
@@ -694,7 +756,7 @@ def _scheduler(
         sessions=sessions,
         interrupts=adapters.interrupts,
         limits=_limits(settings),
-        clock=now_ms,
+        clock=adapters.database.clock,
         peer_calls=calls,
         limiter=limiter,
     )

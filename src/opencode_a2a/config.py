@@ -974,6 +974,39 @@ class State(SettingsGroup):
         return f"sqlite:///{file}" if file.is_file() else None
 
 
+class NodeSettings(SettingsGroup):
+    """This process among others that share its PostgreSQL database."""
+
+    model_config = SettingsConfigDict(env_prefix="A2A_NODE_")
+
+    name: str | None = Field(
+        default=None,
+        max_length=255,
+        examples=["node-1"],
+        description="How `opencode-a2a nodes` calls this process; without it, the name of the "
+        "machine and the number of the process.",
+    )
+    labels: WordList = Field(
+        default=[],
+        description="What the node has that others may not have, for the operator to see.",
+    )
+    return_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        description="How long tasks wait for a node of their OpenCode to return. Then they fail, "
+        "and their contexts go on at another node, in a new session that is told what was said.",
+    )
+    opencode: str | None = Field(
+        default=None,
+        max_length=255,
+        examples=["build-farm-1"],
+        description="Which OpenCode this service uses. Services on one PostgreSQL database that "
+        "have the same name here take over each other's tasks; others leave them alone. Without "
+        "it, the name is `OPENCODE_BASE_URL`; for a loopback address, the port with the machine's "
+        "name and id; for an OpenCode that `up` starts, the workspace root with these.",
+    )
+
+
 class CallerLimits(BaseModel):
     """What a caller may use."""
 
@@ -1296,6 +1329,7 @@ class Settings(BaseModel):
     limits: LimitSettings = Field(default_factory=LimitSettings)
     limits_of: dict[str, LimitSettings] = {}  # of callers that have their own, by principal
     oidc: Oidc
+    node: NodeSettings = Field(default_factory=NodeSettings)
     peers: dict[str, PeerSetting] = {}
     roles: Roles = {}
     notes: list[tuple[str, str]] = []  # settings that were spelled differently, and how
@@ -1305,7 +1339,7 @@ class Settings(BaseModel):
     @property
     def groups(self) -> tuple[SettingsGroup, ...]:
         own = (self.upstream, self.server, self.state, self.outbound)
-        return *own, self.environment, self.limits, self.oidc
+        return *own, self.environment, self.limits, self.oidc, self.node
 
     @property
     def has_credentials(self) -> bool:
@@ -1399,6 +1433,7 @@ TABLES: dict[type[SettingsGroup], str] = {
     Environment: "environment",
     LimitSettings: "limits",
     Oidc: "oidc",
+    NodeSettings: "node",
 }
 
 
@@ -1486,12 +1521,12 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     state, outbound = reader.group(State), reader.group(Outbound)
     environment, peers = reader.group(Environment), reader.peers()
     limits, limits_of = reader.limits()
-    oidc, roles = reader.group(Oidc), reader.roles()
+    oidc, roles, node = reader.group(Oidc), reader.roles(), reader.group(NodeSettings)
     if server and oidc:
         reader.problems += _unknown_scopes(server, oidc, roles)
     if reader.problems or not (upstream and server and state and outbound and environment and oidc):
         raise ConfigError(reader.problems)
-    assert limits is not None, "otherwise there is a problem"
+    assert limits is not None and node is not None, "otherwise there is a problem"
     return Settings.model_construct(
         upstream=upstream,
         server=server,
@@ -1501,6 +1536,7 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
         limits=limits,
         limits_of=limits_of,
         oidc=oidc,
+        node=node,
         peers=peers,
         roles=roles,
         notes=reader.notes,

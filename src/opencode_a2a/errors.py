@@ -194,6 +194,32 @@ class OtherWorkspace(ServiceError):
         )
 
 
+class OtherOpenCode(ServiceError):
+    type, rpc_code, http_status = "OTHER_OPENCODE", -32087, 409
+
+    @classmethod
+    def of_context(cls, context_id: str, opencode: str) -> OtherOpenCode:
+        return cls(
+            f"The session of this context is in another OpenCode ({opencode}), which this service "
+            "does not use. Send the message to a service that does, or begin a new context.",
+            context_id=context_id,
+            opencode=opencode,
+        )
+
+
+class NodeUnavailable(ServiceError):
+    type, rpc_code, http_status = "NODE_UNAVAILABLE", -32088, 503
+
+    @classmethod
+    def of(cls, opencode: str | None) -> NodeUnavailable:
+        return cls(
+            "The node that works on this is not running, and no other one can use its OpenCode "
+            f"({opencode}). Nothing was changed. Try again when it is back.",
+            retry_after=10,
+            opencode=opencode or "",
+        )
+
+
 class DirectoryGone(ServiceError):
     """A context cannot be continued where it worked, for instance in a removed worktree."""
 

@@ -18,9 +18,10 @@ from opencode_a2a.service.scheduler import Scheduler, SchedulerLimits
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
 from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.clock import now_ms
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.interrupts import SqlInterrupts
-from opencode_a2a.store.log import SqlTaskLog, now_ms
+from opencode_a2a.store.log import SqlTaskLog
 from tests.fakes.opencode import LATE, FakeOpenCode, expected_text, serve
 from tests.fakes.options import NoOptions
 from tests.service.house import ALICE, NoFiles

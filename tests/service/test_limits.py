@@ -34,7 +34,7 @@ from opencode_a2a.domain.values import (
 from opencode_a2a.errors import AuthorizationForbidden, BudgetExceeded
 from opencode_a2a.service.limits import Limiter
 from opencode_a2a.service.runner import Runner
-from opencode_a2a.store.log import now_ms
+from opencode_a2a.store.clock import now_ms
 from tests.fakes.session import ScriptedSession
 from tests.service.house import ALICE, BOB, answers, house
 

@@ -13,7 +13,7 @@ from opencode_a2a.domain.values import FileUrl, Message, Role
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.tasks import Request, Tasks
-from opencode_a2a.store.log import now_ms
+from opencode_a2a.store.clock import now_ms
 from tests.fakes.options import NoOptions
 from tests.fakes.session import PATIENCE, ScriptedAgent
 from tests.service.house import ALICE, House, NoFiles, house

@@ -61,10 +61,11 @@ from opencode_a2a.service.scheduler import MAX_WAITING_PROMPTS, Scheduler, Sched
 from opencode_a2a.service.sessions import Sessions
 from opencode_a2a.service.tasks import Request, Tasks
 from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.clock import now_ms
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import LEASE
 from opencode_a2a.store.interrupts import SqlInterrupts
-from opencode_a2a.store.log import SqlTaskLog, now_ms
+from opencode_a2a.store.log import SqlTaskLog
 from tests.fakes.options import NoOptions
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 from tests.service.conftest import Hours

@@ -20,9 +20,10 @@ from opencode_a2a.domain.values import (
     WorktreeRef,
 )
 from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.clock import now_ms
 from opencode_a2a.store.conversations import SqlPeerConversations
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.log import SqlTaskLog, now_ms
+from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.push import SqlPush
 from opencode_a2a.store.tables import usage_days, usage_steps
 from opencode_a2a.store.worktrees import SqlWorktrees

@@ -11,8 +11,9 @@ from sqlalchemy import Connection, select
 from opencode_a2a.domain.values import ModelRef, SessionRef
 from opencode_a2a.errors import StoreUnavailable
 from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.clock import now_ms
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.log import DEFAULT_RETENTION, SqlTaskLog, now_ms
+from opencode_a2a.store.log import DEFAULT_RETENTION, SqlTaskLog
 from opencode_a2a.store.tables import sessions
 from tests.store.support import OWNER, Clock, soon
 

@@ -15,9 +15,10 @@ from opencode_a2a.domain.values import TaskQuery, TaskState
 from opencode_a2a.errors import TaskNotFound
 from opencode_a2a.store import backup, tables
 from opencode_a2a.store.check import check
+from opencode_a2a.store.clock import now_ms
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import Holder
-from opencode_a2a.store.log import Retention, SqlTaskLog, now_ms
+from opencode_a2a.store.log import Retention, SqlTaskLog
 from opencode_a2a.store.purge import Selection, earlier_copies, preview, purge
 from opencode_a2a.store.rows import InUse, alone, beside_services, opened, shapes, snapshot
 from opencode_a2a.store.stats import stats, total_size, vacuum

@@ -31,11 +31,12 @@ from opencode_a2a.observe import metrics
 from opencode_a2a.store import database as database_module
 from opencode_a2a.store import legacy, migrate
 from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.clock import now_ms
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import Holder
 from opencode_a2a.store.interrupts import SqlInterrupts
 from opencode_a2a.store.legacy import MoveCounts, NotMoved, take_over
-from opencode_a2a.store.log import SqlTaskLog, now_ms
+from opencode_a2a.store.log import SqlTaskLog
 from tests.store.earlier import forget_roots, forget_roots_in
 from tests.store.support import DONE, HELLO, OWNER, Clock, claimed_ids, head, soon
 from tests.store.test_migrations import schema

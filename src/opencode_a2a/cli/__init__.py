@@ -76,6 +76,10 @@ def _run(arguments: argparse.Namespace, before_loading: Callable[[], None] | Non
         from .usage import run_usage
 
         sys.exit(run_usage(arguments))
+    if arguments.command.startswith("nodes "):
+        from .nodes import run_nodes
+
+        sys.exit(run_nodes(arguments))
     if arguments.command.startswith("push "):
         from .push import run_push
 

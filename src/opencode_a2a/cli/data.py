@@ -31,8 +31,9 @@ from ..observe import audit
 from ..redaction import secrets_in
 from ..store import backup
 from ..store.check import check as examine
+from ..store.clock import now_ms
 from ..store.database import shown
-from ..store.log import Retention, now_ms
+from ..store.log import Retention
 from ..store.migrate import ForeignDatabase, SchemaTooNew
 from ..store.moving import FinishedElsewhere, Move, Moved, NotEmpty, NotEqual, TargetInUse
 from ..store.purge import Selection, earlier_copies, preview

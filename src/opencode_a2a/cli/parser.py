@@ -177,6 +177,33 @@ service, and run it as the user that the service runs as.
   opencode-a2a usage --by day,model --principal alice --csv > usage.csv
 """
 
+NODES_HELP = """\
+The services that share a PostgreSQL database. Any of them answers for every task; each works
+with its own OpenCode. Give this the settings of one of them.
+
+  opencode-a2a nodes list
+  opencode-a2a nodes drain node-2
+"""
+
+NODES_LIST_HELP = """\
+List the services that share the database, also those that were there within a day.
+
+  opencode-a2a nodes list --json
+"""
+
+NODES_DRAIN_HELP = """\
+Give a service no new contexts. It stops by itself when its tasks have ended; tasks that wait for
+a person count.
+
+  opencode-a2a nodes drain node-2
+"""
+
+NODES_RESUME_HELP = """\
+Give a service new contexts again.
+
+  opencode-a2a nodes resume node-2
+"""
+
 TOP_HELP = """\
 Show what a running service does now: its tasks and queue, tokens per second and costs,
 streams, its log, OpenCode. Until Ctrl-C, or once for a pipe.
@@ -848,6 +875,31 @@ COMMANDS = (
             Option("--csv", "as CSV, for spreadsheets"),
             Option("--json", "as JSON, for programs"),
             DIRECTORY,
+        ),
+    ),
+    Command(
+        "nodes",
+        "list or drain the services that share a database",
+        NODES_HELP,
+        commands=(
+            Command(
+                "list",
+                "list the services that share the database",
+                NODES_LIST_HELP,
+                (*SOURCES, Option("--json", "as JSON, for programs")),
+            ),
+            Command(
+                "drain",
+                "let a service finish its tasks, and stop",
+                NODES_DRAIN_HELP,
+                (*SOURCES, Option("node", "its name", value="NAME", required=True)),
+            ),
+            Command(
+                "resume",
+                "give a service new work again",
+                NODES_RESUME_HELP,
+                (*SOURCES, Option("node", "its name", value="NAME", required=True)),
+            ),
         ),
     ),
     Command(

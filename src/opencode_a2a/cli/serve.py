@@ -29,7 +29,7 @@ from ..inbound.failures import failure
 from ..observe import metrics
 from ..opencode.http import Endpoint
 from ..service.scheduler import TaskAtWork
-from ..store.log import now_ms
+from ..store.clock import now_ms
 from ..systemd import ServiceManager
 from ..web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
 from ..web.protocol import ConnectionGuard

@@ -244,7 +244,11 @@ class TaskLog(Protocol):
         ...
 
     def is_mine(self, task_id: str) -> bool:
-        """Whether the task is ours to write."""
+        """Whether the task is ours to write, as far as we know."""
+        ...
+
+    async def confirm_lease(self, task_id: str) -> bool:
+        """The same, for what the log cannot undo. Looks it up after a time without a renewal."""
         ...
 
 

@@ -124,11 +124,7 @@ class Endpoints:
         if rpc.params is not None and not isinstance(rpc.params, dict):
             raise InvalidParams.at("params", "must be an object")
         if operation is None:
-            scope = self.contract.scope_of(rpc.method)
-            with _audited(rpc.method, scope, params=rpc.params):
-                found = await self.contract.call(rpc.method, caller_of(request), rpc.params)
-            extension_result: Json = written(found, Renderer(rpc.dialect).value)
-            return extension_result
+            return await self._call_method(caller_of(request), rpc)
         call = _call(
             request,
             rpc.dialect,
@@ -138,6 +134,24 @@ class Endpoints:
         )
         with _audited(operation.name, operation.scope, params=rpc.params):
             return await self.operations.perform(operation, call)
+
+    async def _call_method(self, caller: Caller, rpc: RpcRequest) -> Json:
+        """Call a method of an extension, here or at the node that it is for."""
+        forwarding, name = self.operations.forwarding, rpc.method
+
+        async def here() -> tuple[Json]:
+            found = await self.contract.call(name, caller, rpc.params)
+            return (written(found, Renderer(rpc.dialect).value),)
+
+        with _audited(name, self.contract.scope_of(name), params=rpc.params):
+            if forwarding is None:
+                return (await here())[0]
+            dialect = rpc.dialect.name
+            result = await forwarding.do(
+                there=lambda: forwarding.method(name, caller, rpc.params, dialect=dialect),
+                here=here,
+            )
+            return result[0]
 
     def _operation(self, rpc: RpcRequest) -> Operation | None:
         """The operation of this name, whose line is the request's; None for an extension's."""

@@ -39,6 +39,7 @@ from . import negotiation, parse, push
 from .card import Card
 from .dialect import V03, V1, Dialect
 from .events import TaskEvents
+from .forwarding import Forwarding
 from .render import Renderer
 
 A2A = OperationTable()
@@ -83,6 +84,7 @@ class Operations:
     limiter: Limiter = field(default_factory=Limiter)
     push: PushNotifications | None = None  # None where they are off
     push_keys: Callable[[], Awaitable[Json]] | None = None  # a JSON Web Key Set
+    forwarding: Forwarding | None = None  # None where there are no other nodes
 
     @property
     def notifications(self) -> PushNotifications:
@@ -167,10 +169,24 @@ class Operations:
         return send, task
 
     async def _stored(self, call: Call, send: parse.Send) -> Task:
-        task = await self.tasks.send(call.caller, send.request)
+        if (forwarding := self.forwarding) is None:
+            task = await self.tasks.send(call.caller, send.request)
+        else:
+            task = await forwarding.do(
+                there=lambda: forwarding.send(call, send.request),
+                here=lambda: self.tasks.send(call.caller, send.request),
+            )
         about(task.head)
         audit.done()  # its answer may take hours
         return task
+
+    async def canceled(self, owner: Caller, task_id: str) -> Task:
+        if (forwarding := self.forwarding) is None:
+            return await self.tasks.cancel(owner, task_id)
+        return await forwarding.do(
+            there=lambda: forwarding.cancel(owner, task_id),
+            here=lambda: self.tasks.cancel(owner, task_id),
+        )
 
     def push_target(
         self, call: Call, given: parse.PushConfigIn, where: str, message: Message | None = None
@@ -347,7 +363,7 @@ def _with_owner(task: Json, owner: str) -> Json:
 async def cancel_task(service: Operations, call: Call, params: parse.TaskIdParams) -> Json:
     """Cancel a task."""
     owner = await service.owner(call, params.id, to="cancel task")
-    return service.renderer(call).task(await service.tasks.cancel(owner, params.id))
+    return service.renderer(call).task(await service.canceled(owner, params.id))
 
 
 @A2A.operation(

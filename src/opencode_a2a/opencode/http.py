@@ -45,6 +45,7 @@ class Endpoint:
     username: str = "opencode"
     password: str | None = field(default=None, repr=False)
     own_user_only: bool = False  # connect only if the user of this process runs it
+    managed: bool = False  # this service has started it, and chosen its port
 
     @property
     def authorization(self) -> dict[str, str]:

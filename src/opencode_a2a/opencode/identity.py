@@ -6,18 +6,42 @@ The version is read after every connection: an OpenCode that was away may be ano
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 
+from ..domain.addresses import is_loopback
 from ..domain.release import TRIED, Release
 from ..errors import UpstreamError
 from .feed import PROBE_TIMEOUT, Feed
-from .http import Http
+from .http import Endpoint, Http
 
 logger = structlog.get_logger()
+
+
+def opencode_name(endpoint: Endpoint, root: Path) -> str:
+    """A name for an OpenCode that stays when it or this process is started again.
+
+    A session is known to one OpenCode alone, so this says which processes can work in it. An
+    OpenCode that this service starts gets another port each time; the root it works in stays.
+    """
+    url = urlsplit(endpoint.base_url)
+    if not is_loopback(url.hostname or ""):
+        return f"{url.scheme}://{url.netloc}"
+    return f"{_machine()}:{root if endpoint.managed else url.port or 80}"
+
+
+def _machine() -> str:
+    """This machine or container: names may be used twice, and a copied machine has the same id."""
+    with suppress(OSError):
+        machine_id = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+        return f"{socket.gethostname()}-{machine_id[:12]}"
+    return socket.gethostname()
 
 
 class Identity:

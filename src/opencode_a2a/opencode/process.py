@@ -113,7 +113,8 @@ class ManagedOpenCode:
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint(f"http://{HOST}:{self._port}", USERNAME, password=self._password)
+        url = f"http://{HOST}:{self._port}"
+        return Endpoint(url, USERNAME, password=self._password, managed=True)
 
     async def failed(self) -> ManagedProcessFailed:
         """Wait until OpenCode is given up; the reason."""

@@ -116,6 +116,7 @@ _CANCELABLE = (
     FindPrompt,
 )
 _IN_BACKGROUND = (Deliver, ExpireRequests)
+_LEASED = (SendPrompt, Deliver, Abort)  # the agent does these, whoever asks
 
 
 class Slots(Protocol):
@@ -418,6 +419,8 @@ class Runner:
         effect: Subscribe | FindPrompt | SendPrompt | Reconcile | Deliver | Abort | ReadChanges,
         session: AgentSession,
     ) -> Happened | None:
+        if isinstance(effect, _LEASED) and not await self.tools.log.confirm_lease(self.head.id):
+            return LeaseLost()
         match effect:
             case Subscribe():
                 self._unsubscribe()

@@ -19,6 +19,7 @@ from ..domain.task import Task, TaskHead
 from ..domain.updates import MessageAdded
 from ..domain.values import (
     TERMINAL_STATES,
+    Attachment,
     Caller,
     CallPath,
     Message,
@@ -44,6 +45,7 @@ from .inputs import Inputs
 from .interrupts import Interrupts
 from .limits import Limiter
 from .options import OptionsResolver
+from .retelling import Retelling
 from .scheduler import Scheduler
 
 MAX_TITLE = 60  # characters
@@ -149,8 +151,11 @@ class Tasks:
         inputs: Inputs,
         clock: Callable[[], int],
         limiter: Limiter | None = None,
+        retelling: Retelling | None = None,
     ) -> None:
+        """`retelling`: what to tell a new session of a context; None where sessions do not move."""
         self._limiter = limiter or Limiter()
+        self._retelling = retelling
         self._agent = agent
         self._log = log
         self._scheduler = scheduler
@@ -235,6 +240,7 @@ class Tasks:
             )
             if request.context_id is not None:
                 await self._log.check_context(caller.principal, context_id)
+                parts = await self._with_earlier(caller, context_id, parts)
             selection = await self._options.resolve(
                 caller, context_id, title=title, options=request.options
             )
@@ -264,6 +270,15 @@ class Tasks:
         pending_prompt.stored(prompt)
         about(head)
         return task
+
+    async def _with_earlier(
+        self, caller: Caller, context_id: str, parts: tuple[str | Attachment, ...]
+    ) -> tuple[str | Attachment, ...]:
+        """The parts of a prompt; before them what was said, where the session does not know it."""
+        if self._retelling is None:
+            return parts
+        said = await self._retelling.of_context(caller.principal, context_id)
+        return parts if said is None else (said, *parts)
 
     async def _find_unknown(self, caller: Caller, request: Request) -> Task | None:
         """The task of the same request, if its outcome was unknown and it was stored after all."""

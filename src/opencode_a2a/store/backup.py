@@ -25,10 +25,10 @@ from sqlalchemy.exc import DatabaseError
 
 from .. import __version__
 from ..paths import make_private_directory
+from .clock import now_ms
 from .copies import KEPT_SCHEMA, KEPT_SUFFIX, KNOWN_REVISIONS, is_ours
 from .database import make_engine, sqlite_path
 from .examine import is_damage
-from .log import now_ms
 from .migrate import ForeignDatabase, create_at, revision, upgrade
 from .rows import (
     Digest,

@@ -12,9 +12,8 @@ from sqlalchemy.exc import IntegrityError
 
 from ..domain.catalog import SessionOwner
 from ..domain.values import ANY_ROOT, ModelRef, Root, SessionRef, WorktreeRef
-from ..errors import OtherWorkspace, SessionForbidden, StoreUnavailable
+from ..errors import OtherOpenCode, OtherWorkspace, SessionForbidden, StoreUnavailable
 from .database import Conflict, Database
-from .log import now_ms
 from .prepared import Prepared
 from .roots import adopt
 from .tables import contexts, home_models, places, sessions, worktrees
@@ -25,20 +24,25 @@ IDS_PER_QUERY = 500  # databases limit the number of parameters
 
 
 class SqlBindings:
-    def __init__(self, database: Database, root: Root = ANY_ROOT) -> None:
+    def __init__(
+        self, database: Database, root: Root = ANY_ROOT, opencode: str | None = None
+    ) -> None:
         self._database = database
         self._root = root
+        self._opencode = opencode  # None where there is only one
 
     async def session_of(self, owner: str, context_id: str) -> SessionRef | None:
         found = await self._database.read(_session_of, owner, context_id)
         if found is None:
             return None
-        session, root = found
+        session, root, opencode = found
         if root is None:
             root = (await self._adopted({session.id: session.directory}))[session.id]
             root = root or session.directory
         if root != self._root.path:
             raise OtherWorkspace.of_context(context_id, root)
+        if self._opencode is not None and opencode not in (None, self._opencode):
+            raise OtherOpenCode.of_context(context_id, opencode)
         return session
 
     async def context_of(self, owner: str, session_id: str) -> str | None:
@@ -46,11 +50,17 @@ class SqlBindings:
 
     async def bind(self, owner: str, context_id: str, session: SessionRef) -> None:
         await self._claiming(
-            _bind, owner, session, context_id=context_id, at=now_ms(), root=self._root.path
+            _bind,
+            owner,
+            session,
+            context_id=context_id,
+            at=self._database.clock(),
+            root=self._root.path,
+            opencode=self._opencode,
         )
 
     async def owners(self, sessions: Sequence[str]) -> Mapping[str, SessionOwner]:
-        rows = await self._database.read(_owners, sessions, now_ms())
+        rows = await self._database.read(_owners, sessions, self._database.clock())
         rootless = {row.session_id: row.directory for row in rows if row.root is None}
         adopted = await self._adopted(rootless)
         return {
@@ -69,7 +79,13 @@ class SqlBindings:
 
     async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
         return await self._claiming(
-            _claim, owner, session, at=now_ms(), until=until, root=self._root.path
+            _claim,
+            owner,
+            session,
+            at=self._database.clock(),
+            until=until,
+            root=self._root.path,
+            opencode=self._opencode,
         )
 
     async def _claiming(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
@@ -88,7 +104,7 @@ class SqlBindings:
         return await self._database.read(_place_owners, names) if names else {}
 
     async def own_locations(self, owner: str, names: Sequence[str]) -> None:
-        await self._database.write(_own_places, owner, names, at=now_ms())
+        await self._database.write(_own_places, owner, names, at=self._database.clock())
 
     async def forget_locations(self, names: Sequence[str]) -> None:
         await self._database.write(_forget_places, names)
@@ -105,13 +121,14 @@ class SqlBindings:
 
 def _session_of(
     db: Connection, owner: str, context_id: str
-) -> tuple[SessionRef, str | None] | None:
+) -> tuple[SessionRef, str | None, str | None] | None:
     row = db.execute(
         select(
             sessions.c.session_id,
             sessions.c.title,
             sessions.c.directory,
             sessions.c.root,
+            sessions.c.opencode,
             home_models.c.provider,
             home_models.c.model,
             worktrees.c.branch,
@@ -145,13 +162,20 @@ def _session_of(
         model=ModelRef(row.provider, row.model) if row.provider is not None else None,
         worktree=worktree,
     )
-    return session, row.root
+    return session, row.root, row.opencode
 
 
 def _bind(
-    db: Connection, owner: str, session: SessionRef, *, context_id: str, at: int, root: str
+    db: Connection,
+    owner: str,
+    session: SessionRef,
+    *,
+    context_id: str,
+    at: int,
+    root: str,
+    opencode: str | None,
 ) -> None:
-    owned_by = _claim(db, owner, session, at=at, until=None, root=root)
+    owned_by = _claim(db, owner, session, at=at, until=None, root=root, opencode=opencode)
     if owned_by != owner or _context_of(db, owner, session.id) is not None:
         raise _session_taken()
     bound = {"owner": owner, "context_id": context_id, "session_id": session.id}
@@ -250,7 +274,14 @@ def _owners(db: Connection, ids: Sequence[str], at: int) -> list[Any]:
 
 
 def _claim(
-    db: Connection, owner: str, session: SessionRef, *, at: int, until: int | None, root: str
+    db: Connection,
+    owner: str,
+    session: SessionRef,
+    *,
+    at: int,
+    until: int | None,
+    root: str,
+    opencode: str | None,
 ) -> str:
     known = _FIND_CLAIM.first(db, {"session": session.id})
     if known is not None:
@@ -270,6 +301,7 @@ def _claim(
         "created_at": at,
         "claimed_until": until,
         "root": root,
+        "opencode": opencode,
     }
     try:
         _INSERT_SESSION.change(db, row)

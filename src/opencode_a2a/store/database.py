@@ -32,10 +32,12 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 from ..errors import OutcomeUnknown, StoreUnavailable
 from ..observe.metrics import STORE_ERRORS
 from ..paths import make_private_file, tighten
+from .clock import ServerClock, now_ms
 from .copies import drop_old_copy
 from .migrate import is_current, touch, upgrade
 from .prepared import run
 from .threads import WorkerThreads
+from .wakeups import Wakeups
 
 T = TypeVar("T")
 logger = structlog.get_logger()
@@ -50,6 +52,8 @@ MIN_FREE_BYTES = 1 << 20  # on the disk: what one request may take
 SERVICE_LOCK = 0x6F633262  # an advisory lock that services share, and `restore` has for itself
 IN_USE = "a command such as `opencode-a2a restore` has the database for itself"
 IDLE_MILLISECONDS = 60_000  # between two statements of a transaction on a server
+STATEMENT_MILLISECONDS = 30_000  # for one statement on a server, locks included
+READER_THREADS = 4
 # When to give up a connection to a server that no longer answers, in seconds (`tcp_user_timeout`:
 # milliseconds). Options in the URL override these.
 POSTGRES_OPTIONS = {
@@ -71,13 +75,19 @@ class Database:
     def __init__(self, url: str) -> None:
         self._file = _File()
         self._engine = engine = make_engine(url, self._file)
-        if engine.dialect.name == "postgresql":
-            event.listen(engine, "connect", _announce_service)
+        self.is_server = engine.dialect.name == "postgresql"
+        self.clock: Callable[[], int] = now_ms
+        if self.is_server:
+            self.clock = server_clock = ServerClock()
+            event.listen(engine, "connect", partial(_announce_service, server_clock))
+        self.wakeups = Wakeups(engine, _server_options(engine.url))
         self._writing = _Connections(engine.execution_options(writes=True), self._file, writes=True)
         self._reading = _Connections(engine, self._file)
         self._writer = WorkerThreads(1, "store-writer")
         one_thread = is_in_memory(engine.url)
-        self._readers = self._writer if one_thread else WorkerThreads(4, "store-reader")
+        self._readers = (
+            self._writer if one_thread else WorkerThreads(READER_THREADS, "store-reader")
+        )
         self._last_succeeded, self._last_at = False, -math.inf  # the last write or probe
         self._probing: asyncio.Task[None] | None = None
 
@@ -95,7 +105,8 @@ class Database:
                 await self.write(upgrade)
             checking = asyncio.create_task(self.read(check))  # the service starts meanwhile
             try:
-                yield self
+                async with self.wakeups.listening():
+                    yield self
             finally:
                 await asyncio.gather(checking, return_exceptions=True)
         finally:
@@ -123,6 +134,11 @@ class Database:
             _count(exc)
             raise
 
+    async def read_clock(self) -> None:
+        """Ask the server what time it is; a file has no clock of its own."""
+        if isinstance(self.clock, ServerClock):
+            await self.read(_read_clock, self.clock)
+
     async def takes_writes(self) -> bool:
         """Whether a write succeeds: as the last one did a moment ago, or as one does now."""
         if time.monotonic() - self._last_at > PROBE_VALID_SECONDS:
@@ -149,6 +165,10 @@ class Database:
         # On a full disk a small write still succeeds: it overwrites what is there already.
         self._file.check_free_space()
         touch(db)
+
+
+def _read_clock(db: Connection, clock: ServerClock) -> None:
+    clock.read(db.connection.cursor())
 
 
 def _count(refusal: StoreUnavailable) -> None:
@@ -336,16 +356,20 @@ def is_in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
+def _server_options(url: URL) -> dict[str, Any]:
+    if not url.get_driver_name().startswith("psycopg"):
+        return {}
+    return {name: value for name, value in POSTGRES_OPTIONS.items() if name not in url.query}
+
+
 def make_engine(url: str, file: _File | None = None) -> Engine:
     """An engine for SQLite or PostgreSQL. With the option `writes`, transactions lock first."""
     parsed, file = make_url(url), file or _File()
     if parsed.get_backend_name() != "sqlite":
-        options: dict[str, Any] = {}
-        if parsed.get_driver_name().startswith("psycopg"):
-            options = {
-                name: value for name, value in POSTGRES_OPTIONS.items() if name not in parsed.query
-            }
-        return create_engine(url, pool_pre_ping=True, connect_args=options)
+        options = _server_options(parsed)
+        # One for each thread. Whoever wants another would wait for a thread anyway.
+        pool = {"pool_size": READER_THREADS + 1, "max_overflow": 0, "pool_pre_ping": True}
+        return create_engine(url, connect_args=options, **pool)
     more: dict[str, Any] = {
         "connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS},
         "pool_reset_on_return": None,
@@ -376,16 +400,21 @@ def make_engine(url: str, file: _File | None = None) -> Engine:
     return engine
 
 
-def _announce_service(connection: Any, _: object) -> None:
-    """Prepare a connection of a service to a server.
+def _announce_service(clock: ServerClock, connection: Any, _: object) -> None:
+    """Prepare a connection of a service to a server, and read the server's clock.
 
     It shares a lock for as long as it is open, so that a command which needs the database for
     itself finds out that a service works on it. A transaction whose client is cut off would keep
-    its rows locked for hours, so its idle time is limited.
+    its rows locked for hours, so its idle time is limited. So is the time of a statement, unless
+    the URL or the role says otherwise.
     """
     connection.autocommit = True
     with connection.cursor() as cursor:
         cursor.execute(f"SET idle_in_transaction_session_timeout = {IDLE_MILLISECONDS}")
+        cursor.execute("SHOW statement_timeout")
+        if cursor.fetchone() == ("0",):
+            cursor.execute(f"SET statement_timeout = {STATEMENT_MILLISECONDS}")
+        clock.read(cursor)
         cursor.execute(f"SELECT pg_try_advisory_lock_shared({SERVICE_LOCK})")
         (shared,) = cursor.fetchone()
     connection.autocommit = False

@@ -42,10 +42,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ..domain.values import Root
 from ..errors import StoreUnavailable
+from .clock import now_ms
 from .copies import CopyNotMade
 from .database import BUSY_SECONDS, Database, connect
 from .holder import Holder
-from .log import now_ms
 from .migrate import ForeignDatabase, SchemaTooNew
 from .tables import IS_OPEN, contexts, metadata, sessions, tasks
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -32,6 +31,7 @@ from ..domain.task import Task, TaskHead
 from ..domain.updates import BlockOutput, BlockText, Ended, LogEntry, Started, Update, coalesce
 from ..domain.values import ANY_ROOT, Root, TaskQuery, TaskState
 from ..errors import (
+    OtherOpenCode,
     OtherWorkspace,
     OutcomeUnknown,
     ServiceError,
@@ -45,6 +45,7 @@ from ..observe.tasks import OnCommit, TaskObserver, kind_of
 from . import codec, conversations, interrupts, usage
 from . import statements as sql
 from .database import Conflict, Database
+from .following import FollowedTask, Followers, read_patiently
 from .holder import LEASE, Holder, Lease
 
 logger = structlog.get_logger()
@@ -59,6 +60,7 @@ GOODBYE_SECONDS = 5.0  # for the last writes when the service stops
 SWEEP_SECONDS = 60.0
 FIRST_SWEEP_SECONDS = 5.0  # after the start, for a service that never runs for a minute
 PRUNE_WAITERS = 64  # waiters of one task, before those that left are removed
+CONFIRM_SECONDS = LEASE / 2_000  # after the last renewal, a lease is looked up before it is used
 POLL_SECONDS = 0.25  # between two reads of a task that another process writes
 
 _CAN_WAIT = (BlockOutput, Started)
@@ -78,10 +80,6 @@ class Retention:
 
 
 DEFAULT_RETENTION = Retention()
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(slots=True)
@@ -187,13 +185,18 @@ class SqlTaskLog:
         self,
         database: Database,
         holder: Holder,
-        clock: Callable[[], int] = now_ms,
+        clock: Callable[[], int] | None = None,
         root: Root = ANY_ROOT,
+        opencode: str | None = None,
     ) -> None:
+        """`clock`: that of the database unless another is given. `opencode`: whose tasks this
+        process works on; None where there is only one.
+        """
         self._database = database
+        self.opencode = opencode
         self._root = root
         self._holder = holder.name
-        self._clock = clock
+        self._clock = clock or database.clock
         self._open: dict[str, OpenTask] = {}
         self._dirty: dict[str, OpenTask] = {}
         self._unsettled: list[tuple[OpenTask, sql.Batch]] = []  # their commit was not answered
@@ -203,6 +206,8 @@ class SqlTaskLog:
         self._last_commit_at = 0.0  # by the loop's clock
         self._loop = asyncio.get_running_loop()
         self._claiming = asyncio.Lock()
+        self._renewed_at = self._loop.time()  # all leases
+        self._followers = Followers(database)
         # Told of each step once, when it is committed.
         self.on_usage: Callable[[Sequence[StepUsage]], None] | None = None
         self._dirty_since = 0.0  # by the loop's clock: since when the oldest update waits
@@ -214,11 +219,12 @@ class SqlTaskLog:
         cls,
         database: Database,
         retention: Retention = DEFAULT_RETENTION,
-        clock: Callable[[], int] = now_ms,
+        clock: Callable[[], int] | None = None,
         root: Root = ANY_ROOT,
+        opencode: str | None = None,
     ) -> AsyncIterator[SqlTaskLog]:
         """Open the log. When it closes, it releases its tasks for other processes to claim."""
-        self = cls(database, Holder.this_process(), clock=clock, root=root)
+        self = cls(database, Holder.this_process(), clock=clock, root=root, opencode=opencode)
         writing = asyncio.create_task(self._write_forever())
         sweeping = asyncio.create_task(self._sweep_forever(retention))
         try:
@@ -235,12 +241,18 @@ class SqlTaskLog:
                 sweeping.cancel()
                 writing.cancel()
                 await asyncio.gather(sweeping, writing, return_exceptions=True)
+                await self._followers.close()
                 self._cancel_deadline()
                 for open_task in self._open.values():
                     for write in open_task.being_written:
                         write.answer(OutcomeUnknown())
                     for write in open_task.waiting:
                         write.answer(ShuttingDown())
+
+    @property
+    def holder(self) -> str:
+        """The name under which this process holds tasks."""
+        return self._holder
 
     # -- enqueueing updates
 
@@ -460,6 +472,7 @@ class SqlTaskLog:
             encoded=encoded,
             keys=[key for write in writes for key in write.keys],
             root=self._root.path,
+            opencode=self.opencode,
         )
 
     def _publish(self, open_task: OpenTask, batch: sql.Batch, refused: sql.Refusal | None) -> None:
@@ -534,14 +547,18 @@ class SqlTaskLog:
     # -- leases
 
     async def renew_leases(self) -> Sequence[str]:
+        await self._database.read_clock()
         if not self._open:
+            self._renewed_at = self._loop.time()  # what is opened next has a new lease
             return ()
         ours = {
             task_id: open_task for task_id, open_task in self._open.items() if not open_task.is_new
         }
+        began = self._loop.time()
         to_stop, lost = await self._database.write(
             sql.renew_leases, self._lease(), ours=list(ours), root=self._root.path
         )
+        self._renewed_at = began
         for task_id in lost:
             self._close(ours[task_id], _has_ended(task_id))
         return to_stop
@@ -556,6 +573,7 @@ class SqlTaskLog:
                 now=self._clock(),
                 known=set(self._open),
                 root=self._root,
+                opencode=self.opencode,
             )
             for task_id, problem in given_up.items():
                 event = "task.unreadable" if problem is sql.UNREADABLE else "task.unplaced"
@@ -570,6 +588,16 @@ class SqlTaskLog:
                 )
         return [task.snapshot() for task in claimed]
 
+    async def fail_abandoned(self, before: int) -> Sequence[str]:
+        """Fail the tasks of an OpenCode that no node has used since then."""
+        failed = await self._database.write(
+            sql.fail_abandoned, self._lease(), before=before, now=self._clock()
+        )
+        for task_id in failed:
+            logger.warning("task.abandoned", task=task_id)
+            metrics.TASKS_ENDED.add(TaskState.FAILED.value, sql.ABANDONED.type.value)
+        return failed
+
     async def older_held_by_other(self, head: TaskHead) -> str | None:
         return await self._database.read(sql.older_held_by_other, head, self._holder)
 
@@ -578,6 +606,18 @@ class SqlTaskLog:
 
     def is_mine(self, task_id: str) -> bool:
         return task_id in self._open
+
+    async def confirm_lease(self, task_id: str) -> bool:
+        open_task = self._open.get(task_id)
+        if open_task is None or open_task.is_new:
+            return open_task is not None
+        if self._loop.time() - self._renewed_at < CONFIRM_SECONDS:
+            return True
+        # This process was stopped, or could not reach the database: another may hold the task.
+        held = await self._database.read(sql.is_held, task_id, self._holder)
+        if not held and self._open.get(task_id) is open_task:
+            self._close(open_task, _has_ended(task_id))
+        return held
 
     # -- what can be seen of it
 
@@ -662,9 +702,13 @@ class SqlTaskLog:
         return await self.get(owner, task_id)
 
     async def check_context(self, owner: str, context_id: str) -> None:
-        root = await self._database.read(sql.root_of_context, owner, context_id, root=self._root)
+        root, opencode = await self._database.read(
+            sql.home_of_context, owner, context_id, root=self._root
+        )
         if root not in (None, self._root.path):
             raise OtherWorkspace.of_context(context_id, root)
+        if self.opencode is not None and opencode not in (None, self.opencode):
+            raise OtherOpenCode.of_context(context_id, opencode)
 
     async def list(self, query: TaskQuery) -> TaskPage:
         return await self._database.read(sql.page, query)
@@ -676,19 +720,32 @@ class SqlTaskLog:
         return await self._database.read(sql.as_of, task_id, seq)
 
     def follow(self, task_id: str, after: int) -> SqlCursor:
-        return SqlCursor(self._database, task_id, open_task=self._open.get(task_id), after=after)
+        return SqlCursor(
+            self._database,
+            task_id,
+            open_task=self._open.get(task_id),
+            after=after,
+            followers=self._followers,
+        )
 
 
 class SqlCursor:
     """Implements `domain.ports.Cursor`."""
 
     def __init__(
-        self, database: Database, task_id: str, open_task: OpenTask | None, after: int
+        self,
+        database: Database,
+        task_id: str,
+        open_task: OpenTask | None,
+        after: int,
+        followers: Followers,
     ) -> None:
         self._database = database
         self._task_id = task_id
         self._open = open_task
         self._after = after
+        self._followers = followers
+        self._followed: FollowedTask | None = None  # where another process writes it
         self.caught_up = True
 
     def change(self) -> asyncio.Future[None] | None:
@@ -701,9 +758,12 @@ class SqlCursor:
         while True:
             open_task = self._open
             ours = open_task is not None and not open_task.superseded
-            if open_task is None or not ours or self._after < open_task.tail_start:
-                page = await self._database.read(sql.next_entries, self._task_id, self._after)
-                entries, self.caught_up, more = page
+            if open_task is None or not ours:
+                if self._database.is_server:
+                    return await self._read_followed()
+                entries, more = await self._read_table()
+            elif self._after < open_task.tail_start:
+                entries, more = await self._read_table()
             else:
                 first = self._after - open_task.tail_start
                 entries = open_task.tail[first : first + sql.PAGE_ENTRIES]
@@ -718,6 +778,34 @@ class SqlCursor:
                 await open_task.changed()
             else:
                 await asyncio.sleep(POLL_SECONDS)  # another process writes it
+
+    async def _read_table(self) -> tuple[Sequence[LogEntry], bool]:
+        page = await read_patiently(self._database, self._task_id, self._after)
+        self.caught_up = page.caught_up
+        return page.entries, page.more
+
+    async def _read_followed(self) -> Sequence[LogEntry]:
+        """The next entries of a task that another process writes, shared with other readers."""
+        while True:
+            if self._followed is None:
+                self._followed = self._followers.follow(
+                    self._task_id, after=self._after, reader=self
+                )
+            followed, more = self._followed, True
+            if self._after < followed.tail_start or followed.is_read(self._after):
+                entries, more = await self._read_table()
+            else:
+                entries = followed.entries(self._after)
+                self.caught_up = not entries or followed.is_newest(entries[-1])
+            if entries:
+                self._after = entries[-1].seq
+                return entries
+            if not more:
+                return ()
+            if followed.over:
+                self._followed = None  # it could not be read on, or somebody has to begin anew
+            else:
+                await followed.changed()
 
 
 def _merge(

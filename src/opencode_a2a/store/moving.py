@@ -34,9 +34,9 @@ from sqlalchemy import (
     table,
 )
 
+from .clock import now_ms
 from .copies import MOVED, MOVING
 from .database import shown
-from .log import now_ms
 from .migrate import (
     ForeignDatabase,
     create_at,

@@ -27,9 +27,9 @@ from sqlalchemy import (
     update,
 )
 
+from .clock import now_ms
 from .copies import KEPT_SCHEMA, copies_beside
 from .database import sqlite_path
-from .log import now_ms
 from .statements import SWEEP_ROWS, shrink
 from .tables import (
     DELETED_WITH_OWNER,

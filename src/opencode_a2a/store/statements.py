@@ -67,12 +67,14 @@ from .tables import (
     contexts,
     entries,
     keys,
+    nodes,
     push_configs,
     push_dead,
     sessions,
     tasks,
     totals,
 )
+from .wakeups import notify
 
 _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
     entries.c.seq
@@ -86,6 +88,12 @@ NO_DIRECTORY = Problem(
     Failure.OTHER_WORKSPACE,
     "An earlier version of this service left this task waiting and did not note which directory it "
     "was for. Nothing of it was done. Send the request again where it belongs.",
+)
+ABANDONED = Problem(
+    Failure.UPSTREAM_INTERRUPTED,
+    "The node that worked on this task has gone, and has not come back in time. Send the next "
+    "message in the same context: another node goes on with it, in a new session that is told what "
+    "was said so far.",
 )
 PAGE_ENTRIES = 256  # that a cursor reads at once
 IDS_PER_QUERY = 256
@@ -104,6 +112,7 @@ class Batch:
     encoded: Sequence[codec.Encoded]  # the update of each entry
     keys: Sequence[Key] = ()
     root: str = ""  # where a new task belongs
+    opencode: str | None = None  # which OpenCode works on a new task
     counted: list[StepUsage] = field(default_factory=list)  # steps that its commit counts
 
 
@@ -128,7 +137,14 @@ def commit(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, 
         usage.add_to_sums(db, [step for batch in batches for step in batch.counted])
     except (IntegrityError, DataError) as exc:
         raise Conflict from exc
+    _notify(db, batches, refused)
     return refused
+
+
+def _notify(db: Connection, batches: Sequence[Batch], refused: Collection[str]) -> None:
+    """Let readers in other processes know how far the logs of these tasks go."""
+    written = ((b.task.head.id, b.entries[-1].seq) for b in batches if b.entries)
+    notify(db, [f"task:{task_id}:{seq}" for task_id, seq in written if task_id not in refused])
 
 
 def commit_apart(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, Refusal]:
@@ -143,6 +159,7 @@ def commit_apart(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict
             batch.counted.clear()
     # All together: their rows are locked in one order.
     usage.add_to_sums(db, [step for batch in batches for step in batch.counted])
+    _notify(db, batches, refused)
     return refused
 
 
@@ -206,7 +223,17 @@ def find_stored(db: Connection, batches: Sequence[Batch], lease: Lease) -> set[s
     return stored
 
 
-_NEW_TASK = ("id", "owner", "context_id", "state", "status_at", "created_at", "modes", "root")
+_NEW_TASK = (
+    "id",
+    "owner",
+    "context_id",
+    "state",
+    "status_at",
+    "created_at",
+    "modes",
+    "root",
+    "opencode",
+)
 _INSERT_TASK = Prepared(insert(tasks), (*_NEW_TASK, "holder", "held_until"))
 _INSERT_ENTRY = Prepared(insert(entries), ("task_id", "seq", "at", "kind", "body"))
 _INSERT_KEY = Prepared(insert(keys), ("owner", "name", "digest", "at", "task_id"))
@@ -326,6 +353,7 @@ def _new_task(batch: Batch, lease: Lease) -> dict[str, Any]:
         "created_at": head.created_at,
         "modes": orjson.dumps(head.modes.accepted).decode(),
         "root": batch.root,
+        "opencode": batch.opencode,
         "holder": lease.holder,
         "held_until": lease.until,
     }
@@ -516,27 +544,39 @@ def older_held_by_other(db: Connection, head: TaskHead, holder: str) -> str | No
 
 
 def claim_expired(
-    db: Connection, lease: Lease, *, now: int, known: Collection[str], root: Root
+    db: Connection,
+    lease: Lease,
+    *,
+    now: int,
+    known: Collection[str],
+    root: Root,
+    opencode: str | None,
 ) -> tuple[list[Task], dict[str, Problem]]:
-    """Claim the tasks of this root whose lease was released or ran out, or whose holder is dead.
+    """Claim the tasks of this root and OpenCode whose lease ran out, or whose holder is dead.
 
     Returns them in the order in which to continue: started ones, then waiting ones, oldest first.
     Also returns those that failed instead, because no process could continue them.
     """
+    ours_to_do = and_(or_(tasks.c.root == root.path, tasks.c.root.is_(None)), IS_OPEN)
+    if opencode is not None:
+        ours_to_do &= or_(tasks.c.opencode == opencode, tasks.c.opencode.is_(None))
+    holders = db.execute(select(tasks.c.holder).where(ours_to_do).distinct()).scalars()
+    free = [name for name in holders if name is not None and Holder.is_dead(name)]
     statement = (
-        select(tasks.c.id, tasks.c.holder, tasks.c.held_until, tasks.c.root)
-        .where(or_(tasks.c.root == root.path, tasks.c.root.is_(None)), IS_OPEN)
-        .order_by(tasks.c.state == TaskState.SUBMITTED.value, tasks.c.created_at, tasks.c.id)
-        .with_for_update()  # of two processes, the second sees what the first has claimed
-    )
-    expired = [
-        row
-        for row in db.execute(statement)
-        if row.id not in known
-        and (
-            row.holder in (None, lease.holder) or row.held_until < now or Holder.is_dead(row.holder)
+        select(tasks.c.id, tasks.c.root)
+        .where(ours_to_do)
+        .where(
+            or_(
+                tasks.c.holder.is_(None),
+                tasks.c.holder.in_([lease.holder, *free]),
+                tasks.c.held_until < now,
+            )
         )
-    ]
+        .order_by(tasks.c.state == TaskState.SUBMITTED.value, tasks.c.created_at, tasks.c.id)
+        # Of two processes each claims what the other is not claiming already.
+        .with_for_update(skip_locked=True)
+    )
+    expired = [row for row in db.execute(statement) if row.id not in known]
     given_up: dict[str, Problem] = {}
     ours: list[str] = []
     for row in expired:
@@ -548,7 +588,8 @@ def claim_expired(
             ours.append(row.id)
     if ours:
         taken = update(tasks).where(tasks.c.id.in_(ours))
-        db.execute(taken.values(holder=lease.holder, held_until=lease.until, root=root.path))
+        held = {"holder": lease.holder, "held_until": lease.until, "root": root.path}
+        db.execute(taken.values(held | ({"opencode": opencode} if opencode is not None else {})))
     # In the same transaction: otherwise a task could be held here without being open here.
     loaded: list[Task] = []
     for task_id in ours:
@@ -591,25 +632,28 @@ def root_of_task(db: Connection, owner: str, task_id: str) -> str | None:
 
 
 _CONTEXT_SESSION = Prepared(
-    select(sessions.c.root, sessions.c.directory)
+    select(sessions.c.root, sessions.c.directory, sessions.c.opencode)
     .join(contexts, contexts.c.session_id == sessions.c.session_id)
     .where(contexts.c.owner == bindparam("owner"), contexts.c.context_id == bindparam("context"))
 )
 _CONTEXT_TASK = Prepared(
-    select(tasks.c.root)
+    select(tasks.c.root, tasks.c.opencode)
     .where(tasks.c.owner == bindparam("owner"), tasks.c.context_id == bindparam("context"))
     .where(tasks.c.root.is_not(None), IS_OPEN)
 )
 
 
-def root_of_context(db: Connection, owner: str, context_id: str, root: Root) -> str | None:
-    """The root of a context: that of its session or, before it has one, that of its tasks."""
+def home_of_context(
+    db: Connection, owner: str, context_id: str, root: Root
+) -> tuple[str | None, str | None]:
+    """The root and the OpenCode of a context: of its session or, before it has one, its tasks."""
     context = {"owner": owner, "context": context_id}
     bound = _CONTEXT_SESSION.first(db, context)
     if bound is not None and bound.root is None:
-        return root.path if root.contains(bound.directory) else str(bound.directory)
+        home = root.path if root.contains(bound.directory) else str(bound.directory)
+        return home, bound.opencode
     found = bound or _CONTEXT_TASK.first(db, context)
-    return found.root if found is not None else None
+    return (found.root, found.opencode) if found is not None else (None, None)
 
 
 def _give_up(db: Connection, task_id: str, *, now: int, problem: Problem) -> None:
@@ -628,6 +672,33 @@ def _give_up(db: Connection, task_id: str, *, now: int, problem: Problem) -> Non
     db.execute(delete(entries).where(entries.c.task_id == task_id))
 
 
+def fail_abandoned(db: Connection, lease: Lease, *, before: int, now: int) -> list[str]:
+    """Fail the tasks of an OpenCode that no node has used since then; returns them."""
+    used = (nodes.c.opencode == tasks.c.opencode, nodes.c.seen_at >= before)
+    statement = (
+        select(tasks.c.id)
+        .where(IS_OPEN, tasks.c.opencode.is_not(None), tasks.c.held_until < before)
+        .where(~select(nodes.c.holder).where(*used).exists())
+        .limit(SWEEP_ROWS)
+        .with_for_update(skip_locked=True)
+    )
+    abandoned = list(db.execute(statement).scalars())
+    for task_id in abandoned:
+        held = {"holder": lease.holder, "held_until": lease.until}
+        db.execute(update(tasks).where(tasks.c.id == task_id).values(held))
+        try:
+            task = load(db, task_id)
+        except codec.Unreadable:
+            _give_up(db, task_id, now=now, problem=UNREADABLE)
+            continue
+        assert task is not None, "its row is locked"
+        ended = Ended(TaskState.FAILED, ABANDONED.message, ABANDONED)
+        entry = LogEntry(task.last_seq + 1, now, ended)
+        batch = Batch(task, is_new=False, entries=[entry], encoded=[codec.encode(ended)])
+        _notify(db, [batch], _commit_together(db, [batch], lease))
+    return abandoned
+
+
 def renew_leases(
     db: Connection, lease: Lease, *, ours: Collection[str], root: str
 ) -> tuple[list[str], set[str]]:
@@ -637,6 +708,11 @@ def renew_leases(
     to_stop = list(db.execute(select(tasks.c.id).where(*held, tasks.c.stop_asked == 1)).scalars())
     still = select(tasks.c.id).where(tasks.c.id.in_(ours), tasks.c.holder == lease.holder)
     return to_stop, set(ours) - set(db.execute(still).scalars())
+
+
+def is_held(db: Connection, task_id: str, holder: str) -> bool:
+    held = (tasks.c.id == task_id, tasks.c.holder == holder, IS_OPEN)
+    return db.execute(select(tasks.c.id).where(*held)).first() is not None
 
 
 def release(db: Connection, holder: str, root: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, column, func, select, table, text
 from sqlalchemy.exc import OperationalError
 
-from .log import Retention, now_ms
+from .clock import now_ms
+from .log import Retention
 from .purge import write_in_turn
 from .rows import InUse, alone, shapes
 from .statements import shrink

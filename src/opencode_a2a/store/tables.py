@@ -41,6 +41,7 @@ tasks = Table(
     Column("cleared", BigInteger, nullable=False, server_default="0"),  # entries were deleted
     Column("folded", LargeBinary),  # behind what is read often, which is then read without it
     Column("root", String(600)),  # the workspace root; nothing: an earlier version wrote it
+    Column("opencode", String(255)),  # which OpenCode works on it; nothing: they are not told apart
     Index("ix_tasks_owner", "owner", "status_at", "id"),
     # The context comes first: admins look for one whose owner they do not name.
     Index("ix_tasks_context", "context_id", "owner", "status_at", "id"),
@@ -119,6 +120,7 @@ sessions = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("claimed_until", BigInteger),  # nothing: for good
     Column("root", String(600)),  # as of a task
+    Column("opencode", String(255)),  # as of a task
     # Partial in PostgreSQL too, as `ix_tasks_open` is.
     Index("ix_sessions_claimed", "claimed_until", sqlite_where=text("claimed_until IS NOT NULL")),
 )
@@ -268,6 +270,39 @@ push_dead = Table(
     Index("ix_push_dead_owner", "owner", "at"),
 )
 
+# The processes that share the database. A row is written at the start and every few seconds.
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("holder", String(80), primary_key=True),  # the process
+    Column("name", String(255), nullable=False),
+    Column("opencode", String(255), nullable=False),
+    Column("root", String(600), nullable=False),
+    Column("labels", Text, nullable=False),
+    Column("version", String(64), nullable=False),
+    Column("opencode_version", String(64), nullable=False),
+    Column("capacity", BigInteger, nullable=False),  # tasks that it works on at a time
+    Column("load", BigInteger, nullable=False),  # tasks that are there
+    Column("draining", BigInteger, nullable=False, server_default="0"),  # 1: it gets no new work
+    Column("started_at", BigInteger, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),
+)
+
+# What one process asks another to do. A row lives for seconds: the asker deletes it.
+commands = Table(
+    "commands",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("holder", String(80), nullable=False),  # who is to do it
+    Column("kind", String(32), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("taken_at", BigInteger),
+    Column("done_at", BigInteger),
+    Column("result", LargeBinary),
+    Index("ix_commands_holder", "holder", "taken_at"),
+)
+
 # What becomes of rows when their task or their owner is removed (`db purge`). Each table stands in
 # at least one of these; a test keeps that true, and that every owner or principal is thought of.
 DELETED_WITH_TASK = (entries, keys, interrupts, push_configs, push_dead)
@@ -278,7 +313,8 @@ DELETED_WITH_OWNER = (
 # These stay, without an owner and without their title: OpenCode still has the sessions, and git the
 # worktrees. Without the rows, other callers could claim them where sessions are shared.
 DISOWNED = (sessions, contexts, places, worktrees)
-ABOUT_NOBODY = (home_models, usage_steps)
+ABOUT_NOBODY = (home_models, usage_steps, nodes, commands)
 NOBODY = ""  # the owner of what was somebody's; no caller has this name
 
-DERIVED = (totals,)  # can be made again from other tables, and is in no backup
+# In no backup: what can be made again from other tables, or is about running processes.
+DERIVED = (totals, nodes, commands)

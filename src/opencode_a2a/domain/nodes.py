@@ -1,0 +1,128 @@
+"""Which of the nodes that share a database does what.
+
+1. A node is alive while it was seen within `ALIVE_MS`, by the database's clock.
+2. What concerns an open task is done by the node that holds it. If that one is dead, any other node
+   of the same OpenCode will have it soon.
+3. What concerns a session is done by a node of its OpenCode: the asked one, if it is one of them;
+   one that is being drained only if there is no other.
+4. A new context goes to the node with the smallest share of its capacity in use, among those that
+   serve the wanted workspace root or label and are not being drained; the asked one if it is as
+   free as any.
+5. What is in an OpenCode without a living node waits for one to return, for a set time. After that
+   its open tasks fail, and its contexts go on elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ALIVE_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A process that shares the database, as its row says."""
+
+    holder: str  # the process
+    name: str
+    opencode: str
+    root: str
+    labels: frozenset[str] = frozenset()
+    version: str = ""
+    opencode_version: str = ""
+    capacity: int = 0  # tasks that it works on at a time; 0 means no limit
+    load: int = 0  # tasks that are there
+    draining: bool = False
+    started_at: int = 0
+    seen_at: int = 0
+
+    def is_alive(self, now: int) -> bool:
+        return now - self.seen_at <= ALIVE_MS
+
+    @property
+    def used(self) -> float:
+        """The share of its capacity that is in use; more than 1 while tasks wait."""
+        return self.load / (self.capacity or 1_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a task or a context is, as the database says."""
+
+    holder: str | None = None  # of the open task; None where there is none
+    opencode: str | None = None  # None where it is not known, or nothing is there yet
+    root: str | None = None
+
+
+def place(
+    nodes: Iterable[Node], *, root: str, label: str | None, here: str, now: int
+) -> Node | None:
+    """The node for a new context; None where no node can take it."""
+    fits = _fitting(nodes, root=root, label=label, now=now)
+    return min(fits, key=lambda node: (node.used, node.holder != here, node.holder), default=None)
+
+
+def place_named(
+    nodes: Iterable[Node], *, root: str, label: str | None, context_id: str, now: int
+) -> Node | None:
+    """The node for a new context whose id the client has chosen.
+
+    The same for everybody: the client may send its first messages to several nodes at once.
+    """
+
+    fits = _fitting(nodes, root=root, label=label, now=now)
+    name = f"{context_id} "
+    return min(
+        fits,
+        key=lambda node: (_scattered(name + node.opencode), node.used, node.holder),
+        default=None,
+    )
+
+
+def _scattered(text: str) -> int:
+    """A number that says nothing about the text, and is the same everywhere (FNV-1a)."""
+    number = 0xCBF29CE484222325
+    for byte in text.encode():
+        number = (number ^ byte) * 0x100000001B3 % 2**64
+    return number
+
+
+def _fitting(nodes: Iterable[Node], *, root: str, label: str | None, now: int) -> Sequence[Node]:
+    return [
+        node
+        for node in nodes
+        if node.is_alive(now)
+        and not node.draining
+        and (node.root == root if label is None else label in node.labels | {node.name})
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Nobody can do it now: the last node of this OpenCode was seen then."""
+
+    opencode: str | None
+    seen_at: int
+
+    def is_over(self, now: int, return_ms: int) -> bool:
+        """Whether it is not waited for any longer."""
+        return now - self.seen_at > return_ms
+
+
+def doer(nodes: Sequence[Node], where: Whereabouts, *, here: Node, now: int) -> Node | Away:
+    """Who does what concerns a task or a context that is there already."""
+    alive = [node for node in nodes if node.is_alive(now)]
+    for node in alive:
+        if node.holder == where.holder:
+            return node
+    able = [
+        node
+        for node in (here, *(node for node in alive if node.holder != here.holder))
+        if where.opencode in (None, node.opencode) and where.root in (None, node.root)
+    ]
+    if able:
+        first = here.holder
+        return min(able, key=lambda n: (n.draining, n.holder != first, n.used, n.holder))
+    seen = [node.seen_at for node in nodes if node.opencode == where.opencode]
+    return Away(where.opencode, max(seen, default=0))

@@ -1,0 +1,180 @@
+"""Requests that another node must carry out, as commands.
+
+A node is asked with what the client has sent, so it checks and does the same as if the client had
+sent it there. It answers with the id of a task, or with the result of a method in the client's
+dialect. Reading needs no other node: every event is in the database that all of them share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from ..contract.a2a import written
+from ..contract.declare import Json
+from ..contract.dispatch import Contract
+from ..contract.params import validated
+from ..domain.nodes import Node
+from ..domain.task import Task
+from ..domain.values import Caller
+from ..errors import NodeUnavailable, OtherOpenCode, OtherWorkspace, TaskHandover
+from ..observe.tracing import SpanRef
+from ..service.calls import read_path
+from ..service.cluster import Cluster, NotTaken
+from ..service.options import SESSION_CONTEXT_PREFIX
+from ..service.tasks import Request, Tasks
+from . import parse
+from .dialect import V03, V03_REST, V1, Dialect
+from .render import Renderer
+
+ATTEMPTS = 12  # while a task passes from one node to another
+PAUSE_SECONDS = 1.0
+_DIALECTS = {dialect.name: dialect for dialect in (V1, V03, V03_REST)}
+
+T = TypeVar("T")
+Find = Callable[[], Awaitable[Node | None]]
+Here = Callable[[], Awaitable[T]]
+
+
+class Sent(Protocol):
+    """The parts of a request that the other node needs to know."""
+
+    @property
+    def caller(self) -> Caller: ...
+    @property
+    def dialect(self) -> Dialect: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def idempotency_key(self) -> str | None: ...
+    @property
+    def depth(self) -> str | None: ...
+    @property
+    def trace(self) -> SpanRef: ...
+
+
+class Forwarding:
+    def __init__(self, cluster: Cluster, tasks: Tasks, contract: Contract) -> None:
+        self._cluster = cluster
+        self._tasks = tasks
+        self._contract = contract
+
+    def install(self) -> None:
+        """Do from now on what other nodes ask for."""
+        self._cluster.handlers |= {
+            "send": self._on_send,
+            "cancel": self._on_cancel,
+            "method": self._on_method,
+        }
+
+    async def do(self, there: Callable[[], Awaitable[T | None]], here: Here[T]) -> T:
+        """Have another node do it, if it is for another one; otherwise do it here.
+
+        This node may not know yet that there are others: then it looks, and tries again.
+        """
+        for knows in (False, True):
+            if (found := await there()) is not None:
+                return found
+            try:
+                return await here()
+            except (TaskHandover, OtherOpenCode, OtherWorkspace):
+                if knows:
+                    raise
+                await self._cluster.look()
+        raise AssertionError("it was done, or refused")
+
+    # -- asking
+
+    async def send(self, call: Sent, request: Request) -> Task | None:
+        """Have another node take a message; None if this one is to take it."""
+        body = {
+            "caller": _caller(call.caller),
+            "dialect": call.dialect.name,
+            "params": call.params,
+            "idempotency_key": call.idempotency_key,
+            "depth": call.depth,
+            "trace": [call.trace.trace, call.trace.span, call.trace.sampled],
+        }
+        found = await self._ask(lambda: self._node_for(call.caller, request), "send", body)
+        return None if found is None else await self._tasks.get(call.caller, found["task"])
+
+    async def cancel(self, caller: Caller, task_id: str) -> Task | None:
+        body = {"caller": _caller(caller), "task": task_id}
+        find: Find = lambda: self._cluster.for_task(caller.principal, task_id)  # noqa: E731
+        found = await self._ask(find, "cancel", body)
+        return None if found is None else await self._tasks.get(caller, task_id)
+
+    async def method(
+        self, name: str, caller: Caller, params: Any, *, dialect: str
+    ) -> tuple[Json] | None:
+        """What a method of an extension returns at another node; None if it is for this one."""
+        given = params if isinstance(params, dict) else {}
+        session_id, request_id = given.get("session_id"), given.get("request_id")
+        find: Find
+        if isinstance(request_id, str):
+            find = lambda: self._cluster.for_request(caller.principal, request_id)  # noqa: E731
+        elif isinstance(session_id, str):
+            find = lambda: self._cluster.for_session(session_id)  # noqa: E731
+        else:
+            return None
+        body = {"caller": _caller(caller), "method": name, "params": given, "dialect": dialect}
+        found = await self._ask(find, "method", body)
+        return None if found is None else (found["value"],)
+
+    async def _node_for(self, caller: Caller, request: Request) -> Node | None:
+        cluster, owner = self._cluster, caller.principal
+        if request.task_id is not None:
+            return await cluster.for_task(owner, request.task_id)
+        if request.options.session is not None:
+            return await cluster.for_session(request.options.session)
+        if request.context_id is None:
+            return cluster.for_new_context()
+        if request.context_id.startswith(SESSION_CONTEXT_PREFIX):
+            return await cluster.for_session(
+                request.context_id.removeprefix(SESSION_CONTEXT_PREFIX)
+            )
+        return await cluster.for_context(owner, request.context_id)
+
+    async def _ask(self, find: Find, kind: str, body: Json) -> Any:
+        """Ask whoever it is for. A task that passes to another node is followed there."""
+        if self._cluster.is_alone:
+            return None
+        opencode = None
+        for _ in range(ATTEMPTS):
+            if (node := await find()) is None:
+                return None
+            opencode = node.opencode
+            try:
+                return await self._cluster.ask(node, kind, body)
+            except NotTaken:
+                continue
+            except TaskHandover:
+                await asyncio.sleep(PAUSE_SECONDS)
+        raise NodeUnavailable.of(opencode)
+
+    # -- being asked
+
+    async def _on_send(self, body: Json) -> Json:
+        params = validated(parse.SendParams, body["params"])
+        trace, span, sampled = body["trace"]
+        path = read_path(body["depth"], SpanRef(trace, span, sampled=sampled))
+        send = parse.Send(_DIALECTS[body["dialect"]], params, body["idempotency_key"], path)
+        task = await self._tasks.send(_caller_of(body), send.request)
+        return {"task": task.head.id}
+
+    async def _on_cancel(self, body: Json) -> Json:
+        await self._tasks.cancel(_caller_of(body), body["task"])
+        return {}
+
+    async def _on_method(self, body: Json) -> Json:
+        found = await self._contract.call(body["method"], _caller_of(body), body["params"])
+        return {"value": written(found, Renderer(_DIALECTS[body["dialect"]]).value)}
+
+
+def _caller(caller: Caller) -> Json:
+    return {"principal": caller.principal, "scopes": sorted(caller.scopes)}
+
+
+def _caller_of(body: Json) -> Caller:
+    return Caller(body["caller"]["principal"], frozenset(body["caller"]["scopes"]))

@@ -1,0 +1,161 @@
+"""Reads tasks that another process writes, once for all readers of a task in this process.
+
+`FollowedTask` keeps the newest entries in memory, like the process that writes the task does. It
+looks into the table when a notification names the task, and otherwise now and then. While the
+database cannot be used, readers wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from weakref import WeakSet
+
+import structlog
+
+from ..domain.updates import LogEntry
+from ..errors import StoreUnavailable
+from . import statements as sql
+from .database import Database
+
+logger = structlog.get_logger()
+
+POLL_SECONDS = 1.0  # between two looks, while notifications arrive
+POLL_SECONDS_UNHEARD = 0.25  # … and while they do not
+OUTAGE_SECONDS = (0.2, 0.5, 1.0, 2.0)  # between two attempts to read
+TAIL_ENTRIES = 2_048  # in memory; older ones are read from the table
+
+
+async def read_patiently(database: Database, task_id: str, after: int) -> sql.Page:
+    """The next entries of a task. A server that is away is waited for; a file is not."""
+    failures = 0
+    while True:
+        try:
+            return await database.read(sql.next_entries, task_id, after)
+        except StoreUnavailable:
+            if not database.is_server:
+                raise
+        await asyncio.sleep(OUTAGE_SECONDS[min(failures, len(OUTAGE_SECONDS) - 1)])
+        failures += 1
+
+
+class FollowedTask:
+    """A task of another process, and what was read of it."""
+
+    def __init__(self, database: Database, task_id: str, after: int) -> None:
+        self._database = database
+        self._task_id = task_id
+        self.readers: WeakSet[object] = WeakSet()  # when all have left, nothing is read any more
+        self.tail: list[LogEntry] = []
+        self.tail_start = after  # the number before the first entry of the tail
+        self.over = False
+        self._last = after
+        self._look = asyncio.Event()
+        self._changed: asyncio.Future[None] | None = None
+
+    def look(self) -> None:
+        self._look.set()
+
+    async def changed(self) -> None:
+        """Wait for more entries, or for the end."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    async def run(self) -> None:
+        """Read until the end of the task, or until nobody is left."""
+        try:
+            while not self.over and self.readers:
+                self._look.clear()
+                page = await read_patiently(self._database, self._task_id, self._last)
+                self._add(page)
+                if page.caught_up and page.more:
+                    await self._wait()
+        finally:
+            self.over = True
+            self._wake()
+
+    def _add(self, page: sql.Page) -> None:
+        if page.entries:
+            self.tail.extend(page.entries)
+            self._last = page.entries[-1].seq
+            if len(self.tail) > 2 * TAIL_ENTRIES:
+                del self.tail[:-TAIL_ENTRIES]
+                self.tail_start = self.tail[0].seq - 1
+        self.over = page.caught_up and not page.more
+        if page.entries or self.over:
+            self._wake()
+
+    def entries(self, after: int) -> Sequence[LogEntry]:
+        """What follows in the tail. Entries of a swept task have gaps in their numbers."""
+        first = after - self.tail_start
+        if len(self.tail) and self.tail[-1].seq - self.tail_start == len(self.tail):
+            return self.tail[first : first + sql.PAGE_ENTRIES]
+        return [entry for entry in self.tail if entry.seq > after][: sql.PAGE_ENTRIES]
+
+    def is_newest(self, entry: LogEntry) -> bool:
+        """Whether nothing after this entry was read yet."""
+        return entry.seq == self._last
+
+    def is_read(self, after: int) -> bool:
+        """Whether nothing more comes from here after this number."""
+        return self.over and after >= self._last
+
+    async def _wait(self) -> None:
+        heard = self._database.wakeups.connected
+        try:
+            async with asyncio.timeout(POLL_SECONDS if heard else POLL_SECONDS_UNHEARD):
+                await self._look.wait()
+        except TimeoutError:
+            pass
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+
+class Followers:
+    """The tasks of other processes that somebody here reads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._followed: dict[str, FollowedTask] = {}
+        self._reading: set[asyncio.Task[None]] = set()
+        self._unsubscribe: Callable[[], None] = database.wakeups.subscribe(self._on_words)
+
+    def follow(self, task_id: str, *, after: int, reader: object) -> FollowedTask:
+        followed = self._followed.get(task_id)
+        if followed is None or followed.over:
+            followed = FollowedTask(self._database, task_id, after)
+            followed.readers.add(reader)
+            self._followed[task_id] = followed
+            reading = asyncio.create_task(self._read(task_id, followed))
+            self._reading.add(reading)
+            reading.add_done_callback(self._reading.discard)
+        followed.readers.add(reader)
+        return followed
+
+    async def _read(self, task_id: str, followed: FollowedTask) -> None:
+        try:
+            await followed.run()
+        except Exception:
+            logger.exception("store.internal_error", task=task_id)
+        finally:
+            if self._followed.get(task_id) is followed:
+                del self._followed[task_id]
+
+    def _on_words(self, words: list[str]) -> None:
+        if not words:
+            for followed in self._followed.values():
+                followed.look()
+        for word in words:
+            task_id = word.partition(":")[2].rpartition(":")[0]
+            if word.startswith("task:") and (found := self._followed.get(task_id)) is not None:
+                found.look()
+
+    async def close(self) -> None:
+        self._unsubscribe()
+        for reading in self._reading:
+            reading.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)

@@ -1,0 +1,190 @@
+"""Nodes on one PostgreSQL, each with its own OpenCode: any of them is asked about anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.opencode import expected_text
+from tests.faults.steering import control
+from tests.load.client import REST, Client, Refused, connected, last
+from tests.postgres import Postgres
+from tests.running import Service, Upstream, fake_opencode, service
+
+
+@dataclass(frozen=True)
+class Fleet:
+    upstreams: tuple[Upstream, Upstream]
+    nodes: tuple[Service, Service]
+
+    async def prompts(self) -> list[int]:
+        return [len((await control(each, "stats"))["prompts"]) for each in self.upstreams]
+
+
+@pytest.fixture
+def fleet(postgres: Postgres, tmp_path: Path) -> Iterator[Fleet]:
+    """Two nodes for one workspace, and their OpenCodes."""
+    url = postgres.without_tasks()
+    (tmp_path / "work").mkdir()
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    common = {
+        "A2A_TASK_STORE_DATABASE_URL": url,
+        "OPENCODE_WORKSPACE_ROOT": str(tmp_path / "work"),
+        "A2A_NODE_RETURN_SECONDS": "2",
+    }
+    with (
+        fake_opencode(folders[0]) as first,
+        fake_opencode(folders[1]) as second,
+        service(first, folders[0], A2A_NODE_NAME="one", **common) as one,
+        service(second, folders[1], A2A_NODE_NAME="two", **common) as two,
+    ):
+        yield Fleet((first, second), (one, two))
+
+
+async def test_any_node_answers_any_request_about_any_task(fleet: Fleet) -> None:
+    one, two = fleet.nodes
+    async with connected(one) as ours, connected(two) as theirs:
+        here, there = ours[REST], theirs[REST]
+        # A conversation goes on where its session is, whoever is asked.
+        first = await here.send("one")
+        for client in (there, here, there):
+            again = await client.send("more", contextId=first.context)
+            assert again.answer == "ECHO: more"
+            assert again.session == first.session
+        # A task can be steered, answered and canceled anywhere.
+        for asked, other in ((here, there), (there, here)):
+            waiting = await asked.send("[[permission]]", wait=False)
+            await other.until(waiting.id, "input-required")
+            await other.send("yes", taskId=waiting.id)
+            assert (await asked.until(waiting.id, "completed")).state == "completed"
+            hanging = await asked.send("[[hang]]", wait=False)
+            await other.until(hanging.id, "working")
+            assert (await other.cancel(hanging.id)).state == "canceled"
+            with pytest.raises(Refused) as refused:
+                await other.cancel(hanging.id)
+            assert refused.value.reason == "TASK_NOT_CANCELABLE"
+        steered = await here.send("[[tokens:200]] [[rate:100]]", wait=False)
+        await there.until(steered.id, "working")
+        await there.send("and this", taskId=steered.id, wait=False)
+        done = await here.until(steered.id, "completed")
+        assert done.answer == "ECHO: and this"
+        # So are methods about a session.
+        for client in (here, there):
+            found = await _call(client, "opencode.sessions.get", session_id=first.session)
+            assert found["item"]["metadata"]["shared"]["session"]["id"] == first.session
+
+
+async def _call(client: Client, method: str, **params: Any) -> Any:
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    headers = {"a2a-version": "1.0"}
+    async with client.http.post(client.url + "/", json=body, headers=headers) as response:
+        answer = await response.json()
+    assert "error" not in answer, answer
+    return answer["result"]
+
+
+async def test_a_stream_is_the_same_from_every_node(fleet: Fleet) -> None:
+    one, two = fleet.nodes
+    async with connected(one) as ours, connected(two) as theirs:
+        task = await ours[REST].send("[[tokens:600]] [[rate:300]]", wait=False)
+        async with (
+            ours[REST].subscribe(task.id) as near,
+            theirs[REST].subscribe(task.id) as far,
+        ):
+            told = await asyncio.gather(last(near), last(far))
+        done = await theirs[REST].get(task.id)
+        assert told[0].answer == told[1].answer == expected_text(done.session or "", 600)
+        assert told[0].numbers[-1] == told[1].numbers[-1]
+
+
+async def test_what_a_node_leaves_fails_in_time_and_its_contexts_go_on_elsewhere(
+    fleet: Fleet,
+) -> None:
+    one, two = fleet.nodes
+    async with connected(one) as ours, connected(two) as theirs:
+        here, there = ours[REST], theirs[REST]
+        contexts = [await client.send("My name is Ada.") for client in (here, there, here, there)]
+        stuck = [await here.send("[[hang]]", wait=False) for _ in range(4)]
+        for task in stuck:
+            await here.until(task.id, "working")
+        one.program.kill()
+        # Those of the dead node fail, and those of the other one go on hanging.
+        states = {task.id: "working" for task in stuck}
+        async with asyncio.timeout(60):
+            while "failed" not in states.values():
+                await asyncio.sleep(0.2)
+                states = {task.id: (await there.get(task.id)).state for task in stuck}
+        failed = [task.id for task in stuck if states[task.id] == "failed"]
+        assert 0 < len(failed) < 4
+        assert (await there.get(failed[0])).problem == "UPSTREAM_INTERRUPTED"
+        moved = 0
+        for first in contexts:
+            again = await there.send("What is my name?", contextId=first.context)
+            assert again.state == "completed"
+            told = "My name is Ada." in again.answer
+            assert told is (again.session != first.session)
+            moved += told
+        assert 0 < moved < 4, "a conversation stays in its session, if that is there"
+
+
+async def test_a_drained_node_gets_no_new_work_and_stops(fleet: Fleet, postgres: Postgres) -> None:
+    one, two = fleet.nodes
+    async with connected(one) as ours, connected(two) as theirs:
+        here, there = ours[REST], theirs[REST]
+        before = await fleet.prompts()
+        postgres.say("UPDATE nodes SET draining = 1 WHERE name = 'one'")
+        postgres.say("NOTIFY opencode_a2a, 'nodes:changed:0'")
+        assert await asyncio.to_thread(one.program.process.wait, 60) == 0
+        fresh = [await there.send("hello") for _ in range(3)]
+        assert {task.answer for task in fresh} == {"ECHO: hello"}
+        assert await fleet.prompts() == [before[0], before[1] + 3]
+        with pytest.raises(OSError):
+            await here.send("nobody hears this")
+
+
+async def test_no_other_opencode_is_asked_to_go_on_with_what_a_dead_node_left(
+    fleet: Fleet,
+) -> None:
+    one, two = fleet.nodes
+    async with connected(one) as ours, connected(two) as theirs:
+        here, there = ours[REST], theirs[REST]
+        for task in [await here.send("[[hang]]", wait=False) for _ in range(4)]:
+            await there.until(task.id, "working")
+        prompts = await fleet.prompts()
+        one.program.kill()
+        fresh = await there.send("alive")
+        assert fresh.answer == "ECHO: alive"
+        assert await fleet.prompts() == [prompts[0], prompts[1] + 1]
+
+
+async def test_of_two_nodes_at_one_opencode_any_does_everything(
+    breakable: Upstream, postgres: Postgres, tmp_path: Path
+) -> None:
+    url = await asyncio.to_thread(postgres.without_tasks)
+    folders = [tmp_path / name for name in ("one", "two")]
+    before = len((await control(breakable, "stats"))["prompts"])
+    with (
+        service(breakable, folders[0], A2A_TASK_STORE_DATABASE_URL=url) as one,
+        service(breakable, folders[1], A2A_TASK_STORE_DATABASE_URL=url) as two,
+    ):
+        async with connected(one) as ours, connected(two) as theirs:
+            here, there = ours[REST], theirs[REST]
+            asked = await here.send("[[permission]]", wait=False)
+            await there.until(asked.id, "input-required")
+            await there.send("yes", taskId=asked.id)
+            await here.until(asked.id, "completed")
+            long = await here.send("[[tokens:900]] [[rate:300]]", wait=False)
+            await there.until(long.id, "working")
+            await there.send("and this", taskId=long.id, wait=False)
+            one.program.kill()
+            done = await there.until(long.id, "completed")
+            assert done.answer == "ECHO: and this"
+    prompts = (await control(breakable, "stats"))["prompts"][before:]
+    assert len(prompts) == len({message for _, message, _ in prompts}) == 3

@@ -1,0 +1,212 @@
+"""Several processes on one PostgreSQL: its clock, its notifications, and whose tasks are whose."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from opencode_a2a.domain.ports import Cursor
+from opencode_a2a.domain.values import Root, SessionRef
+from opencode_a2a.errors import OtherOpenCode
+from opencode_a2a.store import following
+from opencode_a2a.store import log as log_module
+from opencode_a2a.store import statements as sql
+from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.log import SqlTaskLog
+from tests.postgres import Postgres, Wire
+from tests.store.support import (
+    DONE,
+    HELLO,
+    OWNER,
+    Clock,
+    claimed_ids,
+    delta,
+    head,
+    numbers,
+    rest,
+    soon,
+    step,
+)
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return postgres.without_tasks()
+
+
+@asynccontextmanager
+async def process(
+    url: str, clock: Clock | None = None, opencode: str | None = None
+) -> AsyncIterator[SqlTaskLog]:
+    """A log with connections of its own, as another process would have it."""
+    async with (
+        Database.open(url) as database,
+        SqlTaskLog.open(database, clock=clock, opencode=opencode) as log,
+    ):
+        yield log
+
+
+async def next_of(cursor: Cursor) -> list[int]:
+    return numbers(list(await cursor.read()))
+
+
+# -- whose clock
+
+
+async def test_what_the_clocks_of_machines_say_does_not_matter(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time_ns
+    async with soon(), process(url) as log:
+        await log.create(head("t"), [HELLO])
+        monkeypatch.setattr(time, "time_ns", lambda: real() + 300 * 10**9)
+        async with Database.open(url) as database, SqlTaskLog.open(database) as ahead:
+            assert abs(database.clock() - real() // 10**6) < 60_000
+            assert await claimed_ids(ahead) == []
+            await database.read_clock()
+            await ahead.create(head("mine"), [HELLO])
+            assert await claimed_ids(log) == []
+
+
+# -- notifications
+
+
+async def test_readers_in_another_process_are_woken_and_share_what_is_read(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "POLL_SECONDS", 600.0)
+    reads = 0
+    found = following.read_patiently
+
+    async def counted(database: Database, task_id: str, after: int) -> sql.Page:
+        nonlocal reads
+        reads += 1
+        return await found(database, task_id, after)
+
+    monkeypatch.setattr(following, "read_patiently", counted)
+    monkeypatch.setattr(log_module, "read_patiently", counted)
+    async with soon(), process(url) as log, process(url) as another:
+        await log.create(head("t"), [HELLO])
+        while not another._database.wakeups.connected:  # noqa: ASYNC110 (tells nobody)
+            await asyncio.sleep(0.01)
+        cursors = [another.follow("t", 0) for _ in range(20)]
+        assert [await next_of(cursor) for cursor in cursors] == [[1]] * 20
+        waiting = [asyncio.create_task(next_of(cursor)) for cursor in cursors]
+        for seq in range(2, 6):
+            await log.write("t", [step(seq)])
+            assert await asyncio.gather(*waiting) == [[seq]] * 20
+            waiting = [asyncio.create_task(next_of(cursor)) for cursor in cursors]
+        assert reads < 20, "each entry is read once for all of them"
+        await log.write("t", [DONE])
+        assert await asyncio.gather(*waiting) == [[6]] * 20
+        assert [await next_of(cursor) for cursor in cursors] == [[]] * 20
+        late = await rest(another.follow("t", 2))
+        assert numbers(late) == [3, 4, 5, 6]
+
+
+async def test_a_reader_that_comes_late_reads_all_of_it(url: str) -> None:
+    async with soon(), process(url) as log, process(url) as another:
+        await log.create(head("t"), [HELLO])
+        await log.write("t", [step(n) for n in range(600)])
+        first = another.follow("t", 590)
+        assert await next_of(first) == list(range(591, 602))
+        second = asyncio.create_task(rest(another.follow("t", 0)))
+        await log.write("t", [DONE])
+        assert numbers(await second) == list(range(1, 603))
+        assert numbers(await rest(first)) == [602]
+
+
+async def test_readers_wait_while_the_server_is_away(postgres: Postgres, url: str) -> None:
+    with Wire.laid(postgres.port) as wire:
+        async with soon(), process(url) as log, process(postgres.url(wire)) as another:
+            await log.create(head("t"), [HELLO, delta("one ")])
+            cursor = another.follow("t", 0)
+            assert await next_of(cursor) == [1, 2]
+            reading = asyncio.create_task(next_of(cursor))
+            wire.away = True
+            wire.drop_all()
+            await log.write("t", [delta("two ")])
+            await asyncio.sleep(0.5)
+            assert not reading.done()
+            wire.away = False
+            assert await reading == [3]
+            await log.write("t", [DONE])
+            assert await next_of(cursor) == [4]
+
+
+# -- whose tasks
+
+
+async def test_a_process_takes_up_only_tasks_of_its_own_opencode(url: str, clock: Clock) -> None:
+    async with soon(), process(url, clock, "two") as foreign:
+        async with process(url, clock, "one") as log:
+            await log.create(head("held"), [HELLO])
+            clock.outlast_leases()
+            assert await claimed_ids(foreign) == []
+            async with process(url, clock, "one") as peer:
+                assert await claimed_ids(peer) == ["held"]
+        assert await claimed_ids(foreign) == [], "released, but not for everybody"
+        async with process(url, clock, "one") as peer:
+            assert await claimed_ids(peer) == ["held"]
+
+
+async def test_a_context_stays_with_the_opencode_that_has_its_session(url: str) -> None:
+    async with soon(), Database.open(url) as database:
+        root = Root("/r", lambda _: True)
+        one, two = (SqlBindings(database, root, name) for name in ("one", "two"))
+        await one.bind(OWNER, "context", SessionRef("ses_1", "title", "/r"))
+        assert await one.session_of(OWNER, "context") is not None
+        with pytest.raises(OtherOpenCode):
+            await two.session_of(OWNER, "context")
+        async with SqlTaskLog.open(database, root=root, opencode="two") as log:
+            with pytest.raises(OtherOpenCode):
+                await log.check_context(OWNER, "context")
+
+
+async def test_a_process_that_slept_looks_whether_a_task_is_still_its_own(
+    url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with soon(), process(url, clock) as log, process(url, clock) as another:
+        await log.create(head("lost"), [HELLO])
+        assert await log.confirm_lease("lost")
+        clock.outlast_leases()
+        assert await claimed_ids(another) == ["lost"]
+        assert await log.confirm_lease("lost"), "it was renewed a moment ago"
+        monkeypatch.setattr(log_module, "CONFIRM_SECONDS", 0.0)
+        assert not await log.confirm_lease("lost")
+        assert not log.is_mine("lost")
+        assert await another.confirm_lease("lost")
+
+
+async def test_claiming_waits_for_nobody(url: str, clock: Clock) -> None:
+    engine = create_engine(url)
+    async with soon(), process(url, clock) as log, process(url, clock) as another:
+        for name in ("busy", "free"):
+            await log.create(head(name), [HELLO])
+        clock.outlast_leases()
+        with engine.begin() as db:
+            db.execute(text("SELECT 1 FROM tasks WHERE id = 'busy' FOR UPDATE"))
+            assert await claimed_ids(another) == ["free"]
+        assert await claimed_ids(another) == ["busy"]
+    engine.dispose()
+
+
+async def test_first_starts_at_once_do_not_collide(postgres: Postgres) -> None:
+    for _ in range(3):
+        url = postgres.emptied()
+        opened = 0
+
+        async def start(url: str = url) -> None:
+            nonlocal opened
+            async with Database.open(url):
+                opened += 1
+
+        async with soon():
+            await asyncio.gather(*(start() for _ in range(4)))
+        assert opened == 4
