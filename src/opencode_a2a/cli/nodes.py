@@ -63,6 +63,8 @@ def _json(nodes: Sequence[Node], now: int) -> str:
         {**asdict(node), "labels": sorted(node.labels), "state": _state(node, now)}
         for node in nodes
     ]
+    for each in found:
+        del each["dead"], each["draining"]  # the state says both
     return json.dumps(found, indent=2)
 
 

@@ -36,9 +36,10 @@ class Node:
     draining: bool = False
     started_at: int = 0
     seen_at: int = 0
+    dead: bool = False  # whoever read the row knows better
 
     def is_alive(self, now: int) -> bool:
-        return now - self.seen_at <= ALIVE_MS
+        return not self.dead and now - self.seen_at <= ALIVE_MS
 
     @property
     def used(self) -> float:

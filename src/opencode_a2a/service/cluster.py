@@ -35,7 +35,7 @@ logger = structlog.get_logger()
 
 BEAT_SECONDS = 2.0
 POLL_SECONDS = 1.0  # between two looks for a result, or for commands, that was not notified
-TAKE_SECONDS = 10.0  # for the other node to take a command
+TAKE_SECONDS = 3.0  # for the other node to take a command
 DO_SECONDS = 120.0  # … and to do it
 GOODBYE_SECONDS = 5.0
 
@@ -103,6 +103,7 @@ class Cluster:
         self._changed = asyncio.Event()  # a node has come or gone, or is drained
         self._waiting: dict[str, asyncio.Event] = {}  # for results, by the command's id
         self._doing: set[asyncio.Task[None]] = set()
+        self._silent: dict[str, int] = {}  # nodes that did not take a command, and when last seen
         self._drained = False
 
     @asynccontextmanager
@@ -235,11 +236,20 @@ class Cluster:
                 passed = loop.time() - began
                 waits = passed <= TAKE_SECONDS and self._is_alive(node)
                 if not taken and not waits and await self._store.withdraw(command_id):
+                    self._silent[node.holder] = node.seen_at
+                    self.nodes = self._without_silent(self.nodes)
                     raise NotTaken
             except StoreUnavailable:
                 passed = loop.time() - began
             if passed > DO_SECONDS or (taken and not self._is_alive(node)):
                 raise OutcomeUnknown
+
+    def _without_silent(self, nodes: Sequence[Node]) -> list[Node]:
+        """A node that did not take a command is taken for dead, until it is seen again."""
+        return [
+            replace(node, dead=node.dead or node.seen_at <= self._silent.get(node.holder, -1))
+            for node in nodes
+        ]
 
     def _is_alive(self, node: Node) -> bool:
         now = self._store.clock()
@@ -312,7 +322,7 @@ class Cluster:
 
     async def _beat(self) -> None:
         here = self.here
-        self.nodes = await self._store.beat(here)
+        self.nodes = self._without_silent(await self._store.beat(here))
         own = next((node for node in self.nodes if node.holder == here.holder), None)
         now = self._store.clock()
         if own is not None and now - own.started_at > self._return_ms:

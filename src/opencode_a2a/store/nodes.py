@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -14,6 +14,7 @@ from ..domain.values import Root
 from . import statements as sql
 from .clock import SERVER_TIME
 from .database import Database, make_engine
+from .holder import Holder
 from .tables import IS_OPEN, OPEN_STATES, commands, contexts, interrupts, nodes, sessions, tasks
 from .wakeups import notify
 
@@ -45,7 +46,8 @@ class SqlNodes:
         return self._database.wakeups.subscribe(listener)
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        return await self._database.write(_beat, node, self._database.clock())
+        found = await self._database.write(_beat, node, self._database.clock())
+        return [replace(each, dead=Holder.is_dead(each.holder)) for each in found]
 
     async def leave(self) -> None:
         await self._database.write(_leave, self.holder, self._database.clock())
