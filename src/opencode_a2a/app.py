@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import structlog
@@ -45,12 +45,12 @@ from .inbound.card import CardFacts
 from .inbound.failures import failure
 from .inbound.forwarding import Forwarding
 from .inbound.health import Health
-from .inbound.openapi import Api, forget_earlier_apps
+from .inbound.openapi import Api
 from .inbound.operations import Operations
 from .inbound.published import JWKS_PATH, Deployment, Published, PushFacts
 from .inbound.published import PeerCalls as DeclaredCalls
 from .inbound.push import PushRenderer
-from .inbound.routes import add_routes
+from .inbound.routes import add_routes, application
 from .inbound.sse import Streams, open_streams
 from .observe import metrics
 from .opencode.agent import Defaults, OpenCode
@@ -314,7 +314,6 @@ class _Application:
         self._tokens.look()
         cut_off = self.authenticator.replace(self._credentials())
         self._app = self._made()
-        forget_earlier_apps()
         return cut_off
 
     def watching_tokens(self) -> AbstractAsyncContextManager[None]:
@@ -326,7 +325,6 @@ class _Application:
         tokens = len(self._tokens.tokens)
         logger.info("credentials.read", tokens=tokens, requests_ended=cut_off)
         self._app = self._made()  # its card may name another way to log in
-        forget_earlier_apps()
 
     def _on_keys(self) -> None:
         cut_off = self.authenticator.replace(self._credentials())
@@ -375,9 +373,9 @@ class _Application:
         add_routes(api, operations, _health(parts.adapters), body_limit=limit)
         if server.shows_payloads:
             # Whoever looks for a fault can read what is logged only if it is not compressed.
-            streams = Streams(cast(ASGIApp, api))
+            streams = Streams(application(api))
             return PayloadLog(streams, redactor=logs.redactor, limit=server.log_body_limit)
-        return Streams(Compression(cast(ASGIApp, api)))
+        return Streams(Compression(application(api)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ from opencode_a2a.inbound.failures import failure
 from opencode_a2a.inbound.health import Health
 from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import Operations
-from opencode_a2a.inbound.routes import add_routes
+from opencode_a2a.inbound.routes import add_routes, application
 from opencode_a2a.observe.tracing import SpanRef
 from opencode_a2a.web.trace import Trace
 from tests.api.forms import (
@@ -137,11 +137,11 @@ class _AsCaller:
 def _application(monkeypatch: pytest.MonkeyPatch, tasks: Any) -> ASGIApp:
     monkeypatch.setenv("A2A_BEARER_TOKEN", TOKEN)
     published = publication(load(), "http://127.0.0.1:8000")
-    app = Api(published)
+    api = Api(published)
     stopping = asyncio.get_running_loop().create_future()
     operations = Operations(tasks, published.card, stopping)
-    add_routes(app, operations, Health({}), 1024)
-    return cast(ASGIApp, app)
+    add_routes(api, operations, Health({}), 1024)
+    return application(api)
 
 
 @RPC

@@ -13,7 +13,6 @@ import pytest
 from a2a.compat.v0_3 import types as v03
 from a2a.types.a2a_pb2 import AgentCard
 from jsonschema import Draft202012Validator
-from starlette.routing import Route
 
 from opencode_a2a.app import publication
 from opencode_a2a.config import load
@@ -162,14 +161,13 @@ async def test_no_route_is_there_that_is_not_declared(monkeypatch: pytest.Monkey
     """Of those that do something: a method of push answers that there is no such thing here."""
     monkeypatch.setenv("A2A_BEARER_TOKEN", TOKEN)
     published = publication(load(), "http://127.0.0.1:8000")
-    app = Api(published)
+    api = Api(published)
     stopping = asyncio.get_running_loop().create_future()
     operations = Operations(cast(Any, None), published.card, stopping)
-    add_routes(app, operations, Health({}), 1024)
+    add_routes(api, operations, Health({}), 1024)
     served = {
         f"{verb} {route.path.removeprefix('/{tenant}')}"
-        for route in app.routes
-        if isinstance(route, Route)
+        for route in api.routes
         for verb in route.methods or ()
         if verb != "HEAD" and "pushNotificationConfigs" not in route.path
     }

@@ -23,7 +23,7 @@ from opencode_a2a.inbound.health import Health
 from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.published import Published
-from opencode_a2a.inbound.routes import add_routes
+from opencode_a2a.inbound.routes import add_routes, application
 from opencode_a2a.observe import metrics
 from opencode_a2a.observe.tracing import SpanRef
 from opencode_a2a.service.tasks import Tasks
@@ -60,19 +60,19 @@ async def breaks_midway(request: Request) -> Response:
 def service() -> ASGIApp:
     """The whole edge, in the order in which the service has it."""
     facts = CardFacts("http://test", "", "", "", (), (), ())
-    app = Api(Published(facts, Contract((), ())))
-    operations = Operations(cast(Tasks, BrokenTasks()), app.published.card, asyncio.Future())
+    api = Api(Published(facts, Contract((), ())))
+    operations = Operations(cast(Tasks, BrokenTasks()), api.published.card, asyncio.Future())
 
     async def broken_check() -> bool:
         raise BROKEN
 
     for path, endpoint in (("/w", works), ("/b", breaks), ("/m", breaks_midway)):
-        app.add_api_route(path, endpoint)
+        api.add(endpoint, path, ("GET",), summary="", describe=None)
     health = Health({"store": broken_check})
-    add_routes(app, operations, health, 1024)
+    add_routes(api, operations, health, 1024)
     known = Credentials([Credential.bearer("token", Caller("alice", frozenset(scopes.Scope)))])
     guarded = Authenticator(
-        cast(ASGIApp, app), credentials=known, public=frozenset({"/ready"}), on_error=failure
+        application(api), credentials=known, public=frozenset({"/ready"}), on_error=failure
     )
     return Trace(guarded, failure)
 

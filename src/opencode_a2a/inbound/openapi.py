@@ -1,20 +1,23 @@
-"""The OpenAPI document, which FastAPI makes of the registered routes.
+"""The routes of the application, and the OpenAPI document, which FastAPI makes of them.
 
 What it says about a route follows from the declaration of the route's operation. FastAPI cannot
 know the schemas of JSON-RPC's methods, the credentials, and the contracts; those are added once.
+
+FastAPI is loaded for the document only. To load it, and to add the routes to it, would be a tenth
+of the start, and what it does for parameters and dependencies is not needed by any request.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
+from inspect import cleandoc
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.dependencies import models as fastapi_caches
-from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.routing import Route
 
 from ..contract import a2a
 from ..contract.declare import Json
@@ -124,37 +127,27 @@ class Schemas:
 Describe = Callable[[Schemas], Json]  # says about a route what FastAPI does not know
 
 
-def forget_earlier_apps() -> None:
-    """Let go of applications that are no longer used.
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A route as it is declared; one without a description is not in the document."""
 
-    FastAPI remembers thousands of endpoints, and each keeps the whole application that it belongs
-    to: 0.3 MB for every reload.
-    """
-    for each in vars(fastapi_caches).values():
-        if (clear := getattr(each, "cache_clear", None)) is not None:
-            clear()
+    endpoint: Endpoint
+    path: str
+    verbs: Sequence[str]
+    summary: str
+    describe: Describe | None
+    status: HTTPStatus
 
 
-class Api(FastAPI):
-    """The application. It describes its routes when it is first asked for the document.
-
-    To make the schemas would be a tenth of the start.
-    """
+class Api:
+    """The routes. It describes them when it is first asked for the document."""
 
     def __init__(self, published: Published) -> None:
-        facts = published.facts
-        super().__init__(
-            title=facts.title,
-            description=facts.description,
-            version=facts.version,
-            servers=[{"url": facts.url}],
-            openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
-            openapi_url=None,  # routes.py serves the document
-            redoc_url=None,
-        )
         self.published = published
+        self.routes: list[Route] = []
+        self._declared: list[_Declared] = []
+        self._made: Json | None = None
         self._release = published.release()
-        self._descriptions: dict[str | None, Describe] = {}
 
     def add(
         self,
@@ -166,38 +159,28 @@ class Api(FastAPI):
         describe: Describe | None,
         status: HTTPStatus = HTTPStatus.OK,
     ) -> None:
-        """One route per verb, as OpenAPI wants it; one without a description is left out there."""
-        for verb in verbs:
-            self.add_api_route(
-                path,
-                endpoint,
-                methods=[verb],
-                operation_id=f"{verb} {path}",
-                summary=summary,
-                status_code=status,
-                response_description=status.phrase,
-                response_class=Response,
-                include_in_schema=describe is not None and verb != "HEAD",
+        route = Route(path, endpoint, methods=verbs)
+        route.methods = set(verbs)  # Starlette adds HEAD to GET
+        self.routes.append(route)
+        self._declared.append(
+            _Declared(
+                endpoint, path, verbs=verbs, summary=summary, describe=describe, status=status
             )
-            if describe is not None:
-                self._descriptions[f"{verb} {path}"] = describe
+        )
 
     def openapi(self) -> Json:
         """The same object for as long as OpenCode is of the same version."""
         release = self.published.release()
-        if self.openapi_schema is None or release != self._release:
-            self.openapi_schema, self._release = None, release
-            self.openapi_schema = self._document()
-        return self.openapi_schema
+        if self._made is None or release != self._release:
+            self._release = release
+            self._made = self._document()
+        return self._made
 
     def _document(self) -> Json:
         published, known = self.published, Schemas(self.published)
-        for route in self.routes:
-            if isinstance(route, APIRoute) and route.include_in_schema:
-                route.openapi_extra = self._descriptions[route.operation_id](known)
         schemes = published.facts.schemes
         rpc_error = _envelope("error", error=known.given(a2a.RpcError))
-        return super().openapi() | {
+        return self._described_routes(known) | {
             "security": requirements(schemes),
             "components": {
                 "schemas": known.definitions,
@@ -213,6 +196,39 @@ class Api(FastAPI):
             "x-a2a-wire-contract": published.wire_contract,
             "x-a2a-service-behaviors": published.service_behaviors,
         }
+
+    def _described_routes(self, known: Schemas) -> Json:
+        """What FastAPI says of the routes: one operation per verb."""
+        from fastapi import FastAPI  # when needed: see the head of this module
+
+        facts = self.published.facts
+        described = FastAPI(
+            title=facts.title,
+            description=facts.description,
+            version=facts.version,
+            servers=[{"url": facts.url}],
+            openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
+        )
+        for route in self._declared:
+            for verb in route.verbs:
+                if route.describe is not None and verb != "HEAD":
+                    described.add_api_route(
+                        route.path,
+                        _answer,
+                        methods=[verb],
+                        operation_id=f"{verb} {route.path}",
+                        summary=route.summary,
+                        description=cleandoc(route.endpoint.__doc__ or ""),
+                        status_code=route.status,
+                        response_description=route.status.phrase,
+                        response_class=Response,
+                        openapi_extra=route.describe(known),
+                    )
+        return described.openapi()
+
+
+async def _answer() -> Response:  # in FastAPI's place for every endpoint: it keeps what it is given
+    raise NotImplementedError
 
 
 def public(known: Schemas, *, unavailable: str | None = None) -> Json:

@@ -6,6 +6,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import cast
 
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -67,10 +68,20 @@ def add_routes(api: Api, operations: Operations, health: Health, body_limit: int
                     describe=about if prefix != TENANT else None,
                     status=HTTPStatus.OK if operation.supported else HTTPStatus.BAD_REQUEST,
                 )
-    api.add_exception_handler(HTTPException, _unknown_path)
-    api.add_exception_handler(ClientDisconnect, _client_left)
-    api.add_exception_handler(Exception, _internal_error)
-    api.router.redirect_slashes = False  # clients of A2A do not expect a redirect as an answer
+
+
+def application(api: Api) -> Starlette:
+    """Answers the requests for these routes."""
+    app = Starlette(
+        routes=api.routes,
+        exception_handlers={
+            HTTPException: _unknown_path,
+            ClientDisconnect: _client_left,
+            Exception: _internal_error,
+        },
+    )
+    app.router.redirect_slashes = False  # clients of A2A do not expect a redirect as an answer
+    return app
 
 
 def document(published: Published) -> Json:
