@@ -45,6 +45,7 @@ class Result:
     method: str
     figures: list[Figure] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
+    measured: str = ""  # when, and for how long
 
     def add(
         self,

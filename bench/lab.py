@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,12 +50,12 @@ class Lab:
         return path
 
     @contextmanager
-    def on_fake(self, **settings: str) -> Iterator[Adapter]:
+    def on_fake(self, command: Sequence[str] = (), **settings: str) -> Iterator[Adapter]:
         """The service on the fast fake, with no limit on tasks at a time."""
         folder = self.new("fake")
         with (
             fake_opencode(folder) as upstream,
-            service(upstream, folder, **UNLIMITED, **settings) as run,
+            service(upstream, folder, command=command, **UNLIMITED, **settings) as run,
         ):
             yield Adapter(run, upstream, folder)
 

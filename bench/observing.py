@@ -1,8 +1,10 @@
-"""What it costs to be observed: JSON logs, traces and the audit log, against none of them."""
+"""What it costs to be observable, and to be observed: metrics, JSON logs, traces, the audit log."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from contextlib import ExitStack
 
 import httpx
 
@@ -10,49 +12,74 @@ from tests.observe.collector import collecting
 
 from .clock import spending
 from .figures import Result
-from .lab import Lab
+from .lab import Adapter, Lab
 from .streaming import per_task
 
 LONG = 1_000  # deltas of the long tasks
-SHARE = 5.0  # percent
+OFF_SHARE, ON_SHARE = 1.0, 5.0  # percent
+UNOBSERVED = (sys.executable, "-m", "bench.unobserved", "serve")
 
 
 async def cost(lab: Lab) -> Result:
     result = Result(
         "Being observed",
-        "Two services on fast fakes, in turns: one as it comes, with metrics off; the other with "
-        "JSON logs, an audit log, and a trace of every task sent to a collector. Numbers are "
-        "counted for metrics in both, because they always are. Four tasks at a time, read to the "
-        "end; what is added is the median of the pairs.",
+        "Three services on fast fakes, in turns: one whose code that counts, traces and notes was "
+        "taken out (`bench/unobserved.py`); one as it comes, with metrics off; one with metrics, "
+        "JSON logs, an audit log, and a trace of every task sent to a collector. Four tasks at a "
+        "time, read to the end; what is added is the median of the rounds.",
     )
-    short: list[tuple[float, float]] = []  # seconds per task: off, on
-    long: list[tuple[float, float]] = []
+    short: list[list[float]] = []  # seconds per task, of each of the three
+    long: list[list[float]] = []
     scrapes: list[float] = []
-    with collecting() as collector:
+    with ExitStack() as stack:
+        collector = stack.enter_context(collecting())
         observed = {
             "A2A_LOG_FORMAT": "json",
             "A2A_AUDIT_LOG": str(lab.new("audit") / "audit.log"),
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         }
-        with lab.on_fake(A2A_METRICS="off") as off, lab.on_fake(**observed) as on:
-            for adapter in (off, on):
-                await adapter.streams(40, 4, "[[tokens:200]]")
-            for _ in range(lab.steadier):
-                tasks = lab.count(300, 20)
-                short.append((await per_task(off, tasks, 4, 1), await per_task(on, tasks, 4, 1)))
-                tasks = lab.count(40, 4)
-                pair = await per_task(off, tasks, 4, LONG), await per_task(on, tasks, 4, LONG)
-                long.append(pair)
-                with spending(on.pid) as spent:
-                    url, headers = f"{on.service.url}/metrics", on.service.headers
-                    (await asyncio.to_thread(httpx.get, url, headers=headers)).raise_for_status()
-                scrapes.append(spent.cpu)
-    for what, pairs in (("a task of one delta", short), (f"a task of {LONG} deltas", long)):
-        result.add(f"{what}, not observed", [each * 1e3 for each, _ in pairs], "ms")
-        result.add(f"{what}, observed", [each * 1e3 for _, each in pairs], "ms")
-        added = [(observed / plain - 1) * 100 for plain, observed in pairs]
-        result.add("… added to its cost", added, "%", SHARE)
-    extra = [(on - off) / LONG * 1e6 for off, on in long]
-    result.add("per delta, added", extra, "µs")
+        bare = stack.enter_context(lab.on_fake(UNOBSERVED, A2A_METRICS="off"))
+        off = stack.enter_context(lab.on_fake(A2A_METRICS="off"))
+        on = stack.enter_context(lab.on_fake(**observed))
+        services = (bare, off, on)
+        for adapter in services:
+            await adapter.streams(100, 4, "[[tokens:1]]")
+            await adapter.streams(20, 4, f"[[tokens:{LONG}]]")
+        for i in range(3 * lab.steadier):
+            short.append(await _round(services, i, tasks=lab.count(100, 20), tokens=1))
+            long.append(await _round(services, i, tasks=lab.count(12, 4), tokens=LONG))
+            if i % 3 == 0:
+                scrapes.append(await _scrape(on))
+    for what, rounds in (("a task of one delta", short), (f"a task of {LONG} deltas", long)):
+        for name, costs in zip(
+            ("without what observes it", "not observed", "observed"),
+            zip(*rounds, strict=True),
+            strict=True,
+        ):
+            result.add(f"{what}, {name}", [each * 1e3 for each in costs], "ms")
+        added = [(plain / bare - 1) * 100 for bare, plain, _ in rounds]
+        result.add("… added by being observable", added, "%", OFF_SHARE)
+        added = [(seen / plain - 1) * 100 for _, plain, seen in rounds]
+        result.add("… added by being observed", added, "%", ON_SHARE)
+    extra = [(seen - plain) / LONG * 1e6 for _, plain, seen in long]
+    result.add("per delta, added by being observed", extra, "µs")
     result.add("one scrape", [each * 1e3 for each in scrapes], "ms")
     return result
+
+
+async def _round(
+    services: tuple[Adapter, ...], number: int, *, tasks: int, tokens: int
+) -> list[float]:
+    """Seconds per task of each service. Each comes first, second and last in turn."""
+    costs = [0.0] * len(services)
+    for i in range(len(services)):
+        which = (number + i) % len(services)
+        costs[which] = await per_task(services[which], tasks, 4, tokens)
+    return costs
+
+
+async def _scrape(on: Adapter) -> float:
+    with spending(on.pid) as spent:
+        url, headers = f"{on.service.url}/metrics", on.service.headers
+        (await asyncio.to_thread(httpx.get, url, headers=headers)).raise_for_status()
+    return spent.cpu

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import wrap
 
@@ -12,8 +11,8 @@ from .figures import Figure, Result, shown
 from .plot import svg
 
 METHOD = """\
-Written by `make bench`; do not edit. Everything below was measured in one run, each thing beside
-what it is compared with, so the ratios carry to other machines and the times do not.
+Written by `make bench`; do not edit. Each thing was measured beside what it is compared with, so
+the ratios carry to other machines and the times do not.
 
 CPU time is that of the service's process with all its threads, read from `/proc` around the work.
 Figures are medians of repeated runs; the range of the runs stands behind them. The client runs on
@@ -35,7 +34,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def write(results: Sequence[Result], folder: Path, upstream: str, minutes: float) -> Path:
+def write(results: Sequence[Result], folder: Path, upstream: str) -> Path:
     """`performance.md` in this folder, its plots in a folder beside it."""
     page = [
         "# Performance",
@@ -43,12 +42,11 @@ def write(results: Sequence[Result], folder: Path, upstream: str, minutes: float
         METHOD,
         f"- Machine: {machine()}",
         f"- Versions: {versions()}, {upstream}",
-        f"- Run: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {minutes:.0f} minutes",
     ]
     plots = folder / "performance"
     plots.mkdir(parents=True, exist_ok=True)
     for result in results:
-        page += ["", f"## {result.title}", "", result.method, ""]
+        page += ["", f"## {result.title}", "", f"{result.method} Measured {result.measured}.", ""]
         page += ["| | median | range | target | met |", "|---|--:|---|---|---|"]
         page += [_row(figure) for figure in result.figures]
         page += [f"\n*{figure.what}:* {figure.note}" for figure in result.figures if figure.note]

@@ -221,11 +221,13 @@ def service(
     *,
     serving: str = r'event"?[=:] ?"?serving"?,? "?url"?[=:] ?"?([^\s"]+)',  # in either format
     config: str = "",
+    command: Sequence[str] = (),
     **settings: str,
 ) -> Iterator[Service]:
     """The service on an upstream; `settings` are its environment variables.
 
-    `serving` is what its log says once it serves, and where; `config` is a file with settings.
+    `serving` is what its log says once it serves, and where; `config` is a file with settings;
+    `command` is another program that serves.
     """
     env = isolated(
         directory / "home",
@@ -239,9 +241,9 @@ def service(
         env["OPENCODE_AUTH_PASSWORD"] = upstream.password
     if "A2A_STATIC_AUTH_CREDENTIALS" not in settings:
         env["A2A_BEARER_TOKEN"] = TOKEN
-    command = [str(Path(sys.executable).parent / "opencode-a2a"), "serve"]
-    command += ["--config", config] if config else []
-    with running(command, env | settings, upstream.workspace) as program:
+    command = command or (str(Path(sys.executable).parent / "opencode-a2a"), "serve")
+    more = ("--config", config) if config else ()
+    with running([*command, *more], env | settings, upstream.workspace) as program:
         found = program.wait_for(serving)
         yield Service(found[1], program)
 

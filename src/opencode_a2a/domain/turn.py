@@ -226,11 +226,8 @@ class Turn:
                 return self._on_step_started(event)
             case StepFinished():
                 return self._on_step_finished(event)
-            case InterruptAsked():
-                return self._on_request(event)
-            case InterruptClosed(request_id=request_id, resolution=resolution):
-                self._unexplained.pop(request_id, None)
-                return self.requests.close(request_id, resolution)
+            case InterruptAsked() | InterruptClosed():
+                return self._on_interrupt(event)
             case FilesChanged():
                 self.files_changed |= self._is_ours(event.message_id)
                 return []
@@ -467,6 +464,12 @@ class Turn:
             if retry:
                 self._blocks.on_retry()
         return retry
+
+    def _on_interrupt(self, event: InterruptAsked | InterruptClosed) -> list[Update]:
+        if isinstance(event, InterruptAsked):
+            return self._on_request(event)
+        self._unexplained.pop(event.request_id, None)
+        return self.requests.close(event.request_id, event.resolution)
 
     def _on_request(self, event: InterruptAsked) -> list[Update]:
         """A tool asks just before it tells what it was called with: wait for that."""

@@ -227,9 +227,9 @@ class Endpoints:
 
 
 def _audited(name: str, scope: str | None, *, params: Any) -> AbstractContextManager[None]:
-    """Write to the audit log what changes something."""
+    """Write to the audit log, if there is one, what changes something."""
     changes = scope is not None and not scope.endswith(":read")
-    return audit.acting(name, params) if changes else nullcontext()
+    return audit.acting(name, params) if changes and audit.process.log else nullcontext()
 
 
 def _no_answer() -> Response:
