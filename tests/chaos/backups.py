@@ -20,6 +20,7 @@ from tests.chaos.ledger import TERMINAL, Ledger, state_of
 from tests.chaos.upstreams import Upstream
 from tests.chaos.victim import Victim
 from tests.chaos.wire import GET, Refused, Wire
+from tests.running import TOKEN
 
 Log = dict[str, list[tuple[int, str, bytes]]]  # the events of each task
 
@@ -80,13 +81,11 @@ class Backups:
             self.taken.append(taken)
 
     async def check(self, upstream: Upstream, http: aiohttp.ClientSession) -> None:
-        """Restore each, and start a service on the one in which most tasks have not ended."""
+        """Restore each, and start a service on it."""
         truth = _log(self.victim.database)
         for taken in self.taken:
             await asyncio.to_thread(self._check, taken, truth)
-        if self.taken:
-            busiest = max(self.taken, key=lambda taken: len(_unfinished(taken.database)))
-            await self._serve(busiest.database, upstream, http)
+            await self._serve(taken, upstream, http)
         for taken in self.taken:
             for file in (taken.file, taken.database):
                 file.unlink(missing_ok=True)
@@ -112,12 +111,14 @@ class Backups:
         self.ledger.counts["backups restored"] += 1
         self.ledger.counts["tasks in backups"] += len(held)
 
-    async def _serve(self, database: Path, upstream: Upstream, http: aiohttp.ClientSession) -> None:
-        """A service on a restored database goes on with its tasks until all of them rest."""
-        unfinished = _unfinished(database)
+    async def _serve(self, taken: Taken, upstream: Upstream, http: aiohttp.ClientSession) -> None:
+        """A service on a restored database lists all tasks, and brings all of them to rest."""
+        unfinished = _unfinished(taken.database)
         folder = self.victim.log.parent / "restored"
         folder.mkdir(exist_ok=True)
-        async with Victim.open(upstream, upstream.url, folder, database, http) as service:
+        async with Victim.open(upstream, upstream.url, folder, taken.database, http) as service:
+            if missing := taken.acknowledged - await _listed(service.url, http):
+                self.ledger.blame(f"{taken.file.name}: not in its list: {sorted(missing)[:5]}")
             wire, until = Wire("1.0", False, service.url, http), time.monotonic() + SETTLE_SECONDS
             for task_id in unfinished:
                 state = ""
@@ -133,6 +134,21 @@ class Backups:
                     await asyncio.sleep(0.05)
         self.ledger.counts["services on a restored database"] += 1
         self.ledger.counts["tasks that went on there"] += len(unfinished)
+
+
+async def _listed(url: str, http: aiohttp.ClientSession) -> set[str]:
+    """The ids of all tasks that a service lists."""
+    headers = {"authorization": f"Bearer {TOKEN}", "a2a-version": "1.0"}
+    found, page = set[str](), ""
+    while True:
+        asked = {"pageSize": "100", "pageToken": page}
+        async with http.get(f"{url}/tasks", params=asked, headers=headers) as response:
+            response.raise_for_status()
+            listed = await response.json()
+        found |= {task["id"] for task in listed["tasks"]}
+        page = listed["nextPageToken"]
+        if not page:
+            return found
 
 
 def _unfinished(database: Path) -> list[str]:

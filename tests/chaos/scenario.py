@@ -75,8 +75,11 @@ class World:
             upstream: Upstream = await stack.enter_async_context(start(folder / "opencode", http))
             line = await stack.enter_async_context(Line.to(upstream.url))
             database = (disk.folder if disk else folder) / "tasks.db"
+            settings = {}
+            if plan.backup_every:  # what is in a backup must still be here when they are compared
+                settings["A2A_TASK_STORE_REPLAY_SECONDS"] = "86400"
             victim = await stack.enter_async_context(
-                Victim.open(upstream, line.url, folder, database, http)
+                Victim.open(upstream, line.url, folder, database, http, **settings)
             )
             yield cls(victim, upstream, line, http, disk)
 
