@@ -39,6 +39,7 @@ class Plan:
     seed: int = 1
     budgets: tuple[tuple[str, int], ...] = (("dave", 900), ("erin", 2_500))  # tokens per day
     most_seconds: float = 3_600
+    calm: float = 4.0  # seconds between two kills, at most
     # How long after a budget is reached steps may still end. What is to be stopped begins its next
     # step at once, and on a busy machine that one may end before it is stopped.
     late_ms: int = 0
@@ -201,7 +202,7 @@ async def _play(
     )
     chances, killed = random.Random(plan.seed), 0
     while not working.done():
-        await asyncio.wait({working}, timeout=chances.uniform(0.5, 8.0))
+        await asyncio.wait({working}, timeout=chances.uniform(0.5, plan.calm))
         if not working.done() and killed < plan.kills:
             await asyncio.to_thread(victim.kill)
             killed += 1
