@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -22,8 +24,7 @@ PROMETHEUS = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(
     PROMETHEUS is None, reason="prometheus is not installed (Debian: apt install prometheus)"
 )
-# Of these there is nothing to see here: no agent called another one, and nobody was slowed down.
-WITHOUT_DATA = ("outbound_call",)
+ABOUT_PEERS = "outbound_call"  # for these, an agent must have called another one
 CONFIG = """
 global: {{ scrape_interval: 1s }}
 scrape_configs:
@@ -83,20 +84,55 @@ def work(run: Service, fake: Upstream) -> None:
         )
 
 
+def queries(*, about_peers: bool) -> list[str]:
+    board = json.loads(DASHBOARD.read_text())
+    found = [t["expr"] for panel in board["panels"] for t in panel.get("targets", [])]
+    return [each for each in found if (ABOUT_PEERS in each) == about_peers]
+
+
+def until_answered(client: httpx.Client, asked: list[str], act: Callable[[], None]) -> None:
+    deadline = time.monotonic() + 120
+    while True:  # a rate needs two scrapes with something between them
+        act()
+        empty = [query for query in asked if not answer(client, query)]
+        if not empty:
+            return
+        assert time.monotonic() < deadline, empty
+        time.sleep(1)  # until the next scrape
+
+
 def test_prometheus_has_an_answer_to_every_query_of_the_dashboard(
     fake: Upstream, tmp_path: Path
 ) -> None:
-    board = json.loads(DASHBOARD.read_text())
-    queries = [t["expr"] for panel in board["panels"] for t in panel.get("targets", [])]
     with service(fake, tmp_path) as run, prometheus(tmp_path, run) as client:
-        deadline = time.monotonic() + 120
-        while True:  # a rate needs two scrapes with something between them
-            work(run, fake)
-            empty = [query for query in queries if not answer(client, query)]
-            if all(any(name in query for name in WITHOUT_DATA) for query in empty):
-                break
-            assert time.monotonic() < deadline, empty
-            time.sleep(1)  # until the next scrape
+        until_answered(client, queries(about_peers=False), lambda: work(run, fake))
         assert answer(client, 'up{job="opencode-a2a"} == 1')
         spent = answer(client, "sum(opencode_a2a_cost_dollars_total)")
         assert len(spent) == 1
+
+
+def test_and_to_those_about_other_agents(
+    opencode: Upstream, fake_service: Service, tmp_path: Path
+) -> None:
+    config, workspace = tmp_path / "peers.toml", tmp_path / "workspace"
+    config.write_text(
+        f'[peers.helper]\nurl = "{fake_service.url}"\nbearer_token = "env:PEER_TOKEN"\n'
+    )
+    workspace.mkdir()  # of its own: tools are registered for a directory
+    subprocess.run(["git", "init", "-q"], cwd=workspace, check=True, env=isolated(tmp_path))
+    calling = replace(opencode, workspace=workspace)
+    call = json.dumps({"peer": "helper", "message": "hello"})
+    with (
+        service(calling, tmp_path, config=str(config), PEER_TOKEN=fake_service.token) as run,
+        prometheus(tmp_path, run) as client,
+        httpx.Client(base_url=run.url, headers=run.headers, timeout=120) as caller,
+    ):
+
+        def ask() -> None:
+            parts = [{"text": f"[[tool:a2a_call {call}]]"}]
+            message = {"messageId": str(uuid.uuid4()), "role": "ROLE_USER", "parts": parts}
+            headers = {"A2A-Version": "1.0"}
+            sent = caller.post("/message:send", json={"message": message}, headers=headers)
+            assert "helper: completed" in sent.text
+
+        until_answered(client, queries(about_peers=True), ask)
