@@ -19,9 +19,10 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--calm", type=float, default=4, metavar="SECONDS", help="between kills")
     parser.add_argument("--keep", type=Path, help="work in this new folder, and leave it there")
     given = parser.parse_args()
-    plan = Plan(tasks=given.tasks, kills=given.kills, seed=given.seed)
+    plan = Plan(tasks=given.tasks, kills=given.kills, seed=given.seed, calm=given.calm)
     with tempfile.TemporaryDirectory() as made:
         folder = given.keep or Path(made)
         folder.mkdir(exist_ok=True)
