@@ -1,6 +1,7 @@
 # Needs only python3 (3.11 or newer), node with npm, git and make; everything else is installed below this folder.
 PYTHON ?= python3
 BIN := .venv/bin
+CONSOLE := src/opencode_a2a/console
 # More arguments for the command underneath: make test ARGS='-k cancel', make pin ARGS=--upgrade
 ARGS ?=
 
@@ -10,13 +11,18 @@ MAKEFLAGS += -j2
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick pythons chaos interop deploy-test bench bench-smoke check fix gen pin clean
+.PHONY: help run test quick pythons chaos interop deploy-test bench bench-smoke check fix gen pin clean console console-test
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 run: .venv/.run node_modules/.run ## start OpenCode and the service in front of it: make run DIR=path/to/project
 	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS) $(if $(DIR),"$(DIR)")
+
+console: $(CONSOLE)/index.html ## build the web console into the package (only when its sources have changed)
+
+console-test: console/node_modules/.dev ## types and unit tests of the console
+	cd console && npm run --silent check && npm run --silent test
 
 test: .venv/.dev node_modules/.dev ## lint, formatting, types, and all tests
 	$(BIN)/python scripts/suite.py $(ARGS)
@@ -63,7 +69,7 @@ pin: .venv/.dev ## compile requirements/*.txt again from pyproject.toml
 PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras $(ARGS)
 
 clean: ## remove everything that was installed or built here
-	rm -rf .venv .venv-3.* .interop node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-3.* .interop node_modules console/node_modules $(CONSOLE) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 # What is installed, and for what: .run is what running needs, .dev what tests and checks need besides. Packages must
@@ -102,3 +108,14 @@ node_modules/.run: package.json package-lock.json
 # `npm install` adds to what is there; `npm ci` would begin again.
 node_modules/.dev: node_modules/.run
 	@$(PROGRESS) "JavaScript A2A clients" node_modules npm install --no-save --loglevel=error && touch $@
+
+console/node_modules/.run: console/package.json console/package-lock.json
+	@$(PROGRESS) "what builds the console" console/node_modules npm ci --prefix console --omit=dev --loglevel=error && touch $@
+
+console/node_modules/.dev: console/node_modules/.run
+	@$(PROGRESS) "what tests the console" console/node_modules npm install --prefix console --no-save --loglevel=error && touch $@
+
+CONSOLE_SOURCES := $(shell find console/src console/public -type f 2>/dev/null) console/index.html console/vite.config.ts
+
+$(CONSOLE)/index.html: console/node_modules/.run $(CONSOLE_SOURCES)
+	@cd console && npx --no-install vite build --logLevel warn && touch ../$@

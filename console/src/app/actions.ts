@@ -1,0 +1,112 @@
+/** What a person can have done: each is one or two A2A calls. */
+
+import { bytesOf } from '../a2a/buffer';
+import type { Json } from '../a2a/service';
+import type { Interrupt, TaskView } from '../state/task';
+import { act, forget, loadSessions, showSending, showSent } from './store';
+
+export interface Attachment {
+  name: string;
+  mediaType: string;
+  bytes: Uint8Array;
+}
+
+export interface NewMessage {
+  text: string;
+  attachments: readonly Attachment[];
+  contextId: string;
+  model?: string;
+  agent?: string;
+  variant?: string;
+  directory?: string;
+  worktree?: boolean;
+}
+
+/** Send a message; false where the service did not take it. */
+export async function send(draft: NewMessage): Promise<boolean> {
+  const messageId = crypto.randomUUID();
+  const parts: Json[] = draft.text ? [{ text: draft.text }] : [];
+  for (const { name, mediaType, bytes } of draft.attachments) {
+    parts.push({ raw: bytesOf(bytes).toString('base64'), filename: name, mediaType });
+  }
+  const message = { messageId, contextId: draft.contextId, role: 'ROLE_USER', parts };
+  return sendRequest({ message, metadata: metadataOf(draft) }, draft.contextId, draft.text);
+}
+
+async function sendRequest(request: Json, contextId: string, text: string): Promise<boolean> {
+  const interim = `sending:${crypto.randomUUID()}`;
+  showSending(interim, contextId, text);
+  const task = await act((service) => service.send({ ...request, configuration: { returnImmediately: true } }));
+  forget(interim);
+  if (task) showSent(task);
+  return task !== undefined;
+}
+
+function metadataOf(draft: NewMessage): Json {
+  const [providerID, ...rest] = (draft.model ?? '').split('/');
+  const opencode: Json = { newTask: true };
+  if (draft.agent) opencode.agent = draft.agent;
+  if (draft.variant) opencode.variant = draft.variant;
+  if (draft.directory) opencode.directory = draft.directory;
+  if (draft.worktree) opencode.isolation = 'worktree';
+  return { ...(draft.model ? { shared: { model: { providerID, modelID: rest.join('/') } } } : {}), opencode };
+}
+
+export const cancel = (task: TaskView) => act((service) => service.cancel(task.id));
+
+/** Ask the same again, as a new message of the conversation. */
+export const retry = (task: TaskView): Promise<boolean> => {
+  const [said] = task.said;
+  const attachments = (said?.files ?? []).flatMap(({ name, mediaType, bytes }) => (bytes ? [{ name, mediaType, bytes }] : []));
+  return send({ text: said?.text ?? '', attachments, contextId: task.contextId });
+};
+
+/** Go on with a task that was interrupted, as the service proposes it; else with a plain word. */
+export async function resume(task: TaskView): Promise<boolean> {
+  const proposed = task.resume?.message as Json | undefined;
+  if (!proposed) return send({ text: 'Continue.', attachments: [], contextId: task.contextId });
+  return sendRequest({ message: proposed, metadata: task.resume?.metadata ?? {} }, task.contextId, 'Continue.');
+}
+
+/** A new conversation with everything up to the end of this task; its context. */
+export async function fork(task: TaskView): Promise<string> {
+  const last = task.blocks.reduce((found, each) => ('messageId' in each && each.messageId) || found, '');
+  const item = await act(async (service) => {
+    const { items } = await service.call<{ items: Json[] }>('opencode.sessions.messages.list', {
+      session_id: task.sessionId,
+      limit: 100,
+    });
+    const at = items.findIndex((each) => each.messageId === last);
+    const next = at < 0 ? undefined : items.slice(at + 1).find((each) => each.role === 'ROLE_USER' || each.role === 'user');
+    const request = next ? { messageID: next.messageId } : undefined;
+    const answer = await service.call<{ item: Json }>('opencode.sessions.fork', {
+      session_id: task.sessionId,
+      ...(request ? { request } : {}),
+    });
+    return answer.item;
+  });
+  void loadSessions();
+  return item ? String(item.context_id) : '';
+}
+
+export async function rename(sessionId: string, title: string): Promise<void> {
+  await act((service) => service.call('opencode.sessions.rename', { session_id: sessionId, request: { title } }));
+  await loadSessions();
+}
+
+export type Reply = 'once' | 'always' | 'reject';
+
+export const answerPermission = (interrupt: Interrupt, reply: Reply, message = '') =>
+  act((service) =>
+    service.call('a2a.interrupt.permission.reply', {
+      request_id: interrupt.id,
+      reply,
+      ...(message ? { message } : {}),
+    }),
+  );
+
+export const answerQuestions = (interrupt: Interrupt, answers: string[][]) =>
+  act((service) => service.call('a2a.interrupt.question.reply', { request_id: interrupt.id, answers }));
+
+export const dismissQuestions = (interrupt: Interrupt) =>
+  act((service) => service.call('a2a.interrupt.question.reject', { request_id: interrupt.id }));

@@ -1,0 +1,22 @@
+/** Small things kept in the browser: in this tab, or on this device. A browser that forbids it only forgets. */
+
+export type Where = 'tab' | 'device';
+
+const storage = (where: Where): Storage => (where === 'tab' ? sessionStorage : localStorage);
+
+export function recall(key: string, where: Where = 'device'): string {
+  try {
+    return storage(where).getItem(`console.${key}`) ?? '';
+  } catch {
+    return '';
+  }
+}
+
+export function keep(key: string, value: string, where: Where = 'device'): void {
+  try {
+    if (value) storage(where).setItem(`console.${key}`, value);
+    else storage(where).removeItem(`console.${key}`);
+  } catch {
+    // private windows and full disks
+  }
+}
