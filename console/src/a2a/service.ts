@@ -51,6 +51,7 @@ export class Service {
     const authorized: typeof fetch = async (input, init = {}) => {
       const headers = new Headers(init.headers);
       headers.set('authorization', `Bearer ${token}`);
+      headers.set('a2a-version', '1.0'); // the SDK leaves it out of calls of extension methods
       headers.set('a2a-extensions', EXTENSIONS.join(','));
       const response = await fetch(input, { ...init, headers });
       if (response.status === 401) throw new Failure('The token was not accepted.', 'login', 401);
@@ -128,7 +129,7 @@ function rpc(method: string, params: unknown): RequestInit & { headers: Record<s
   requests += 1;
   return {
     method: 'POST',
-    headers: { 'content-type': 'application/json', 'a2a-version': '1.0' },
+    headers: { 'content-type': 'application/json' },
     body: JSON.stringify({ jsonrpc: '2.0', id: requests, method, params }),
   };
 }

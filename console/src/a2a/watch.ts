@@ -34,6 +34,8 @@ export class Watch {
   constructor(
     private readonly service: Service,
     private readonly listener: Listener,
+    /** Begin with the tasks that have changed since then, besides those that have not ended. */
+    private readonly since: string,
   ) {}
 
   start(): void {
@@ -90,7 +92,7 @@ export class Watch {
     };
     alive();
     try {
-      const params = { follow: { contexts: this.#contexts } };
+      const params = { follow: { contexts: this.#contexts }, ...(this.#after ? {} : { since: this.since }) };
       for await (const { id, data } of this.service.stream('opencode.tasks.watch', params, this.#after, attempt.signal)) {
         alive();
         this.#pause = FIRST_PAUSE_MS;

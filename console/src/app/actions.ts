@@ -77,7 +77,7 @@ export async function fork(task: TaskView): Promise<string> {
       limit: 100,
     });
     const at = items.findIndex((each) => each.messageId === last);
-    const next = at < 0 ? undefined : items.slice(at + 1).find((each) => each.role === 'ROLE_USER' || each.role === 'user');
+    const next = at < 0 ? undefined : items.slice(at + 1).find((each) => each.role === 'ROLE_USER');
     const request = next ? { messageID: next.messageId } : undefined;
     const answer = await service.call<{ item: Json }>('opencode.sessions.fork', {
       session_id: task.sessionId,

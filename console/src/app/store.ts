@@ -6,12 +6,13 @@ import { batch, computed, signal } from '@preact/signals';
 import type { Failure } from '../a2a/failure';
 import { failureOf } from '../a2a/failure';
 import { Service } from '../a2a/service';
-import { type Link, Watch } from '../a2a/watch';
+import { type Link, type Listener, Watch } from '../a2a/watch';
 import { group, inOrder, type Session, waiting } from '../state/conversations';
 import { apply, empty, fromTask, hasEnded, type TaskView, taskOf, withSummary } from '../state/task';
 import { forgetToken, keepToken, type LoginOptions } from './login';
 
 const PAGE = 100;
+const RECENT_MS = 7 * 86_400_000; // of these tasks the stream tells everything; older ones are listed
 const FRAME_MS = 80; // events are collected and shown at most this often
 
 export const options = signal<LoginOptions>({ version: '', title: 'OpenCode', login: { token: true } });
@@ -73,7 +74,7 @@ function open(connected: Service): void {
     sessions.value = [];
   });
   watch?.stop();
-  watch = new Watch(connected, {
+  const listener: Listener = {
     summary: (task: Task) => change(task.id, (before) => withSummary(before, task)),
     event: (event: StreamResponse) => change(taskOf(event), (before) => apply(before, event)),
     ready: () => void (listed.peek() || listAll(connected)),
@@ -81,7 +82,8 @@ function open(connected: Service): void {
       if (link.peek() !== state) link.value = state;
     },
     refused: (error) => lost(failureOf(error)),
-  });
+  };
+  watch = new Watch(connected, listener, new Date(Date.now() - RECENT_MS).toISOString());
   watch.start();
 }
 

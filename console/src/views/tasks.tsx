@@ -99,7 +99,8 @@ export function TaskPage({ id }: { id: string }) {
     void collect(id, leaving.signal, setEvents);
     return () => leaving.abort();
   }, [id]);
-  const known = tasks.value.get(id) ?? (task && fromTask(task));
+  const followed = tasks.value.get(id);
+  const known = task ? { ...fromTask(task, followed), state: followed?.state ?? fromTask(task).state } : followed;
   const root = service.value?.root ?? '';
   return (
     <Page

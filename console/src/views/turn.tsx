@@ -12,17 +12,20 @@ import { CopyButton, IconButton } from './parts';
 
 export function Turn({ task }: { task: TaskView }) {
   const ended = hasEnded(task.state);
-  const answer = task.blocks.at(-1);
-  const before = answer?.kind === 'text' && ended ? task.blocks.slice(0, -1) : task.blocks;
+  // What was changed stands at the end, where one looks for it; what was decided, before the answer.
+  const changes = task.blocks.filter((each) => each.kind === 'changes');
+  const others = task.blocks.filter((each) => each.kind !== 'changes');
+  const answer = ended && others.at(-1)?.kind === 'text' ? others.slice(-1) : [];
   return (
     <article class={`turn turn-${task.state}`} data-task={task.id} aria-busy={task.state === 'working'}>
       {task.said.map((each) => (
         <SaidView key={each.id} said={each} />
       ))}
       <div class="agent" aria-live={ended ? 'off' : 'polite'}>
-        <Blocks blocks={before} task={task} />
+        <Blocks blocks={others.slice(0, others.length - answer.length)} task={task} />
         <Decisions decisions={task.decisions} />
-        {answer && before.length < task.blocks.length && <Blocks blocks={[answer]} task={task} />}
+        <Blocks blocks={answer} task={task} />
+        <Blocks blocks={changes} task={task} />
         {task.interrupts.map((each) => (
           <AskCard key={each.id} interrupt={each} />
         ))}

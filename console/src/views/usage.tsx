@@ -122,7 +122,7 @@ function Charts({ usage, by, measure }: { usage: Usage; by: Dimension; measure: 
                 return <rect key={piece.name} class={`series-${index}`} x={at * step + step * 0.15} y={top} width={step * 0.7} height={height} rx={2} />;
               })}
               {at % Math.ceil(chart.bars.length / 8) === 0 && (
-                <text class="axis" x={at * step + step / 2} y={HEIGHT + 18} text-anchor="middle">
+                <text class="axis" x={Math.max(at * step + step / 2, 16)} y={HEIGHT + 18} text-anchor="middle">
                   {bar.day.slice(5)}
                 </text>
               )}
