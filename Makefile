@@ -11,7 +11,7 @@ MAKEFLAGS += -j2
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick pythons chaos interop deploy-test bench bench-smoke check fix gen pin clean console console-test
+.PHONY: help run test quick pythons chaos chaos-cluster interop deploy-test bench bench-smoke check fix gen pin clean console console-test
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -35,6 +35,9 @@ pythons: .venv/.dev ## the quick tests on every other Python that can be found h
 
 chaos: .venv/.dev node_modules/.dev ## kill and cut things at random: make chaos ARGS='--kills 100'
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+chaos-cluster: .venv/.dev ## three nodes on one PostgreSQL, killed, paused and cut off: make chaos-cluster ARGS='--faults 100'
+	$(BIN)/python -m tests.chaos.cluster $(ARGS)
 
 interop: .venv/.dev node_modules/.dev ## A2A clients written elsewhere, and other versions of OpenCode (installs GBs; tens of minutes)
 	$(BIN)/python -m tests.interop $(ARGS)

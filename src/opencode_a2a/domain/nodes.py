@@ -5,9 +5,9 @@
    of the same OpenCode will have it soon.
 3. What concerns a session is done by a node of its OpenCode: the asked one, if it is one of them;
    one that is being drained only if there is no other.
-4. A new context goes to the node with the smallest share of its capacity in use, among those that
-   serve the wanted workspace root or label and are not being drained; the asked one if it is as
-   free as any.
+4. A new context goes to one of the nodes that serve the wanted workspace root or label and are not
+   being drained: of the asked one and two others, that with the smallest share of its capacity in
+   use; the asked one if it is as free as these.
 5. What is in an OpenCode without a living node waits for one to return, for a set time. After that
    its open tasks fail, and its contexts go on elsewhere.
 """
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 ALIVE_MS = 10_000
+DRAWN = 2  # other nodes that are looked at for a new context
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,18 @@ class Whereabouts:
 
 
 def place(
-    nodes: Iterable[Node], *, root: str, label: str | None, here: str, now: int
+    nodes: Iterable[Node], *, root: str, label: str | None, here: str, now: int, seed: int
 ) -> Node | None:
-    """The node for a new context; None where no node can take it."""
+    """The node for a new context; None where no node can take it.
+
+    The loads of others are as old as their last beat. If everybody chose the one that was free
+    then, all would choose the same. So two are drawn, by a large random number, and the asked node
+    is the third.
+    """
     fits = _fitting(nodes, root=root, label=label, now=now)
-    return min(fits, key=lambda node: (node.used, node.holder != here, node.holder), default=None)
+    drawn = [fits[seed // len(fits) ** each % len(fits)] for each in range(DRAWN) if fits]
+    drawn += [node for node in fits if node.holder == here]
+    return min(drawn, key=lambda node: (node.used, node.holder != here), default=None)
 
 
 def place_named(

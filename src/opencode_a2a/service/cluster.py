@@ -179,7 +179,8 @@ class Cluster:
         if context_id is not None:
             chosen = place_named(fleet, root=here.root, label=label, context_id=context_id, now=now)
         else:
-            chosen = place(fleet, root=here.root, label=label, here=here.holder, now=now)
+            seed = uuid.uuid4().int
+            chosen = place(fleet, root=here.root, label=label, here=here.holder, now=now, seed=seed)
         if chosen is None and label is not None:
             raise InvalidParams.at(
                 "metadata.opencode.node",
