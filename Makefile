@@ -11,7 +11,7 @@ MAKEFLAGS += -j2
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick pythons chaos chaos-cluster interop deploy-test bench bench-smoke check fix gen pin clean console console-test
+.PHONY: help run test quick pythons chaos chaos-cluster interop deploy-test bench bench-smoke check fix gen pin clean console console-test console-pictures
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -24,7 +24,12 @@ console: $(CONSOLE)/index.html ## build the web console into the package (only w
 console-test: console/node_modules/.dev ## types and unit tests of the console
 	cd console && npm run --silent check && npm run --silent test
 
-test: .venv/.dev node_modules/.dev ## lint, formatting, types, and all tests
+console-pictures: console .venv/.dev node_modules/.dev console/node_modules/.dev ## take the pictures of docs/console.md (Chromium)
+	CONSOLE_PICTURES=docs/console $(BIN)/python -m pytest -q -p no:schemathesis tests/console/test_pictures.py
+
+# The tests in a browser need the built console; where there is no browser they are skipped.
+BROWSER := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
+test: .venv/.dev node_modules/.dev $(if $(BROWSER),$(CONSOLE)/index.html console/node_modules/.dev) ## lint, formatting, types, and all tests
 	$(BIN)/python scripts/suite.py $(ARGS)
 
 quick: .venv/.dev ## the tests that need neither OpenCode nor a running service (about a minute)
@@ -115,7 +120,8 @@ node_modules/.dev: node_modules/.run
 console/node_modules/.run: console/package.json console/package-lock.json
 	@$(PROGRESS) "what builds the console" console/node_modules npm ci --prefix console --omit=dev --loglevel=error && touch $@
 
-console/node_modules/.dev: console/node_modules/.run
+# After the build, which must not see packages change beneath it.
+console/node_modules/.dev: console/node_modules/.run | $(CONSOLE)/index.html
 	@$(PROGRESS) "what tests the console" console/node_modules npm install --prefix console --no-save --loglevel=error && touch $@
 
 CONSOLE_SOURCES := $(shell find console/src console/public -type f 2>/dev/null) console/index.html console/vite.config.ts

@@ -46,6 +46,7 @@ PROCESSES = tuple(
         "cli/test_serve.py",
         "cli/test_start.py",
         "cli/test_terminal.py",
+        "console/",
         "cli/test_up.py",
         "cli/test_usage.py",
         "conformance/",

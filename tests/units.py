@@ -16,10 +16,17 @@ BY_THEMSELVES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("any_client", "pages", "peer_calls", "isolation")
 )
 # The files in these folders share an OpenCode, or a PostgreSQL server.
-TOGETHER = ("tests/e2e", "tests/extensions", "tests/store")
+TOGETHER = ("tests/console", "tests/e2e", "tests/extensions", "tests/store")
 # The tests in these share nothing that takes long to start.
 APART = ("tests/chaos/", "tests/cli/test_up.py", "tests/opencode/test_process.py")
-BEGIN_WITH = ("tests/extensions", "tests/e2e", *BY_THEMSELVES, ASKING, "tests/chaos/")
+BEGIN_WITH = (
+    "tests/console",
+    "tests/extensions",
+    "tests/e2e",
+    *BY_THEMSELVES,
+    ASKING,
+    "tests/chaos/",
+)
 
 
 def unit_of(test: str) -> str:

@@ -24,6 +24,9 @@ that a model does to an agent, its failures included:
     [[hang]] [[hangmid:N]]       never answer; fall silent after N deltas
     [[cutmid:N:K]]               break the connection after N deltas; with K only the first K times
 
+MODEL_SCRIPTS in its environment, a JSON object, says for messages without markers which they
+stand for.
+
 Brackets that are not a readable marker are ordinary text. The upper half decides (`parse_markers`,
 `plan`) and needs no event loop; the lower half puts what was decided on a socket.
 """
@@ -32,6 +35,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import re
 import time
 from collections import deque
@@ -57,6 +61,7 @@ WORDS = ("river ", "stone ", "cloud ", "maple ", "ember ", "north ", "quiet ", "
 STRUCTURED_OUTPUT = "StructuredOutput"  # the tool OpenCode offers for answers with a schema
 MOST = 1_000_000  # deltas or milliseconds a marker can ask for
 REQUESTS_KEPT = 1000
+SCRIPTS: dict[str, str] = json.loads(os.environ.get("MODEL_SCRIPTS", "{}"))
 KEEP_ALIVE = 600  # an idle connection closed under a client about to use it looks like a cut
 CUT_PAUSE = 0.05  # clients forget what arrived together with the break
 STOP_GRACE = 1.0
@@ -274,7 +279,7 @@ def plan(request: ChatRequest) -> Answer:
         case "summary":
             return _reply(request, Script(text="Demo summary of the conversation."))
         case "chat":
-            script = parse_markers(request.text)
+            script = parse_markers(SCRIPTS.get(request.text.strip(), request.text))
             return _refusal(request, script) or _reply(request, script)
 
 

@@ -105,6 +105,7 @@ export const de: Catalog = {
   'page.tasks': 'Aufgaben',
   'page.usage': 'Verbrauch',
   'page.waiting': 'Wartet auf dich',
+  'page.waiting.short': 'Wartet',
   pages: 'Seiten',
   patch: 'Patch',
   period: 'Zeitraum',

@@ -103,6 +103,7 @@ export const en = {
   'page.tasks': 'Tasks',
   'page.usage': 'Usage',
   'page.waiting': 'Waiting for you',
+  'page.waiting.short': 'Waiting',
   pages: 'Pages',
   patch: 'Patch',
   period: 'Period',

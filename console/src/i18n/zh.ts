@@ -105,6 +105,7 @@ export const zh: Catalog = {
   'page.tasks': '任务',
   'page.usage': '用量',
   'page.waiting': '等待你',
+  'page.waiting.short': '等待',
   pages: '页面',
   patch: '补丁',
   period: '时间段',

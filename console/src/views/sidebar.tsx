@@ -104,7 +104,8 @@ export function Navigation() {
       {PAGES.map(({ page, icon }) => (
         <a key={page} href={pathOf(page)} aria-current={route.value.page === page ? 'page' : undefined}>
           <Icon name={icon} />
-          <span>{t(`page.${page}`)}</span>
+          <span class="wide-only">{t(`page.${page}`)}</span>
+          <span class="narrow-only">{t(page === 'waiting' ? 'page.waiting.short' : `page.${page}`)}</span>
           {page === 'waiting' && count > 0 && (
             <span class="badge" aria-label={t('waitingCount', { n: count })}>
               {count}

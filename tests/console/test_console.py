@@ -1,0 +1,329 @@
+"""The console in a real browser, with the real OpenCode and the scripted model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.console.browser import PHONE, Browser, Page
+from tests.running import TOKEN, Service, Upstream, service
+
+pytestmark = pytest.mark.usefixtures("front")
+ANSWER = ".turn .agent > .markdown:last-of-type"
+COLOUR = {
+    "header": "Colour",
+    "question": "Which color?",
+    "options": [
+        {"label": "Red", "description": "like a rose"},
+        {"label": "Blue", "description": "like the sea"},
+    ],
+}
+LONG = "[[tokens:120]] [[delay:25]]"
+
+
+def tool(name: str, **arguments: Any) -> str:
+    return f"[[tool:{name} {json.dumps(arguments)}]]"
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def answer_in_service(running: Service) -> str:
+    """What the latest task says, as any client reads it."""
+    headers = {**running.headers, "A2A-Version": "1.0"}
+    listed = httpx.get(
+        f"{running.url}/tasks", params={"includeArtifacts": True, "pageSize": 1}, headers=headers
+    ).json()
+    artifacts = listed["tasks"][0]["artifacts"]
+    return words("".join(part["text"] for part in artifacts[-1]["parts"]))
+
+
+def is_complete(page: Page) -> None:
+    page.wait(".turn-completed")
+
+
+def shown_answer(page: Page) -> str:
+    return words(page.text(ANSWER))
+
+
+def test_a_new_user_pastes_the_token_and_gets_an_answer(browser: Browser, front: str) -> None:
+    with browser.page(front, token="") as page:
+        page.call("fill", selector="input[name=token]", value=TOKEN)
+        page.click("button[type=submit]")
+        page.send("Hello there")
+        is_complete(page)
+        assert shown_answer(page) == "ECHO: Hello there"
+        assert page.text(".said-text") == "Hello there"
+        assert "demo/demo" in page.text(".turn-facts")
+        assert page.said == []
+
+
+def test_the_token_of_the_link_leaves_the_address_at_once(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.wait(".shell")
+        assert TOKEN not in page.call("url")
+        assert page.evaluate("localStorage.getItem('console.token')") is None
+        assert page.evaluate("sessionStorage.getItem('console.token')") == TOKEN
+
+
+def test_reasoning_tools_and_changes_are_shown(
+    browser: Browser, front: str, working_opencode: Upstream
+) -> None:
+    (working_opencode.workspace / "greet.py").write_text("print('hi')\n")
+    write = tool("write", filePath="greet.py", content="print('hello')\n")
+    bash = tool("bash", command="echo one; echo two", description="Count")
+    with browser.page(front) as page:
+        page.send(f"[[reason:4]] {bash} {write} [[say:First a look.]] [[text:All **done**.]]")
+        is_complete(page)
+        assert page.text(".reasoning summary") == "Thoughts"
+        page.click(".tool:has-text('echo one') summary")
+        assert "one\ntwo" in page.text(".tool-body .terminal:nth-of-type(2) pre")
+        assert page.text(".markdown strong") == "done"
+        assert "greet.py" in page.text(".diff-file summary")
+        assert "print('hello')" in page.text(".diff-rows .row-added")
+        assert page.said == []
+
+
+def test_a_permission_is_allowed_on_a_phone(browser: Browser, front: str) -> None:
+    with browser.page(front, **PHONE) as page:
+        page.send(tool("bash", command="rm -f gone.txt", description="Remove it"))
+        page.wait(".ask")
+        assert page.text(".ask .command") == "rm -f gone.txt"
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.click(".ask button.primary")
+        is_complete(page)
+        assert "Allowed once" in page.text(".decisions")
+        assert page.said == []
+
+
+def test_a_refusal_tells_the_agent_why(browser: Browser, front: str) -> None:
+    with browser.page(front, path="/") as page:
+        page.send(tool("bash", command="rm -rf everything", description="Remove it"))
+        page.wait(".ask")
+        page.click(".pages a[href$=waiting]")
+        page.wait(".waiting .ask")
+        page.click(".waiting .danger-quiet")
+        page.call("fill", selector=".refuse input", value="Ask me which file.")
+        page.click(".refuse button[type=submit]")
+        page.wait(".empty")
+        page.click(".conversation")
+        is_complete(page)
+        assert "Ask me which file." in shown_answer(page)
+
+
+def test_a_question_is_answered_with_an_option(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.send(tool("question", questions=[COLOUR]))
+        page.wait(".ask .option")
+        page.click(".option:has-text('Blue')")
+        page.click(".ask button.primary")
+        is_complete(page)
+        assert '"Which color?"="Blue"' in shown_answer(page)
+
+
+def test_two_conversations_work_at_once(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.send(f"first {LONG}")
+        page.wait(".turn-working, .turn-completed")
+        first = page.call("url")
+        page.click(".new")
+        page.send("second [[text:Two.]]")
+        is_complete(page)
+        assert shown_answer(page) == "Two."
+        page.call("goto", url=first)
+        is_complete(page)
+        assert len(shown_answer(page).split()) == 120
+        assert page.count(".conversation") >= 2
+
+
+def test_a_reload_in_the_middle_loses_nothing(
+    browser: Browser, front: str, behind_console: Service
+) -> None:
+    with browser.page(front) as page:
+        page.send(f"Go on {LONG}")
+        page.wait(".turn .agent .markdown")
+        page.call("reload")
+        is_complete(page)
+        assert shown_answer(page) == answer_in_service(behind_console)
+        assert len(shown_answer(page).split()) == 120
+        assert page.said == []
+
+
+def test_a_cut_connection_loses_nothing(
+    browser: Browser, front: str, behind_console: Service
+) -> None:
+    with browser.page(front) as page:
+        page.send(f"Go on {LONG}")
+        for _ in range(3):
+            page.wait(".turn .agent .markdown")
+            browser.call("cut", front=front)
+            page.wait(".link-live")
+        is_complete(page)
+        assert shown_answer(page) == answer_in_service(behind_console)
+        assert len(shown_answer(page).split()) == 120
+
+
+def test_a_service_killed_and_started_again_loses_nothing(
+    browser: Browser, working_opencode: Upstream, place: Path, port: int
+) -> None:
+    settings = {"A2A_PORT": str(port)}
+    with service(working_opencode, place, **settings) as first:
+        front = browser.front(first.url)
+        with browser.page(front) as page:
+            page.send("Go on [[tokens:200]] [[delay:40]]")
+            page.wait(".turn .agent .markdown")
+            first.program.kill()
+            page.wait(".link-reconnecting")
+            page.wait(".banner")
+            with service(working_opencode, place, **settings) as second:
+                page.wait(".link-live")
+                is_complete(page)
+                assert shown_answer(page) == answer_in_service(second)
+                assert len(shown_answer(page).split()) == 200
+
+
+def test_a_task_is_canceled(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.send("[[hangmid:3]] [[tokens:9]]")
+        page.wait(".turn .agent .markdown")
+        page.click(".stop")
+        page.wait(".turn-canceled")
+
+
+def test_the_next_message_waits_its_turn(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.send("one [[hangmid:3]] [[tokens:9]]")
+        page.wait(".turn .agent .markdown")
+        page.send("two")
+        page.wait(".turn-submitted")
+        page.click(".stop")
+        page.wait(".turn-canceled")
+        is_complete(page)
+        assert words(page.text(".turn-completed .agent > .markdown")) == "ECHO: two"
+
+
+def test_a_file_is_attached(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.attach("notes.txt", "text/plain", b"[[text:I have read the notes.]]")
+        page.wait(".attachments .file-chip")
+        page.send("Read this.")
+        is_complete(page)
+        assert shown_answer(page) == "I have read the notes."
+        assert "notes.txt" in page.text(".said .file-chip")
+
+
+def test_a_conversation_is_forked_and_renamed(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.send("Remember the maple")
+        is_complete(page)
+        page.click(".turn-actions button[aria-label^=Fork]")
+        page.wait(".earlier .said-text")
+        assert page.text(".earlier .said-text") == "Remember the maple"
+        page.send("And now?")
+        is_complete(page)
+        page.click("button[aria-label=Rename]")
+        page.call("fill", selector=".title-field", value="Maples")
+        page.call("press", key="Enter")
+        page.wait(".chat-head h1:has-text('Maples')")
+
+
+def test_a_wrong_token_is_refused_with_a_reason(browser: Browser, front: str) -> None:
+    with browser.page(front, token="wrong") as page:
+        page.wait(".login-error")
+        assert "not accepted" in page.text(".login-error")
+
+
+def test_an_expired_token_leads_back_to_the_login(
+    browser: Browser, working_opencode: Upstream, place: Path, port: int
+) -> None:
+    settings = {"A2A_PORT": str(port)}
+    with service(working_opencode, place, **settings) as first:
+        front = browser.front(first.url)
+        with browser.page(front) as page:
+            page.wait(".link-live")
+            page.call("fill", selector=".composer textarea", value="my draft")
+            first.program.stop()
+            with service(working_opencode, place, A2A_BEARER_TOKEN="another", **settings):
+                page.wait(".login-error")
+                assert "no longer accepted" in page.text(".login-error")
+                page.call("fill", selector="input[name=token]", value="another")
+                page.click("button[type=submit]")
+                page.wait(".composer textarea")
+                kept = page.evaluate("document.querySelector('.composer textarea').value")
+                assert kept == "my draft"
+
+
+def test_ten_thousand_lines_are_shown_to_the_last(browser: Browser, front: str) -> None:
+    numbers = tool("bash", command="seq 1 10000 | sed 's/^/- line /'", description="Many lines")
+    with browser.page(front) as page:
+        page.send(f"{numbers} [[tokens:3000]]")
+        is_complete(page)
+        assert len(shown_answer(page).split()) == 3000
+        assert page.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("options", [{}, PHONE], ids=["desktop", "phone"])
+def test_every_page_can_be_used_by_everybody(
+    browser: Browser, front: str, scheme: str, options: dict[str, Any]
+) -> None:
+    """axe-core finds no serious violation."""
+    found: dict[str, Any] = {}
+    with browser.page(front, colorScheme=scheme, **options) as page:
+        page.send(f"{tool('bash', command='rm -f x', description='Remove')} [[reason:2]]")
+        page.wait(".ask")
+        page.call("press", key="Escape")
+        for name in ("", "waiting", "tasks", "usage", "agent", "settings"):
+            if name:
+                page.call("goto", url=f"{front}/console/{name}")
+                page.wait(".page h1")
+            found[name] = serious(page)
+        page.call("goto", url=f"{front}/console/waiting")
+        page.wait(".ask button.primary")
+        page.click(".ask button.primary")
+        page.wait(".empty")
+    with browser.page(front, token="", colorScheme=scheme, **options) as page:
+        page.wait(".login")
+        found["login"] = serious(page)
+    assert {name: violations for name, violations in found.items() if violations} == {}
+
+
+def serious(page: Page) -> list[Any]:
+    violations = page.call("violations")
+    return [each for each in violations if each["impact"] in ("serious", "critical")]
+
+
+@pytest.mark.parametrize(("language", "title"), [("de-DE", "Wartet auf dich"), ("zh-CN", "等待你")])
+def test_the_console_speaks_the_language_of_the_browser(
+    browser: Browser, front: str, language: str, title: str
+) -> None:
+    with browser.page(front, path="/waiting", locale=language) as page:
+        page.wait(".page h1")
+        assert page.text(".page h1") == title
+        assert page.evaluate("document.documentElement.lang") == language[:2]
+
+
+def test_a_method_is_tried_with_a_form_of_its_schema(browser: Browser, front: str) -> None:
+    with browser.page(front, path="/agent") as page:
+        page.click(".extension:has-text('Provider Discovery') > summary")
+        page.click(".method:has-text('opencode.models.list') > summary")
+        page.call("fill", selector=".try label:has-text('provider_id') input", value="demo")
+        page.click(".try button.primary")
+        page.wait(".try .code >> text=demo-vision")
+        assert re.search(r"curl .*opencode\.models\.list", page.text(".try .code"), re.DOTALL)
+
+
+def test_a_task_shows_its_raw_events(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.send("Hello")
+        is_complete(page)
+        page.click(".turn-actions a")
+        page.wait(".events li")
+        page.until("document.querySelectorAll('.events li').length > 3")
+        assert "GetTask" in page.text(".code pre")
