@@ -81,6 +81,7 @@ from .service.scheduler import Scheduler, SchedulerLimits, TaskAtWork
 from .service.sessions import Sessions
 from .service.tasks import Tasks
 from .service.validator import Validator
+from .service.watching import TaskWatches
 from .store.bindings import SqlBindings
 from .store.conversations import SqlPeerConversations
 from .store.database import Database
@@ -157,7 +158,9 @@ async def build(
         )
         calls = peer_calls if agent is adapters.opencode else None
         scheduler = _scheduler(settings, adapters, sessions=sessions, limiter=limiter, calls=calls)
-        async with scheduler.running(stopping):
+        watches = TaskWatches(log=adapters.log, summaries=adapters.log, clock=now_ms)
+        adapters.log.on_change = watches.on_change
+        async with scheduler.running(stopping), watches.running():
             services = _services(
                 settings,
                 adapters,
@@ -166,6 +169,7 @@ async def build(
                 scheduler=scheduler,
                 rules=current.rules,
                 limiter=limiter,
+                watches=watches,
                 push=push.notifications if push is not None else None,
             )
             options = _options(settings, adapters, services=services, sessions=sessions)
@@ -669,6 +673,7 @@ def _services(
     scheduler: Scheduler,
     rules: Rules,
     limiter: Limiter,
+    watches: TaskWatches,
     push: PushNotifications | None,
 ) -> Services:
     server, locations = settings.server, worktrees.locations
@@ -703,6 +708,7 @@ def _services(
         ),
         limiter=limiter,
         usage=SqlUsage(adapters.database),
+        watches=watches,
         push=push,
     )
 

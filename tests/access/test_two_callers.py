@@ -12,7 +12,9 @@ import pytest
 from opencode_a2a.extensions import ALL
 from opencode_a2a.inbound.operations import A2A
 from tests.access.conftest import Guarded
+from tests.api.forms import RPC_1
 from tests.named import is_test
+from tests.watching import Page
 
 Json = dict[str, Any]
 ERROR = {"1.0": lambda e: e["data"][0]["reason"], "0.3": lambda e: e["data"]["type"]}
@@ -132,6 +134,28 @@ def test_an_admin_lists_the_tasks_of_one_or_of_everybody(guarded: Guarded, hers:
     guarded.service.program.wait_for(said)
 
 
+def test_an_admin_watches_the_tasks_of_one_or_of_everybody(guarded: Guarded, hers: Json) -> None:
+    login = {"authorization": "Bearer ops-token"}
+    with httpx.Client(base_url=guarded.url, headers=login, timeout=60) as admin:
+        for whose in ("*", "alice"):
+            page = Page(RPC_1)
+            with page.watching(admin, principal=whose, follow={"tasks": [hers["id"]]}) as results:
+                while not page.is_ready:
+                    next(results)
+                his = send(guarded, "bob-token", f"hello {whose}")
+                while whose == "*" and his["id"] not in page.summaries:
+                    next(results)
+            summary = page.summaries[hers["id"]]
+            assert summary["metadata"]["opencode"]["principal"] == "alice"
+            assert hers["id"] in page.texts
+            assert (his["id"] in page.summaries) is (whose == "*")
+        own = Page(RPC_1)
+        own.until(admin, lambda: own.is_ready)
+        assert own.summaries == {}
+    said = r"event=audit\.admin principal=ops action=.watch tasks. .*owner=\*"
+    guarded.service.program.wait_for(said)
+
+
 @pytest.mark.parametrize("whose", ["*", "alice", "nobody"])
 def test_nobody_else_can_ask_for_the_tasks_of_others(guarded: Guarded, whose: str) -> None:
     answer = rpc(guarded, "bob-token", "ListTasks", {"principal": whose})
@@ -170,6 +194,7 @@ USAGE = (
 DEAD_LETTERS = (
     "tests/api/test_push.py::test_what_nobody_takes_in_time_is_a_dead_letter_and_can_be_sent_again"
 )
+WATCHING = "tests/api/test_watch.py::test_another_callers_tasks_do_not_exist"
 METHODS = {method.name: method for extension in ALL for method in extension.methods}
 # Methods that name nothing of anybody's: what they answer is the same for all, or new.
 SAME_FOR_ALL = {
@@ -193,6 +218,7 @@ SHOWN_BY = {
     "opencode.usage.get": USAGE,
     "opencode.push.deadletters.list": DEAD_LETTERS,
     "opencode.push.deadletters.redeliver": DEAD_LETTERS,
+    "opencode.tasks.watch": WATCHING,
 }
 
 

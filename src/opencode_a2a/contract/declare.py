@@ -30,6 +30,7 @@ Json = dict[str, Any]
 P = TypeVar("P", bound=Params)
 R = TypeVar("R", bound=Result)
 Run = Callable[[Any, Any, P], Awaitable[R]]
+Open = Callable[[Any, Any, P], Awaitable[Any]]  # of a stream
 
 SPECIFICATIONS = (
     "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/"
@@ -69,6 +70,8 @@ class Method:
     errors: tuple[type[ServiceError], ...] = ()  # beyond those every method can answer
     toggle: Toggle | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)  # whatever else is worth publishing
+    streams: bool = False  # it answers with events, each a `result`
+    or_scope: str | None = None  # allows it as well
 
     @property
     def all_errors(self) -> tuple[type[ServiceError], ...]:
@@ -125,6 +128,39 @@ class Extension:
                 errors=errors,
                 toggle=toggle,
                 facts=facts,
+            )
+            self.methods.append(method)
+            return run
+
+        return declare
+
+    def stream(
+        self,
+        name: str,
+        *,
+        event: type[Result],
+        scope: str,
+        or_scope: str | None = None,
+        errors: tuple[type[ServiceError], ...] = (),
+        **facts: Any,
+    ) -> Callable[[Open[P]], Open[P]]:
+        """Declare a method that answers with events; `event` is the shape of each.
+
+        What it returns is turned into events by the edge.
+        """
+
+        def declare(run: Open[P]) -> Open[P]:
+            method = Method(
+                name=name,
+                summary=getdoc(run) or "",
+                params=get_type_hints(run)["params"],
+                result=event,
+                scope=scope,
+                run=run,
+                errors=errors,
+                facts={"result": "stream", **facts},
+                streams=True,
+                or_scope=or_scope,
             )
             self.methods.append(method)
             return run

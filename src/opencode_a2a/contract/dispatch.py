@@ -41,6 +41,10 @@ class Contract:
     def scope_of(self, name: str) -> str:
         return self._methods[name].scope
 
+    def streams(self, name: str) -> bool:
+        """Whether a method answers with events, or else with one result."""
+        return self._methods[name].streams
+
     def enabled(self, method: Method) -> bool:
         return method.toggle is None or method.toggle.setting in self._enabled
 
@@ -50,6 +54,18 @@ class Contract:
         return [name for name, method in self._methods.items() if self.enabled(method)]
 
     async def call(self, name: str, caller: HasScopes, params: Any) -> Result:
+        result: Result = await self._run(name, caller, params)
+        return result
+
+    async def open(
+        self, name: str, caller: HasScopes, params: Any, *, last_event_id: str | None
+    ) -> Any:
+        """What a stream is made of. It begins after the event that `after` or the header names."""
+        if last_event_id is not None:
+            params = {"after": last_event_id, **(params or {})}
+        return await self._run(name, caller, params)
+
+    async def _run(self, name: str, caller: HasScopes, params: Any) -> Any:
         method = self._methods[name]
         if method.toggle is not None and not self.enabled(method):
             raise MethodDisabled(
@@ -57,6 +73,5 @@ class Contract:
                 method=name,
                 setting=method.toggle.setting,
             )
-        require_scope(caller, method.scope)
-        result: Result = await method.run(self._services, caller, validated(method.params, params))
-        return result
+        require_scope(caller, method.scope, or_scope=method.or_scope)
+        return await method.run(self._services, caller, validated(method.params, params))

@@ -57,6 +57,7 @@ def method_contract(contract: Contract, method: Method) -> Json:
         "summary": method.summary.partition("\n")[0],
         **method.facts,
         "scope": method.scope,
+        **({"or_scope": method.or_scope} if method.or_scope is not None else {}),
         **availability(contract, method),
         "params": inlined(untitled(method.params_schema)),
         "result_fields": method.result_fields,
@@ -131,14 +132,16 @@ def markdown(extension: Extension) -> list[str]:
     lines = [f"## {extension.title}", "", f"`{extension.uri}`", "", extension.description]
     for method in extension.methods:
         lines += ["", f"### `{method.name}`", "", method.summary, ""]
-        lines.append(f"Scope `{method.scope}`.")
+        also = f" or `{method.or_scope}`" if method.or_scope is not None else ""
+        lines.append(f"Scope `{method.scope}`{also}.")
         if method.toggle is not None:
             lines[-1] += f" Only with `{method.toggle.setting}=true`: {method.toggle.reason}"
         schema = method.params_schema
         if fields := list(_fields(schema, schema)):
             lines += ["", "| parameter | type | meaning |", "|---|---|---|", *fields]
         results = ", ".join(f"`{name}`" for name in method.result_fields)
-        lines += ["", f"Result: {results}."]
+        kind = "Answers with Server-Sent Events, each with one of" if method.streams else "Result:"
+        lines += ["", f"{kind} {results}."]
         errors = ", ".join(f"`{error.type}`" for error in method.errors)
         if errors:
             lines += ["", f"Errors, besides those of every method: {errors}."]

@@ -252,6 +252,41 @@ class TaskLog(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TaskVersion:
+    """Which task, and how far its log is; `seq` is 0 for a task that has ended."""
+
+    task_id: str
+    owner: str
+    state: str
+    seq: int
+
+
+class TaskSummaries(Protocol):
+    """Tasks without their output and history (`Task.summary`). `owner`: None means everybody's."""
+
+    async def open_tasks(self, owner: str | None) -> Sequence[Task]:
+        """All that have not ended."""
+        ...
+
+    async def ended_tasks(
+        self, owner: str | None, *, after: tuple[int, str], limit: int
+    ) -> Sequence[Task]:
+        """Those that ended after a time (the time and id of a task), in the order of their ends."""
+        ...
+
+    async def held_by_others(self, since: int) -> Sequence[TaskVersion]:
+        """All open tasks that other processes write, and all tasks that ended since a time."""
+        ...
+
+    async def summary(self, version: TaskVersion, base: Task | None = None) -> Task | None:
+        """A task that another process writes, or that has ended; None if there is no such task.
+
+        `base` is what was returned for an earlier version of it: only what is new is read.
+        """
+        ...
+
+
 class Bindings(Protocol):
     """Which session serves which context of which caller."""
 

@@ -43,6 +43,7 @@ from .updates import (
     Started,
 )
 from .values import (
+    AnsweredBy,
     CallPath,
     FileChange,
     Interrupt,
@@ -123,6 +124,7 @@ class Task:
     steps: dict[str, Usage] = field(default_factory=dict)  # by upstream part
     reported: set[Progress] = field(default_factory=set)  # what is reported only once
     ended: Ended | None = None
+    answered_by: AnsweredBy | None = field(default=None, compare=False)  # so far
     epoch: int = field(default=0, compare=False, repr=False)
 
     @classmethod
@@ -143,6 +145,23 @@ class Task:
             answered=self.answered.copy(),
             steps=self.steps.copy(),
             reported=self.reported.copy(),
+        )
+
+    def summary(self) -> Task:
+        """The task as it is now, without its output and history: its cost is always the same."""
+        session = replace(self.session, worktree=None) if self.session is not None else None
+        return Task(
+            self.head,
+            state=self.state,
+            status_at=self.status_at,
+            last_seq=self.last_seq,
+            queued=self.queued,
+            interrupts=self.interrupts.copy(),
+            unclear=self.unclear,
+            session=session,
+            usage=self.usage,
+            ended=self.ended,
+            answered_by=self.answered_by,
         )
 
     @property
@@ -177,6 +196,8 @@ class Task:
             case MessageAdded() | Continued() | RequestRecord() | DecisionRecord():
                 self.history.append(entry)
             case Progress(usage=usage, part_id=part_id):
+                if update.answered_by is not None and update.subagent is None:
+                    self.answered_by = update.answered_by
                 if usage is None:
                     self.reported.add(update)
                 else:
@@ -252,6 +273,7 @@ class Task:
 
     def _end(self, update: Ended) -> None:
         self.ended, self.queued = update, None
+        self.answered_by = update.answered_by or self.answered_by
         self.usage = update.usage or self.usage
         self.interrupts.clear()
         self.answered.clear()

@@ -300,6 +300,19 @@ def state_after(update: Update) -> TaskState | None:
             assert_never(update)
 
 
+def changes_summary(update: Update) -> bool:
+    """Whether it changes what a summary of the task shows: all but its output and history."""
+    match update:  # the most frequent first
+        case BlockText() | BlockTool() | BlockOutput() | BlockFile() | BlockPhase():
+            return False
+        case Progress(usage=usage, answered_by=answered_by):
+            return usage is not None or answered_by is not None
+        case ChangesMade() | RequestRecord() | DecisionRecord():
+            return False
+        case _:
+            return True
+
+
 @dataclass(slots=True)
 class LogEntry:
     """A committed update, and the state it leads to.

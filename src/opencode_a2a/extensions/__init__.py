@@ -10,6 +10,7 @@ from .providers import PROVIDERS
 from .push import EVERY_EVENT
 from .sessions import SESSIONS
 from .usage import USAGE
+from .watching import TASK_WATCH
 from .workspaces import WORKSPACES
 
 ALL: tuple[Extension, ...] = (
@@ -24,6 +25,7 @@ ALL: tuple[Extension, ...] = (
     WORKSPACES,
     USAGE,
     EVERY_EVENT,
+    TASK_WATCH,
     COMPATIBILITY,
     WIRE,
 )

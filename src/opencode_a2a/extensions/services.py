@@ -15,6 +15,7 @@ from ..service.locations import Locations
 from ..service.ownership import Ownership
 from ..service.push import PushNotifications
 from ..service.validator import Validator
+from ..service.watching import TaskWatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Services:
     interrupts: Interrupts
     limiter: Limiter
     usage: UsageStore
+    watches: TaskWatches
     push: PushNotifications | None = None  # None where they are off
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..domain.values import Caller
 from ..errors import Internal, InvalidParams, InvalidRequest, MethodNotFound, ServiceError
 from ..observe import audit
 from ..service.calls import DEPTH_HEADER
+from ..service.watching import Watch
 from ..web.trace import OUTCOME, UNKNOWN, note_operation
 from . import negotiation
 from .body import read_json
@@ -35,6 +36,7 @@ from .operations import Answer, Call, Operations
 from .parse import from_query
 from .render import Renderer
 from .sse import EventStream, disconnected
+from .watching import WatchEvents
 
 logger = structlog.get_logger()
 level = logging.getLogger("opencode_a2a")  # may change while the service runs
@@ -123,6 +125,9 @@ class Endpoints:
             _log_request(request, rpc.method, rpc.dialect, active=active)
         if rpc.params is not None and not isinstance(rpc.params, dict):
             raise InvalidParams.at("params", "must be an object")
+        if operation is None and self.contract.streams(rpc.method):
+            call = _call(request, rpc.dialect, rpc.params, active=active)
+            return await self._watch(rpc.method, call)
         if operation is None:
             return await self._call_method(caller_of(request), rpc)
         call = _call(
@@ -152,6 +157,16 @@ class Endpoints:
                 here=here,
             )
             return result[0]
+
+    async def _watch(self, method: str, call: Call) -> WatchEvents:
+        """What an extension streams. There is one such method, and it watches tasks."""
+        self.operations.limiter.check_stream(call.caller.principal)
+        watch: Watch = await self.contract.open(
+            method, call.caller, call.params, last_event_id=call.last_event_id
+        )
+        renderer = replace(self.operations.renderer(call), stays_open=True)
+        others = watch.owner != call.caller.principal
+        return WatchEvents(watch, renderer, names_owner=others)
 
     def _operation(self, rpc: RpcRequest) -> Operation | None:
         """The operation of this name, whose line is the request's; None for an extension's."""
@@ -218,7 +233,7 @@ class Endpoints:
         return await read_json(request, self.body_limit)
 
     def _response(self, request: Request, result: Answer, framing: Framing) -> Response:
-        if isinstance(result, TaskEvents):
+        if isinstance(result, TaskEvents | WatchEvents):
             meter = self.operations.limiter.meter_for(caller_of(request).principal)
             return EventStream(result, framing, self.operations.stopping, meter=meter)
         before, after = framing.sides()

@@ -6,6 +6,7 @@ Each event is one encoded JSON value with its number. How events travel is left 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from ..domain.ports import Cursor
 from ..domain.task import Task
@@ -13,7 +14,26 @@ from ..domain.updates import InterruptAnswered, LogEntry, MessageAdded
 from ..domain.values import TaskState
 from .render import Renderer
 
-Event = tuple[int, bytes]  # its number in the log, and JSON
+Event = tuple[int | bytes, bytes]  # its number in the log, or another id, and JSON
+
+
+class Events(Protocol):
+    """A sequence of events for one reader."""
+
+    def take_first(self) -> Event | None:
+        """The event that the sequence begins with, once; None where it has to be read."""
+        ...
+
+    async def read(self) -> Event | Iterator[Event] | None:
+        """The next event or events, waiting for some; None after the last.
+
+        Several are encoded while they are iterated.
+        """
+        ...
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        ...
 
 
 class TaskEvents:
@@ -43,11 +63,15 @@ class TaskEvents:
         """The event that shows the task, once: it may be large and is not kept here."""
         return self._first.pop()
 
-    async def read(self) -> Event | Iterator[Event] | None:
-        """The next event or events, waiting for some; None after the last.
+    @property
+    def state(self) -> TaskState:
+        """Of the task, after the latest event."""
+        return self._state
 
-        Several are encoded while they are iterated.
-        """
+    def close(self) -> None:
+        self._cursor = None
+
+    async def read(self) -> Event | Iterator[Event] | None:
         while (cursor := self._cursor) is not None:
             if (change := cursor.change()) is not None:
                 await change

@@ -41,6 +41,7 @@ from .dialect import V03, V1, Dialect
 from .events import TaskEvents
 from .forwarding import Forwarding
 from .render import Renderer
+from .watching import WatchEvents
 
 A2A = OperationTable()
 PUSH = "A2A_PUSH"
@@ -48,7 +49,7 @@ PUSH_CONFIGS = "/tasks/{task_id}/pushNotificationConfigs"
 PUSH_CONFIG = PUSH_CONFIGS + "/{config_id}"
 
 
-Answer = Json | list[Json] | TaskEvents | None
+Answer = Json | list[Json] | TaskEvents | WatchEvents | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,17 @@ class Renderer:
     def _shows_changes(self, head: TaskHead) -> bool:
         return self.hints or DIFF in head.modes.accepted
 
+    def summary(self, task: Task, *, names_owner: bool) -> bytes:
+        """A task as a watch shows it: without its output and history."""
+        body = self.task(task, history_length=0, artifacts=False)
+        opencode: Json = _answered_by(task.answered_by)
+        if names_owner:
+            opencode["principal"] = task.head.owner
+        if opencode:
+            marks = body.setdefault("metadata", {}).setdefault("opencode", {})
+            marks |= opencode
+        return _one_line(body)
+
     def row(self, row: TaskRow) -> Json:
         """A task as a list shows it: without its log."""
         message = self._note(row.head, row.state.value, row.message) if row.message else None

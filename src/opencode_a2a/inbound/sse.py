@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import ServiceError
 from ..observe import metrics
 from ..service.limits import StreamMeter
-from .events import Event, TaskEvents
+from .events import Event, Events
 from .framing import Framing
 
 logger = structlog.get_logger()
@@ -60,7 +60,7 @@ class Streams:
 class EventStream(Response):
     def __init__(
         self,
-        events: TaskEvents,
+        events: Events,
         framing: Framing,
         stopping: asyncio.Future[None],
         *,
@@ -130,11 +130,15 @@ class EventStream(Response):
 
         def frame(event: Event) -> bytes:
             """A client that comes back names the last event it has by its id."""
-            seq, data = event
-            return b"id: %d\ndata: %b%b%b\n\n" % (seq, before, data, after)
+            name, data = event
+            if isinstance(name, int):  # nearly always
+                return b"id: %d\ndata: %b%b%b\n\n" % (name, before, data, after)
+            return b"id: %b\ndata: %b%b%b\n\n" % (name, before, data, after)
 
         sent = metrics.STREAM_BYTES.values  # added to directly: this runs for every event
-        await _send(send, frame(self._events.take_first()))
+        if (first := self._events.take_first()) is not None:
+            await _send(send, frame(first))
+            first = None  # it may be large
         try:
             while (found := await self._events.read()) is not None:
                 if isinstance(found, tuple):  # by far the most frequent case
@@ -149,6 +153,8 @@ class EventStream(Response):
         except ServiceError as exc:
             error = bytes(self._framing.refusal(exc).body)
             await _send(send, b"event: error\ndata: %b\n\n" % error)
+        finally:
+            self._events.close()
         await _send(send, b"", more=False)
 
 

@@ -8,12 +8,11 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass
 
 import structlog
 
-from ..domain.ports import Agent, Cursor, Key, KeyTaken, TaskLog, TaskPage
+from ..domain.ports import Agent, Key, KeyTaken, TaskLog, TaskPage
 from ..domain.replies import is_only_a_reply
 from ..domain.task import Task, TaskHead
 from ..domain.updates import MessageAdded
@@ -45,6 +44,7 @@ from .inputs import Inputs
 from .interrupts import Interrupts
 from .limits import Limiter
 from .options import OptionsResolver
+from .replay import Replay, replay, replay_from
 from .retelling import Retelling
 from .scheduler import Scheduler
 
@@ -124,19 +124,6 @@ class _UnknownTasks:
 
     def _key(self, owner: str, request: Request) -> tuple[str, str, str]:
         return owner, request.message.message_id, request.digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """A task as it was after some entry of its log, and a cursor to all later entries.
-
-    `gap` says why it does not begin after the entry that the client has named: the log has been
-    compacted since (`compacted`), or has no such entry (`unknown`).
-    """
-
-    snapshot: Task
-    cursor: Cursor
-    gap: Literal["compacted", "unknown"] | None = None
 
 
 class Tasks:
@@ -399,16 +386,11 @@ class Tasks:
 
     def replay(self, task: Task) -> Replay:
         """The task as it was when it was read, and all later entries."""
-        return Replay(task, self._log.follow(task.head.id, task.last_seq))
+        return replay(self._log, task)
 
     async def replay_from(self, task: Task, seq: int) -> Replay:
         """The task as it was after an entry that a client has seen, and all later entries."""
-        if seq > task.last_seq:
-            return replace(self.replay(task), gap="unknown")
-        snapshot = task if seq == task.last_seq else await self._log.as_of(task.head.id, seq)
-        if snapshot is None:
-            return replace(self.replay(task), gap="compacted")
-        return Replay(snapshot, self._log.follow(task.head.id, seq))
+        return await replay_from(self._log, task, seq)
 
 
 def about(head: TaskHead) -> None:

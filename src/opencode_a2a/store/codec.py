@@ -14,6 +14,8 @@ from ..errors import Internal
 
 Encoded = tuple[str, bytes]  # the kind and the body of an update, as they are stored
 
+_END_KINDS = ("Started", "Progress", "Ended")  # of a folded task, what a summary needs
+
 _kinds: dict[str, type[Update]] = {kind.__name__: kind for kind in get_args(Update)}
 
 
@@ -59,6 +61,15 @@ def unfold(head: TaskHead, folded: bytes) -> Task:
     try:
         return Task.of(head, [_entry(*row) for row in orjson.loads(folded)])
     except (KeyError, TypeError, ValueError) as exc:
+        raise Unreadable from exc
+
+
+def unfold_end(head: TaskHead, folded: bytes) -> Task:
+    """A finished task without its output and history."""
+    try:
+        rows = [row for row in orjson.loads(folded) if row[2] in _END_KINDS]
+        return Task.of(head, [_entry(*row) for row in rows])
+    except (IndexError, KeyError, TypeError, ValueError) as exc:
         raise Unreadable from exc
 
 

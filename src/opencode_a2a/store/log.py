@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from ..domain.limits import StepUsage
-from ..domain.ports import Key, KeyTaken, TaskPage
+from ..domain.ports import Key, KeyTaken, TaskPage, TaskVersion
 from ..domain.task import Task, TaskHead
 from ..domain.updates import BlockOutput, BlockText, Ended, LogEntry, Started, Update, coalesce
 from ..domain.values import ANY_ROOT, Root, TaskQuery, TaskState
@@ -42,7 +42,7 @@ from ..errors import (
 )
 from ..observe import metrics
 from ..observe.tasks import OnCommit, TaskObserver, kind_of
-from . import codec, conversations, interrupts, usage
+from . import codec, conversations, interrupts, summaries, usage
 from . import statements as sql
 from .database import Conflict, Database
 from .following import FollowedTask, Followers, read_patiently
@@ -212,6 +212,8 @@ class SqlTaskLog:
         self.on_usage: Callable[[Sequence[StepUsage]], None] | None = None
         self._dirty_since = 0.0  # by the loop's clock: since when the oldest update waits
         self.on_commit: Callable[[str, Sequence[LogEntry]], None] | None = None  # of a task
+        # Told of every commit, with the task as it is then, which must not be changed.
+        self.on_change: Callable[[Task, Sequence[LogEntry]], None] | None = None
 
     @classmethod
     @asynccontextmanager
@@ -500,6 +502,8 @@ class SqlTaskLog:
             self._loop.call_soon(self.on_usage, list(batch.counted))
         if self.on_commit is not None:
             self.on_commit(open_task.task.head.id, batch.entries)
+        if self.on_change is not None:
+            self.on_change(open_task.task, batch.entries)
 
     def _drop_repeated(self, open_task: OpenTask, taken: frozenset[str]) -> None:
         """Refuse the writes whose key is taken, and write the others without them."""
@@ -718,6 +722,29 @@ class SqlTaskLog:
 
     async def as_of(self, task_id: str, seq: int) -> Task | None:
         return await self._database.read(sql.as_of, task_id, seq)
+
+    # -- without output and history: implements `domain.ports.TaskSummaries`
+
+    async def open_tasks(self, owner: str | None) -> Sequence[Task]:
+        found: list[Task] = []
+        for version in await self._database.read(summaries.open_versions, owner):
+            open_task = self._open.get(version.task_id)
+            if open_task is not None and not open_task.is_new:
+                found.append(open_task.task.summary())
+            elif (task := await self.summary(version)) is not None:
+                found.append(task.summary())
+        return found
+
+    async def ended_tasks(
+        self, owner: str | None, *, after: tuple[int, str], limit: int
+    ) -> Sequence[Task]:
+        return await self._database.read(summaries.ended, owner, after=after, limit=limit)
+
+    async def held_by_others(self, since: int) -> Sequence[TaskVersion]:
+        return await self._database.read(summaries.held_by_others, self._holder, since)
+
+    async def summary(self, version: TaskVersion, base: Task | None = None) -> Task | None:
+        return await self._database.read(summaries.read, version, base=base)
 
     def follow(self, task_id: str, after: int) -> SqlCursor:
         return SqlCursor(
