@@ -42,6 +42,8 @@ from .extensions import ALL
 from .extensions.services import Services
 from .inbound import negotiation
 from .inbound.card import CardFacts
+from .inbound.console import PATH as CONSOLE_PATH
+from .inbound.console import Console, ConsoleFacts
 from .inbound.failures import failure
 from .inbound.forwarding import Forwarding
 from .inbound.health import Health
@@ -107,7 +109,10 @@ if TYPE_CHECKING:
 logger = structlog.get_logger()
 
 PUBLIC_PATHS = frozenset(
-    {"/health", "/ready", "/docs", "/.well-known/agent-card.json", "/.well-known/agent.json"}
+    {
+        *("/health", "/ready", "/docs", CONSOLE_PATH),
+        *("/.well-known/agent-card.json", "/.well-known/agent.json"),
+    }
 )
 
 
@@ -283,6 +288,7 @@ class _Application:
             self,
             credentials=self._credentials(),
             public=_public_paths(current.settings.server),
+            public_below=(f"{CONSOLE_PATH}/",),
             on_error=failure,
         )
         if issuer is not None:
@@ -374,7 +380,8 @@ class _Application:
         )
         api = Api(published)
         limit = server.max_request_body_bytes
-        add_routes(api, operations, _health(parts.adapters), body_limit=limit)
+        health, console = _health(parts.adapters), _console(settings)
+        add_routes(api, operations, health, body_limit=limit, console=console)
         if server.shows_payloads:
             # Whoever looks for a fault can read what is logged only if it is not compressed.
             streams = Streams(application(api))
@@ -780,6 +787,19 @@ def _limits(settings: Settings) -> SchedulerLimits:
     )
 
 
+def _console(settings: Settings) -> Console:
+    server = settings.server
+    if not server.console:
+        return Console(None)
+    facts = ConsoleFacts(
+        version=__version__,
+        title=server.title,
+        issuer=settings.oidc.issuer,
+        client_id=server.console_oidc_client_id,
+    )
+    return Console(facts)
+
+
 def _health(adapters: _Adapters) -> Health:
     async def is_connected() -> bool:
         return adapters.opencode.connected
@@ -848,6 +868,7 @@ def publication(
         },
         peer_calls=_declared_calls(settings, offered=calls_peers),
         metrics=server.metrics,
+        console=server.console,
         push=_declared_push(server) if server.push else None,
     )
     contract = Contract(ALL, enabled=server.toggles, services=services)

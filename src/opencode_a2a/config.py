@@ -380,6 +380,15 @@ class Server(SettingsGroup):
         description="Origins of web pages that may send requests, such as "
         "`https://app.example.com`, as a list. Pages of other origins get 403.",
     )
+    console: bool = Field(default=True, description="Serve the web console at `/console`.")
+    console_oidc_client_id: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        examples=["opencode-console"],
+        description="The public client as which people log in to the console at `A2A_OIDC_ISSUER` "
+        "(code flow with PKCE). Without it they paste a token.",
+    )
     title: str = Field(default="OpenCode", description="The agent's name in its card.")
     description: str = Field(
         default="A coding agent that works in its own workspace.",

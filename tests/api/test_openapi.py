@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, settings
 from schemathesis import Case, CheckContext, Response
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
@@ -54,6 +54,11 @@ def published(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
         assert "event=request.internal_error" not in running.program.output
 
 
+def _never_ends(body: Any) -> bool:
+    """Whether it asks for a stream that lasts until its reader leaves."""
+    return isinstance(body, dict) and body.get("method") == "opencode.tasks.watch"
+
+
 @document.parametrize()
 @settings(
     max_examples=10,
@@ -63,6 +68,7 @@ def published(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
     suppress_health_check=list(HealthCheck),
 )
 def test_every_answer_is_as_published(case: Case[Any], published: Service) -> None:
+    assume(not _never_ends(case.body))
     case.call_and_validate(
         base_url=published.url, headers=published.headers, checks=SHAPES, timeout=20
     )

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from opencode_a2a.extensions.declared import STREAM_HINTS
 from tests.extensions.conftest import SNAPSHOTS, Inside, Json, Line
 from tests.features import available, require
 from tests.running import Service
@@ -426,6 +427,30 @@ def test_a_fork_is_the_callers_own(alice: Line, bob: Line, talk: Json) -> None:
     assert [texts(message) for message in copied] == [["first"], ["ECHO: first"]]
     for fork in (whole["id"], part["id"]):
         assert bob.refused("opencode.sessions.get", session_id=fork)["type"] == "SESSION_NOT_FOUND"
+
+
+def test_a_conversation_goes_on_from_an_earlier_message(alice: Line) -> None:
+    """By the ids that the history of its tasks has: in a fork, or in the same one."""
+    context = fresh()
+    alice.converse("first", context)
+    second = alice.converse("second", context)
+    headers = {"a2a-version": "1.0", "a2a-extensions": STREAM_HINTS.uri}
+    task = alice.ask("GetTask", {"id": second["id"]}, **headers)["result"]
+    at = task["history"][0]["metadata"]["opencode"]["message_id"]
+    session = task["metadata"]["shared"]["session"]["id"]
+    request = {"session_id": session, "request": {"messageID": at}}
+
+    def said(session_id: str) -> list[list[str]]:
+        messages = alice.call("opencode.sessions.messages.list", session_id=session_id)["items"]
+        return [texts(message) for message in messages]
+
+    before = [["first"], ["ECHO: first"]]
+    fork = alice.call("opencode.sessions.fork", **request)["item"]
+    alice.converse("another way", fork["context_id"])
+    assert said(fork["id"]) == [*before, ["another way"], ["ECHO: another way"]]
+    alice.call("opencode.sessions.revert", **request)
+    alice.converse("second, better", context)
+    assert said(session) == [*before, ["second, better"], ["ECHO: second, better"]]
 
 
 def test_sharing_that_is_switched_off_says_so(alice: Line, talk: Json) -> None:

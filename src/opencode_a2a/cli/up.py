@@ -161,6 +161,8 @@ async def _start_opencode(
 def welcome(
     settings: Settings, url: str, *, made: MadeToken | None, chosen: ChosenProviders | None
 ) -> str:
+    from ..inbound.console import is_built  # loaded by now: the service is about to be built
+
     root = settings.upstream.workspace_root
     login, put_in = _login(settings, root, made)
     lines = ["", f"OpenCode answers A2A at {url}", f"It works in {root}"]
@@ -174,6 +176,8 @@ def welcome(
             "answers, tool calls and questions arrive. For a real one run `opencode auth login`,",
             "or set a provider's key such as ANTHROPIC_API_KEY, and start again.",
         ]
+    if settings.server.console and is_built():
+        lines += ["", f"Console: {url}/console{_console_login(made)}"]
     if made and made.kept:
         lines += ["", f"Its token stays the same; to see it: {_token_command(root)}"]
     elif made:
@@ -192,6 +196,11 @@ def welcome(
         "",
     ]
     return "\n".join(lines)
+
+
+def _console_login(made: MadeToken | None) -> str:
+    """The token in the link, for a person at a terminal: never in a log, never a configured one."""
+    return f"#token={made.value}" if made is not None and sys.stderr.isatty() else ""
 
 
 def _login(settings: Settings, root: Path, made: MadeToken | None) -> tuple[str, str]:

@@ -75,6 +75,11 @@ TRACE = {
     "schema": {"type": "string"},
 }
 EVENT_ID = {"type": "string", "pattern": "^[0-9]{1,18}$"}
+WATCH_EVENT_ID = {
+    "type": "string",
+    "pattern": r"^[0-9]{1,18}(;[^;=\s]{1,64}=[0-9]{1,18})*$",
+    "maxLength": 4096,
+}
 LAST_EVENT = [
     {
         "name": "Last-Event-ID",
@@ -270,6 +275,13 @@ def _request_headers(operations: Sequence[Operation], lines: Sequence[Line]) -> 
     return found
 
 
+def _or_of_a_watch(header: Json) -> Json:
+    """The same header; the ids of a watch are longer than the numbers of a task's events."""
+    if header.get("schema") != EVENT_ID:
+        return header
+    return {**header, "schema": WATCH_EVENT_ID}
+
+
 def rpc(known: Schemas, *, published: Published) -> Json:
     calls: list[Json] = []
     answers: list[Json] = []
@@ -297,7 +309,10 @@ def rpc(known: Schemas, *, published: Published) -> Json:
     answer["content"][EVENTS] = {}  # each event is such an answer
     return {
         "tags": ["JSON-RPC"],
-        "parameters": _request_headers(published.operations.operations, LINES),
+        "parameters": [
+            _or_of_a_watch(each)
+            for each in _request_headers(published.operations.operations, LINES)
+        ],
         "requestBody": _json({"oneOf": calls}) | {"required": True},
         "responses": {
             "200": answer,

@@ -91,6 +91,7 @@ class Deployment:
     permissions: Mapping[str, Any] = field(default_factory=dict)  # always_scope and rules
     peer_calls: PeerCalls = PeerCalls()
     push: PushFacts | None = None  # None where they are off
+    console: bool = True
     metrics: str = "scope"  # who gets them at their path: `scope`, `open`; nobody otherwise
 
     @property
@@ -152,6 +153,7 @@ class Published:
             for verb in route.verbs
         ]
         documents = [*PUBLIC_ENDPOINTS, "GET /openapi.json"]
+        documents += ["GET /console", "GET /console/{path}"] if self.deployment.console else []
         documents += [f"GET {JWKS_PATH}"] if self.deployment.push is not None else []
         documents += ["GET /metrics"] if self.deployment.shows_metrics else []
         return ["POST /", *rest, *documents]

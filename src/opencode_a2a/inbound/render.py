@@ -162,8 +162,8 @@ class Renderer:
         history: list[Json] = []
         for entry in task.history:
             match entry.update:
-                case MessageAdded(message=message):
-                    history.append(self.message(message, head))
+                case MessageAdded(message=message, upstream_id=upstream_id):
+                    history.append(self.message(_with_upstream_id(message, upstream_id), head))
                 case RequestRecord(interrupt=ask) if ask.request_id not in task.interrupts:
                     mark = _interrupt(ask, "asked")
                     history.append(self._settled(head, request_note(ask), mark, seq=entry.seq))
@@ -605,6 +605,16 @@ class Renderer:
         if message is not None:
             status["message"] = message
         return status
+
+
+def _with_upstream_id(message: Message, upstream_id: str | None) -> Message:
+    """The message with its id in OpenCode, by which its session can be forked or reverted."""
+    if upstream_id is None:
+        return message
+    metadata = dict(message.metadata or {})
+    opencode = metadata.get("opencode")
+    own = opencode if isinstance(opencode, dict) else {}
+    return replace(message, metadata={**metadata, "opencode": {**own, "message_id": upstream_id}})
 
 
 def _one_line(event: Json) -> bytes:

@@ -20,6 +20,8 @@ from ..errors import AuthorizationForbidden, Internal, MethodNotFound
 from ..web.metrics import PATH as METRICS_PATH
 from ..web.metrics import page
 from . import openapi
+from .console import PATH as CONSOLE_PATH
+from .console import Console
 from .dialect import REST_DIALECTS
 from .docs import Docs
 from .endpoints import INTERNAL_ERROR, Endpoint, Endpoints, caller_of
@@ -36,7 +38,14 @@ TENANT = "/{tenant}"
 REST_PREFIXES: tuple[tuple[Line, str], ...] = (("1.0", ""), ("0.3", "/v1"), ("1.0", TENANT))
 
 
-def add_routes(api: Api, operations: Operations, health: Health, body_limit: int) -> None:
+def add_routes(
+    api: Api,
+    operations: Operations,
+    health: Health,
+    *,
+    body_limit: int,
+    console: Console | None = None,
+) -> None:
     endpoints = Endpoints(
         operations=operations,
         table=api.published.operations,
@@ -48,6 +57,9 @@ def add_routes(api: Api, operations: Operations, health: Health, body_limit: int
     for line, prefix in REST_PREFIXES:
         if prefix == TENANT:
             _add_documents(api, health)
+            if console is not None:
+                for path in (CONSOLE_PATH, CONSOLE_PATH + "/{path:path}"):
+                    api.add(console.serve, path, PROBE, summary="The console", describe=None)
             if api.published.deployment.push is not None:
                 about_keys = "The keys that push notifications are signed with"
                 api.add(endpoints.keys, JWKS_PATH, PROBE, summary=about_keys, describe=public)

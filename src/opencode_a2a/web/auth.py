@@ -249,6 +249,7 @@ class Authenticator:
         *,
         credentials: Credentials,
         public: frozenset[str],
+        public_below: tuple[str, ...] = (),
         on_error: OnError,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -257,6 +258,7 @@ class Authenticator:
         self._app = app
         self._credentials = credentials
         self._public = public
+        self._public_below = public_below  # what paths begin with that are public, too
         self._on_error = on_error
         self._clock = clock
         self._sleep = sleep
@@ -293,7 +295,8 @@ class Authenticator:
             return
         state = scope.setdefault("state", {})
         mark_known, cut_off = (state.pop(hook, _do_nothing) for hook in (MARK_KNOWN, CUT_OFF))
-        is_public = scope["path"] in self._public
+        path = scope["path"]
+        is_public = path in self._public or path.startswith(self._public_below)
         try:
             presented, identity = await self._login(scope, may_wait=not is_public)
         except ServiceError as refusal:
