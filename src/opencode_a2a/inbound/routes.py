@@ -42,8 +42,8 @@ def add_routes(
     api: Api,
     operations: Operations,
     health: Health,
-    *,
     body_limit: int,
+    *,
     console: Console | None = None,
 ) -> None:
     endpoints = Endpoints(
