@@ -163,7 +163,9 @@ async def build(
         )
         calls = peer_calls if agent is adapters.opencode else None
         scheduler = _scheduler(settings, adapters, sessions=sessions, limiter=limiter, calls=calls)
-        watches = TaskWatches(log=adapters.log, summaries=adapters.log, clock=now_ms)
+        watches = TaskWatches(
+            log=adapters.log, summaries=adapters.log, clock=adapters.database.clock
+        )
         adapters.log.on_change = watches.on_change
         async with scheduler.running(stopping), watches.running():
             services = _services(
