@@ -67,8 +67,11 @@ def place(
     is the third.
     """
     fits = _fitting(nodes, root=root, label=label, now=now)
-    drawn = [fits[seed // len(fits) ** each % len(fits)] for each in range(DRAWN) if fits]
-    drawn += [node for node in fits if node.holder == here]
+    others = [node for node in fits if node.holder != here]
+    drawn = [node for node in fits if node.holder == here]
+    for _ in range(min(DRAWN, len(others))):
+        seed, position = divmod(seed, len(others))
+        drawn.append(others.pop(position))
     return min(drawn, key=lambda node: (node.used, node.holder != here), default=None)
 
 
