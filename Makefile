@@ -16,7 +16,7 @@ endif
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
-run: .venv/.run node_modules/.run ## start OpenCode and the service in front of it: make run DIR=path/to/project
+run: .venv/.run node_modules/.run $(CONSOLE)/index.html ## start OpenCode and the service in front of it: make run DIR=path/to/project
 	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS) $(if $(DIR),"$(DIR)")
 
 console: $(CONSOLE)/index.html ## build the web console into the package (only when its sources have changed)
