@@ -61,7 +61,7 @@ class Browser:
         assert line, f"the browser has ended during {name}"
         answer = json.loads(line)
         assert answer["id"] == number
-        assert "error" not in answer, f"{name} {arguments}: {answer['error']}"
+        assert "error" not in answer, f"{name} {str(arguments)[:300]}: {answer['error'][:2000]}"
         return answer["result"]
 
     def front(self, service: str) -> str:

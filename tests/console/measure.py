@@ -54,26 +54,32 @@ def used(page: Page, before: dict[str, float], began: float) -> dict[str, float]
     }
 
 
-def long_answer(browser: Browser, front: str) -> dict[str, Any]:
+def long_answer(browser: Browser, front: str, running: Service) -> dict[str, Any]:
     kinds = ("Line {} of a *long* answer.", "- item {} with `code`", "Line {}, **bold**.\n")
     text = "\n".join(kinds[n % 3].format(n) for n in range(LINES))
     with browser.page(front) as page:
-        page.wait(".link-live")
+        page.send("Hello")
+        page.wait(".turn-completed")
+        context = str(page.call("url")).rpartition("/")[2]
         before, began = page.call("metrics"), time.monotonic()
         page.evaluate(FRAMES)
-        page.send(f"Much\n[[text:{text}]]")
-        page.wait(".turn-completed")
+        say(running, f"[[text:{text}]]", context)
+        page.until("document.querySelectorAll('.turn-completed').length === 2")
         return {**frames(page), **used(page, before, began), "characters": len(text)}
+
+
+def say(running: Service, text: str, context: str = "") -> None:
+    """Send a message as another client would, and wait for the end of its task."""
+    message: dict[str, Any] = {"messageId": str(uuid.uuid4()), "role": "ROLE_USER"}
+    message |= {"parts": [{"text": text}], "contextId": context}
+    headers = {**running.headers, "A2A-Version": "1.0"}
+    url = f"{running.url}/message:send"
+    httpx.post(url, json={"message": message}, headers=headers, timeout=300).raise_for_status()
 
 
 def many_conversations(browser: Browser, front: str, running: Service) -> dict[str, Any]:
     def talk(_: int) -> None:
-        text = "[[tokens:100]] [[delay:200]]"
-        message = {"messageId": str(uuid.uuid4()), "role": "ROLE_USER", "parts": [{"text": text}]}
-        headers = {**running.headers, "A2A-Version": "1.0"}
-        httpx.post(
-            f"{running.url}/message:send", json={"message": message}, headers=headers, timeout=300
-        )
+        say(running, "[[tokens:100]] [[delay:200]]")
 
     with browser.page(front) as page, ThreadPoolExecutor(CONVERSATIONS) as pool:
         page.wait(".link-live")
@@ -101,7 +107,7 @@ def main() -> None:
         front = browser.front(running.url)
         for name, figures in (
             ("first paint", first_paint(browser, front)),
-            (f"{LINES} lines", long_answer(browser, front)),
+            (f"{LINES} lines", long_answer(browser, front, running)),
             (f"{CONVERSATIONS} conversations", many_conversations(browser, front, running)),
         ):
             sys.stdout.write(f"{name}: {json.dumps(figures)}\n")
