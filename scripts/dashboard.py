@@ -286,6 +286,34 @@ ROWS: dict[str, Sequence[Sequence[Panel]]] = {
             ),
         ],
     ],
+    "Push notifications": [
+        [
+            Panel(
+                "Requests to receivers per second",
+                "By outcome.",
+                [(rate("push_attempts_total", "outcome"), "{{outcome}}")],
+            ),
+            Panel(
+                "Until a receiver has an event",
+                "Half and 95 % of the events are taken within this time, with all attempts.",
+                [
+                    (quantile(0.5, "push_delivery_seconds"), "half"),
+                    (quantile(0.95, "push_delivery_seconds"), "95 %"),
+                ],
+                "s",
+            ),
+            Panel(
+                "Push configs",
+                "Those that are open, and those whose receiver does not take its events.",
+                [(total("push_configs", "kind"), "{{kind}}")],
+            ),
+            Panel(
+                "Dead letters in an hour",
+                "Events that a receiver has not taken in time.",
+                [(f"sum(increase({of('push_dead_letters_total')}[1h]))", "letters")],
+            ),
+        ],
+    ],
 }
 
 

@@ -76,7 +76,8 @@ from .service.locations import Locations
 from .service.options import CatalogOptionsResolver, OptionsResolver
 from .service.ownership import Ownership
 from .service.peer_calls import OfferedTools, PeerCalls
-from .service.push import PushLimits, PushNotifications, PushSender
+from .service.push import PushLimits, PushNotifications
+from .service.push_sender import PushSender
 from .service.recovery import Recovery
 from .service.retelling import Retelling
 from .service.scheduler import Scheduler, SchedulerLimits, TaskAtWork
@@ -476,7 +477,7 @@ def _cluster(settings: Settings, adapters: _Adapters, scheduler: Scheduler) -> C
 @dataclass(frozen=True, slots=True)
 class _Push:
     notifications: PushNotifications
-    published_keys: Callable[[], Awaitable[Json]]
+    published_keys: Json
 
 
 @asynccontextmanager
@@ -490,18 +491,20 @@ async def _push(
         return
     from .outbound.push import SigningKeys, Webhooks  # not loaded where they are off
 
-    keys = SigningKeys(partial(_read_signing_keys, _signing_key_file(settings)))
+    file = _signing_key_file(settings)
+    try:
+        keys = await SigningKeys.load(partial(_read_signing_keys, file))
+    except OSError as exc:
+        raise ConfigError([f"A2A_PUSH_SIGNING_KEYS: {file}: {exc.strerror}"]) from None
+    except ValueError as exc:
+        raise ConfigError([f"A2A_PUSH_SIGNING_KEYS: {file}: {exc}"]) from None
     egress = Egress(
         allowed_hosts=frozenset(server.push_allowed_hosts),
         named_hosts=frozenset(server.push_private_hosts),
         hosts_setting="A2A_PUSH_ALLOWED_HOSTS",
         private_setting="A2A_PUSH_PRIVATE_HOSTS",
     )
-    limits = PushLimits(
-        configs_per_task=server.push_max_configs,
-        retry_ms=int(server.push_retry_hours * 3_600_000),
-        challenges=server.push_validate,
-    )
+    limits = PushLimits(configs_per_task=server.push_max_configs, challenges=server.push_validate)
     seconds = server.push_timeout_seconds
     async with Webhooks.open(egress, keys, issuer=issuer, seconds=seconds) as receivers:
         sender = PushSender(
@@ -509,7 +512,7 @@ async def _push(
             receivers,
             render=PushRenderer(server.push_max_body_bytes),
             clock=adapters.database.clock,
-            limits=limits,
+            retry_ms=int(server.push_retry_hours * 3_600_000),
         )
         async with sender.running():
             adapters.log.on_commit = sender.wake
@@ -521,7 +524,8 @@ async def _push(
                 clock=adapters.database.clock,
                 limits=limits,
             )
-            yield _Push(notifications, keys.published)
+            with metrics.reading(sender.gauges):
+                yield _Push(notifications, keys.published())
 
 
 def _signing_key_file(settings: Settings) -> Path | None:

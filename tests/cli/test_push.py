@@ -56,6 +56,24 @@ def test_listen_verifies_and_prints_what_arrives_until_the_task_ends(
     assert all(line.startswith(task_id) for line in lines)
 
 
+def test_a_signing_key_that_cannot_be_used_is_told_at_the_start(
+    fake: Upstream, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.pem"
+    keys.write_text("no key")
+    settings = {
+        "A2A_PORT": "0",
+        "A2A_PUSH": "true",
+        "A2A_PUSH_SIGNING_KEYS": str(keys),
+        "A2A_BEARER_TOKEN": TOKEN,
+        "OPENCODE_BASE_URL": fake.base_url,
+    }
+    env = isolated(tmp_path, **settings)
+    with running(command("opencode-a2a", "serve"), env) as starting:
+        assert starting.process.wait(60) == 2
+        starting.wait_for(r"A2A_PUSH_SIGNING_KEYS: .*keys\.pem: holds no private key")
+
+
 def test_listen_refuses_what_somebody_else_sends(pushing: Service, tmp_path: Path) -> None:
     words = ("push", "listen", "--service", pushing.url, "--json")
     with running(command("opencode-a2a", *words), isolated(tmp_path)) as listening:

@@ -10,6 +10,7 @@ from opencode_a2a.domain.push import (
     MAX_RETRY_SECONDS,
     Breaker,
     PushTarget,
+    SendingShares,
     retry_seconds,
 )
 
@@ -31,31 +32,48 @@ def test_a_receiver_says_how_long_to_wait_within_limits() -> None:
 def failed(times: int, at: float = 0.0) -> Breaker:
     breaker = Breaker()
     for _ in range(times):
-        assert breaker.admit(at) == 0 or breaker.failures >= FAILURES_TO_OPEN
         breaker.failed(at, jitter=0.5)
     return breaker
 
 
-def test_an_origin_that_fails_again_and_again_is_only_probed() -> None:
-    assert failed(FAILURES_TO_OPEN - 1).admit(0) == 0
+def test_a_receiver_that_fails_again_and_again_is_only_probed() -> None:
+    assert failed(FAILURES_TO_OPEN - 1).admit(0)
     breaker = failed(FAILURES_TO_OPEN)
-    pause = breaker.admit(0)
-    assert pause > 0
-    assert breaker.admit(pause) == 0, "one probe"
-    assert breaker.admit(pause) > 0, "and no second one meanwhile"
-    breaker.failed(pause, jitter=0.5)
-    assert breaker.admit(pause) > pause, "a longer pause than before"
+    assert not breaker.admit(0)
+    first = breaker.closed_until
+    assert breaker.admit(first), "one probe"
+    assert not breaker.admit(first), "and no second one meanwhile"
+    breaker.failed(first, jitter=0.5)
+    assert breaker.closed_until - first > first, "a longer pause than before"
 
 
 def test_one_success_lets_everybody_in_again() -> None:
     breaker = failed(FAILURES_TO_OPEN + 3)
-    assert breaker.worked()
-    assert breaker.admit(0) == 0
-    assert not breaker.worked(), "nobody waited"
+    breaker.worked()
+    assert breaker.admit(0)
+    assert breaker.admit(0)
 
 
-def test_pauses_of_an_origin_end_within_a_minute() -> None:
-    assert failed(FAILURES_TO_OPEN + 40).admit(0) <= 60
+def test_pauses_of_a_receiver_end_within_a_minute() -> None:
+    assert failed(FAILURES_TO_OPEN + 40).closed_until <= 60
+
+
+def begin_as_many_as_possible(shares: SendingShares, owner: str) -> int:
+    count = 0
+    while shares.may_begin(owner):
+        shares.begin(owner)
+        count += 1
+    return count
+
+
+def test_an_owner_gets_as_much_as_is_left_for_the_others() -> None:
+    shares = SendingShares(16)
+    assert [begin_as_many_as_possible(shares, owner) for owner in "abcde"] == [8, 4, 2, 1, 1]
+    assert not shares.may_begin("f")
+    shares.end("a")
+    assert shares.next_of("af") == "f", "who has nothing comes first"
+    assert shares.next_of("ab") is None, "the last one is for somebody new"
+    assert shares.next_of("") is None
 
 
 @pytest.mark.parametrize("scheme", ["HMAC", "hmac-sha256"])

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from opencode_a2a.observe.metrics import METRICS
 from tests.cli.commands import command
+from tests.receivers import receiver
 from tests.running import Service, Upstream, isolated, running, service, until_ready
 
 OPERATOR, ALICE, PROMETHEUS = (f"{name}-token-{'x' * 16}" for name in ("op", "alice", "prom"))
@@ -84,6 +85,8 @@ def watched(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "A2A_LOG_FORMAT": "json",
         "A2A_AUDIT_LOG": str(folder / "audit.log"),
         "A2A_CLIENT_ALLOWED_HOSTS": "127.0.0.1",
+        "A2A_PUSH": "true",
+        "A2A_PUSH_PRIVATE_HOSTS": "127.0.0.1",
     }
     with service(fake, folder, **settings) as run:
         found = Watched(run, folder / "audit.log")
@@ -102,6 +105,12 @@ def test_every_declared_metric_is_really_produced(watched: Watched, fake: Upstre
     with watched.client() as alice:
         message = {"messageId": "f", "role": "ROLE_USER"} | link
         assert alice.post("/message:send", json={"message": message}).status_code == 400
+        with receiver() as webhook:
+            message = {"messageId": "p", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
+            told = {"taskPushNotificationConfig": {"url": webhook.url}}
+            sent = alice.post("/message:send", json={"message": message, "configuration": told})
+            assert sent.status_code == 200
+            webhook.wait_for_end()
     produced = {re.sub(r"_(bucket|sum|count)?\[.*|\[.*", "", key) for key in watched.metrics()}
     wanted = {name.removeprefix("opencode_a2a_") for name in METRICS}
     assert wanted - produced == ELSEWHERE

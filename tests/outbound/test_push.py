@@ -28,7 +28,7 @@ def config(url: str) -> PushConfig:
 
 
 async def opened(egress: Egress) -> AsyncIterator[Webhooks]:
-    keys = SigningKeys(new_key)
+    keys = await SigningKeys.load(new_key)
     async with Webhooks.open(egress, keys, issuer="https://agent", seconds=10) as webhooks:
         yield webhooks
 
@@ -54,7 +54,7 @@ async def test_a_name_with_a_private_address_is_refused_at_registration_and_when
     with receiver() as webhook:
         url = webhook.url.replace("http://127.0.0.1", "https://localhost")
         with pytest.raises(Refused, match="A2A_PUSH_PRIVATE_HOSTS"):
-            await public.check(url)
+            await public.check(url, owner="alice")
         answer = await public.post(config(url), SENT)
         assert answer.error is not None
         assert "not allowed" in answer.error
@@ -70,7 +70,7 @@ async def test_an_address_that_no_connection_could_use_is_refused(
     public: Webhooks, authority: str
 ) -> None:
     with pytest.raises(Refused):
-        await public.check(f"https://{authority}/")
+        await public.check(f"https://{authority}/", owner="alice")
 
 
 async def test_a_name_server_that_hangs_delays_nobody_else(
@@ -86,15 +86,15 @@ async def test_a_name_server_that_hangs_delays_nobody_else(
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     hanging = [
-        asyncio.create_task(public.check(f"https://{number}.hangs.example/"))
-        for number in range(64)
+        asyncio.create_task(public.check(f"https://{n}.{n % 9}-hangs.example/", owner="alice"))
+        for n in range(64)
     ]
     try:
         await asyncio.sleep(0)  # all of them have asked
         async with asyncio.timeout(30):
             await asyncio.to_thread(int)
             with pytest.raises(Refused):
-                await public.check("https://localhost/")
+                await public.check("https://localhost/", owner="bob")
     finally:
         answered.set()
         for each in hanging:
@@ -144,22 +144,53 @@ def test_a_year_that_no_clock_has_is_no_time_to_come_back() -> None:
     assert retry_after("Mon, 01 Jan 99999999999999999999 00:00:00 GMT") is None
 
 
-async def test_a_key_that_cannot_be_read_is_an_error_and_nothing_is_sent() -> None:
-    keys = SigningKeys(lambda: "no key")
-    egress = Egress(named_hosts=frozenset({"127.0.0.1"}))
-    with receiver() as webhook:
-        async with Webhooks.open(egress, keys, issuer="https://agent", seconds=10) as webhooks:
-            answer = await webhooks.post(config(webhook.url), SENT)
-            assert "A2A_PUSH_SIGNING_KEYS" in (answer.error or "")
-        assert webhook.received == []
+@pytest.mark.parametrize(
+    "text", ["no key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+)
+async def test_a_key_that_cannot_be_read_is_an_error_at_once(text: str) -> None:
+    with pytest.raises(ValueError, match="private key"):
+        await SigningKeys.load(lambda: text)
+
+
+@pytest.mark.parametrize(("status", "away"), [(500, False), (404, False), (502, True), (503, True)])
+async def test_what_a_status_says_about_the_receiver(
+    local: Webhooks, status: int, away: bool
+) -> None:
+    with receiver(lambda _: (status, {})) as webhook:
+        answer = await local.post(config(webhook.url), SENT)
+    assert (answer.error, answer.unwell) == (f"HTTP {status}", away)
+
+
+async def test_the_answer_to_a_challenge_may_come_in_pieces(local: Webhooks) -> None:
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = (await reader.readuntil(b"\r\n\r\n")).decode()
+        assert "accept-encoding: identity" in request.lower(), "nothing is decompressed"
+        token = request.split("validationToken=")[1].split()[0].encode()
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(token)
+        for piece in (head, token[:5], token[5:]):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.05)  # so that they arrive apart; together it is right, too
+        writer.close()
+        await writer.wait_closed()
+        over.set()
+
+    over = asyncio.Event()
+    server = await asyncio.start_server(slowly, "127.0.0.1", 0)
+    async with asyncio.timeout(30):
+        port = server.sockets[0].getsockname()[1]
+        await local.challenge(f"http://127.0.0.1:{port}/", owner="alice")
+        await over.wait()
+        server.close()
 
 
 async def test_the_first_of_several_keys_signs_and_all_are_published() -> None:
     first, second = new_key(), new_key()
-    one, both = SigningKeys(lambda: first), SigningKeys(lambda: first + second)
-    published = (await both.published())["keys"]
+    one = await SigningKeys.load(lambda: first)
+    both = await SigningKeys.load(lambda: first + second)
+    published = both.published()["keys"]
     assert len(published) == 2
-    assert published[0] == (await one.published())["keys"][0]
+    assert published[0] == one.published()["keys"][0]
 
 
 def test_the_signature_is_that_of_standard_webhooks() -> None:

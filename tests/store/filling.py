@@ -16,7 +16,6 @@ from opencode_a2a.domain.values import (
     PermissionAsk,
     PermissionDecision,
     SessionRef,
-    TaskState,
     WorktreeRef,
 )
 from opencode_a2a.store.bindings import SqlBindings
@@ -85,7 +84,6 @@ async def _fill_for(owner: str, database: Database, log: SqlTaskLog) -> None:
     await log.write(waits.id, [answer])
     config = PushConfig(waits, "c", target=PushTarget("https://x", token="t"), created_at=1)
     push = SqlPush(database, now_ms)
-    cursor = PushCursor(waits.id, "c", seq=1, state=TaskState.SUBMITTED)
-    await push.put(config, cursor, most=1)
+    await push.put(config, PushCursor.at_start(config), most=1)
     await push.save([], [DeadLetter(config, 1, at=1, attempts=1, error="HTTP 500")])
     await push.release()

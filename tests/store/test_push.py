@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
+from sqlalchemy import Connection, func, select
 
 from opencode_a2a.domain.push import (
     Claimed,
@@ -13,14 +15,17 @@ from opencode_a2a.domain.push import (
     PushConfig,
     PushCursor,
     PushTarget,
+    StoredConfig,
+    TaskGone,
     TooManyConfigs,
 )
 from opencode_a2a.domain.task import Task
-from opencode_a2a.domain.updates import Started
-from opencode_a2a.domain.values import TaskState
+from opencode_a2a.domain.updates import Ended, Started, Update, state_after
+from opencode_a2a.domain.values import Root, TaskState
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import Retention, SqlTaskLog
-from opencode_a2a.store.push import SqlPush
+from opencode_a2a.store.push import CLAIM_ROWS, LEASE, RENEW_AFTER, STATE_KINDS, SqlPush
+from opencode_a2a.store.tables import push_dead
 from tests.store.support import DONE, HELLO, OWNER, Clock, delta, head, soon
 
 TARGET = PushTarget("https://example.com/hook", token="t")
@@ -39,15 +44,20 @@ def config(task: Task, name: str = "c", target: PushTarget = TARGET) -> PushConf
 
 
 def cursor(task: Task, name: str = "c", seq: int = 0) -> PushCursor:
-    return PushCursor(task.head.id, name, seq=seq, state=TaskState.SUBMITTED)
+    return replace(PushCursor.at_start(config(task, name)), seq=seq)
 
 
 async def put(
     push: SqlPush, task: Task, name: str = "c", target: PushTarget = TARGET
 ) -> PushCursor:
-    found = cursor(task, name)
-    await push.put(config(task, name, target), found, most=10)
+    wanted = config(task, name, target)
+    found = (await push.put(wanted, PushCursor.at_start(wanted), most=10)).cursor
+    assert found is not None
     return found
+
+
+def outlast_leases(clock: Clock) -> None:
+    clock.now += LEASE + 1
 
 
 async def test_what_is_due_are_the_changes_of_state_after_the_cursor(
@@ -105,12 +115,42 @@ async def test_a_config_that_is_set_again_goes_on_where_it_is_and_with_who_holds
         told.seq = 2
         await push.save([told], [])
         again = cursor(task, seq=3)
-        assert await push.put(config(task), again, most=1) == told
+        same = StoredConfig(told, replaced=False)
+        assert await push.put(config(task), again, most=1) == same
         other = SqlPush(database, clock)
-        assert await other.put(config(task), again, most=1) is None
+        assert await other.put(config(task), again, most=1) == StoredConfig(None, replaced=False)
         told.seq, told.over = 3, True
         await push.save([told], [])
-        assert await push.put(config(task), cursor(task), most=1) == told, "it was told the end"
+        assert await push.put(config(task), cursor(task), most=1) == same, "it was told the end"
+
+
+async def test_a_receiver_that_replaces_another_has_not_failed_yet(
+    log: SqlTaskLog, push: SqlPush
+) -> None:
+    async with soon():
+        task = await log.create(head("t"), [HELLO, STARTED])
+        told = await put(push, task)
+        await push.save([replace(told, seq=2, attempts=7, next_at=9_999_999)], [])
+        other = replace(TARGET, url="https://example.org/", every_event=True)
+        stored = await push.put(config(task, target=other), cursor(task), most=1)
+        assert stored.replaced
+        assert stored.cursor is not None
+        assert (stored.cursor.seq, stored.cursor.attempts, stored.cursor.next_at) == (2, 0, 0)
+        assert stored.cursor.receiver == (OWNER, "https://example.org")
+        assert stored.cursor.every_event
+
+
+async def test_a_config_of_a_task_that_was_deleted_meanwhile_is_not_stored(
+    log: SqlTaskLog, push: SqlPush, clock: Clock
+) -> None:
+    async with soon():
+        task = await log.create(head("t"), [HELLO, DONE])
+        clock.now += DAYS
+        await log.sweep(SHORT)
+        await log.sweep(SHORT)
+        with pytest.raises(TaskGone):
+            await push.put(config(task), cursor(task), most=1)
+        assert await push.claim([]) == Claimed(taken=[], changed=[], lost=set())
 
 
 async def test_what_a_dead_process_was_sending_is_claimed_where_it_stopped(
@@ -122,10 +162,10 @@ async def test_what_a_dead_process_was_sending_is_claimed_where_it_stopped(
         told.seq, told.attempts, told.next_at = 2, 3, 5_000
         await push.save([told], [])
         other = SqlPush(database, clock)
-        assert await other.claim([]) == Claimed(changed=[]), "its lease holds"
-        clock.outlast_leases()
+        assert (await other.claim([])).taken == [], "its lease holds"
+        outlast_leases(clock)
         assert (await other.claim([])).taken == [told]
-        assert (await push.claim([])).taken == ()
+        assert (await push.claim([])).taken == []
         await other.release()
         assert (await push.claim([])).taken == [told]
 
@@ -148,7 +188,7 @@ async def test_who_has_lost_a_config_is_told_so_and_moves_nothing(
         task = await log.create(head("t"), [HELLO, STARTED])
         told = await put(push, task)
         assert await push.save([told], []) == set()
-        clock.outlast_leases()
+        outlast_leases(clock)
         other = SqlPush(database, clock)
         await other.claim([])
         assert await push.save([replace(told, seq=2)], [letter(task)]) == {told.key}
@@ -158,18 +198,68 @@ async def test_who_has_lost_a_config_is_told_so_and_moves_nothing(
         assert (await push.claim([])).taken == [told]
 
 
+@pytest.mark.parametrize("later", [1, 0, -5_000], ids=["later", "at once", "by a late clock"])
 async def test_a_process_notices_what_another_has_written_about_a_task(
+    log: SqlTaskLog, push: SqlPush, clock: Clock, later: int
+) -> None:
+    async with soon():
+        clock.now = 100_000
+        task = await log.create(head("t", created_at=clock.now), [HELLO])
+        told = await put(push, task)
+        assert (await push.claim([told.key])).changed == []
+        clock.now += later
+        await log.write("t", [STARTED])
+        assert (await push.claim([told.key])).changed == [told]
+
+
+def test_the_kinds_of_entries_that_are_told_are_those_with_a_state() -> None:
+    def state_of(kind: Any) -> TaskState | None:
+        made = kind.__new__(kind)
+        if kind is Ended:
+            object.__setattr__(made, "state", TaskState.COMPLETED)
+        if hasattr(kind, "still_open"):
+            object.__setattr__(made, "still_open", True)
+        return state_after(made)
+
+    assert {kind.__name__ for kind in get_args(Update) if state_of(kind)} == set(STATE_KINDS)
+
+
+async def test_a_change_that_was_missed_is_found_when_leases_are_renewed(
     log: SqlTaskLog, push: SqlPush, clock: Clock
 ) -> None:
     async with soon():
-        task = await log.create(head("t"), [HELLO])
-        told = await put(push, task)
-        told.status_at = clock.now
-        await push.save([told], [])
-        assert (await push.claim([told.key])).changed == []
-        clock.now += 1
-        await log.write("t", [STARTED])
+        told = await put(push, await log.create(head("t"), [HELLO, STARTED]))
         assert (await push.claim([told.key])).changed == [told]
+        clock.now += RENEW_AFTER - 1
+        assert (await push.claim([told.key])).changed == [told], "it is recent"
+        clock.now += DAYS
+        assert (await push.claim([told.key])).changed == [told]
+        clock.now += RENEW_AFTER - 1
+        assert (await push.claim([told.key])).changed == [], "not in every look"
+
+
+async def test_what_a_request_has_stored_and_not_handed_over_is_found(
+    log: SqlTaskLog, push: SqlPush
+) -> None:
+    async with soon():
+        told = await put(push, await log.create(head("t"), [HELLO]))
+        assert (await push.claim([])).taken == [told]
+
+
+async def test_many_configs_are_claimed_in_several_transactions(
+    log: SqlTaskLog, push: SqlPush, database: Database, clock: Clock
+) -> None:
+    async with soon():
+        task = await log.create(head("t"), [HELLO])
+        for number in range(CLAIM_ROWS + 1):
+            wanted = config(task, str(number))
+            await push.put(wanted, PushCursor.at_start(wanted), most=CLAIM_ROWS + 1)
+        await push.release()
+        other = SqlPush(database, clock)
+        first = await other.claim([])
+        assert (len(first.taken), first.more) == (CLAIM_ROWS, True)
+        second = await other.claim([each.key for each in first.taken])
+        assert (len(second.taken), second.more) == (1, False)
 
 
 async def test_a_cursor_never_goes_back(log: SqlTaskLog, push: SqlPush) -> None:
@@ -179,7 +269,7 @@ async def test_a_cursor_never_goes_back(log: SqlTaskLog, push: SqlPush) -> None:
         await push.save([replace(told, seq=3, over=True)], [])
         await push.save([replace(told, seq=2)], [])
         await push.release()
-        assert (await push.claim([])).taken == (), "it was told the end"
+        assert (await push.claim([])).taken == [], "it was told the end"
 
 
 async def test_events_are_kept_while_they_are_owed_to_a_receiver(
@@ -220,7 +310,61 @@ async def test_what_nobody_takes_is_forgotten_with_its_task(
         assert await log.as_of("t", 2) is None
         assert await push.dead_letters(OWNER, task_id=None, config_id=None, limit=9) == []
         assert await push.of_task(OWNER, "t") == []
-        assert (await push.claim([])).taken == ()
+        assert (await push.claim([])).taken == []
+
+
+async def test_a_letter_that_was_written_late_goes_with_its_task(
+    log: SqlTaskLog, push: SqlPush, database: Database, clock: Clock
+) -> None:
+    async with soon():
+        task = await log.create(head("t"), [HELLO, STARTED, DONE])
+        await put(push, task)
+        clock.now += 15 * DAYS
+        await push.save([], [letter(task)])
+        await log.sweep(replace(SHORT, tasks=16 * 86_400))  # the entries
+        await push.save([], [letter(task)])
+        clock.now += 15 * DAYS
+        await log.sweep(SHORT)
+        assert await database.read(_letters) == 0
+
+
+def _letters(db: Connection) -> int:
+    return db.execute(select(func.count()).select_from(push_dead)).scalar_one()
+
+
+async def test_a_letter_of_a_deleted_config_is_not_written_again(
+    log: SqlTaskLog, push: SqlPush, database: Database
+) -> None:
+    async with soon():
+        task = await log.create(head("t"), [HELLO, STARTED])
+        await put(push, task)
+        await push.save([], [letter(task)])
+        await push.not_redelivered(letter(task), "HTTP 503")
+        (dead,) = await push.dead_letters(OWNER, task_id=None, config_id=None, limit=9)
+        assert (dead.attempts, dead.error) == (4, "HTTP 503")
+        await push.delete(OWNER, "t", "c")
+        await push.not_redelivered(letter(task), "HTTP 503")
+        assert await database.read(_letters) == 0
+
+
+async def test_a_letter_whose_event_is_gone_is_no_other_event(
+    log: SqlTaskLog, push: SqlPush
+) -> None:
+    async with soon():
+        task = await log.create(head("t"), [HELLO, STARTED, DONE])
+        await put(push, task)
+        assert await push.dead_entry(replace(letter(task), seq=0)) is None
+
+
+async def test_letters_of_another_workspace_root_are_not_shown(
+    log: SqlTaskLog, push: SqlPush, database: Database, clock: Clock
+) -> None:
+    async with soon():
+        task = await log.create(head("t"), [HELLO, STARTED])
+        await put(push, task)
+        await push.save([], [letter(task)])
+        elsewhere = SqlPush(database, clock, Root("/elsewhere", lambda _: False))
+        assert await elsewhere.dead_letters(OWNER, task_id=None, config_id=None, limit=9) == []
 
 
 async def test_of_a_task_that_lost_its_entries_the_end_is_due(

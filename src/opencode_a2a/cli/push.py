@@ -223,6 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         listening = self.listening
         length = self.headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY:
+            self.close_connection = True  # the body is still to come
             self._reply(413)
             return
         body = self.rfile.read(int(length))
@@ -237,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _reply(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)
         if status != 204:
+            self.send_header("content-type", "text/plain; charset=utf-8")
+            self.send_header("x-content-type-options", "nosniff")  # it repeats what it is sent
             self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -7,10 +7,12 @@ nothing is stored twice, and a process that starts goes on at the cursor.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from .addresses import origin_of
 from .task import Task, TaskHead
 from .updates import Ended, LogEntry
 from .values import TaskState
@@ -18,7 +20,8 @@ from .values import TaskState
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 600.0
 MAX_RETRY_AFTER_SECONDS = 3_600.0  # however long a receiver asks to be left alone
-FAILURES_TO_OPEN = 5  # in a row, of one origin: then it is only probed
+MAX_PROBE_SECONDS = 60.0  # between two probes of a receiver
+FAILURES_TO_OPEN = 5  # in a row, of one receiver: then it is only probed
 DEFAULT_ID = "default"  # of a config that comes with a message or from a client of 0.3
 HMAC_SCHEMES = frozenset({"hmac", "hmac-sha256"})  # the credentials are a key, and never sent
 
@@ -45,6 +48,17 @@ class PushTarget:
         return self.token
 
 
+class ReceiverKey(NamedTuple):
+    """What shares a breaker and some sending slots.
+
+    Receivers of other callers do not, although they may be at the same address: otherwise one
+    caller could have the others' notifications delayed.
+    """
+
+    owner: str
+    origin: str
+
+
 @dataclass(frozen=True, slots=True)
 class PushConfig:
     """A target of one task. The owner of the task is the only one who sees it."""
@@ -54,6 +68,10 @@ class PushConfig:
     target: PushTarget
     created_at: int
 
+    @property
+    def receiver(self) -> ReceiverKey:
+        return ReceiverKey(self.head.owner, origin_of(self.target.url))
+
 
 @dataclass(slots=True)
 class PushCursor:
@@ -61,6 +79,8 @@ class PushCursor:
 
     task_id: str
     config_id: str
+    receiver: ReceiverKey
+    every_event: bool
     seq: int
     state: TaskState  # of the task, there
     status_at: int = 0  # of the last change of state up to there
@@ -71,6 +91,27 @@ class PushCursor:
     @property
     def key(self) -> tuple[str, str]:
         return self.task_id, self.config_id
+
+    @classmethod
+    def at_start(cls, config: PushConfig) -> PushCursor:
+        """Before the first event of the task."""
+        return cls(
+            config.head.id,
+            config.id,
+            receiver=config.receiver,
+            every_event=config.target.every_event,
+            seq=0,
+            state=TaskState.SUBMITTED,
+            status_at=config.head.created_at,
+        )
+
+    @classmethod
+    def after(cls, config: PushConfig, task: Task) -> PushCursor:
+        """After everything that the task is now."""
+        cursor = cls.at_start(config)
+        cursor.seq, cursor.state, cursor.status_at = task.last_seq, task.state, task.status_at
+        cursor.over = task.state.terminal
+        return cursor
 
     def passed(self, entry: LogEntry) -> None:
         """The entry is dealt with: it was taken, is nothing to tell, or is a dead letter."""
@@ -87,6 +128,7 @@ class DuePush:
     config: PushConfig
     entries: Sequence[LogEntry]
     task: Task | None = None
+    more: bool = False  # others follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +157,7 @@ class Answer:
 
     error: str | None = None
     retry_after: float | None = None  # seconds, if the receiver has said
-    unwell: bool = False  # the receiver as such has a problem, not this request
+    unwell: bool = False  # the receiver is away, so other events need not be tried
 
 
 def event_id(task_id: str, seq: int) -> str:
@@ -131,35 +173,65 @@ def retry_seconds(attempts: int, *, jitter: float, retry_after: float | None) ->
 
 @dataclass(slots=True)
 class Breaker:
-    """Whether an origin is asked at all. After some failures in a row one attempt is a probe."""
+    """Whether a receiver is asked at all. After some failures in a row one attempt is a probe."""
 
     failures: int = 0
     closed_until: float = 0.0  # to everybody
     probing: bool = False
 
-    def admit(self, now: float) -> float:
-        """Seconds to wait; 0: go ahead, and report the outcome."""
-        if self.failures < FAILURES_TO_OPEN:
-            return 0.0
-        if now < self.closed_until:
-            return self.closed_until - now
-        if self.probing:
-            return FIRST_RETRY_SECONDS
-        self.probing = True
-        return 0.0
+    @property
+    def is_open(self) -> bool:
+        """Whether the receiver is only probed."""
+        return self.failures >= FAILURES_TO_OPEN
 
-    def worked(self) -> bool:
-        """Whether others have waited for this."""
-        was_open = self.failures >= FAILURES_TO_OPEN
+    def admit(self, now: float) -> bool:
+        """Whether to go ahead, and report the outcome."""
+        if not self.is_open:
+            return True
+        if self.probing or now < self.closed_until:
+            return False
+        self.probing = True
+        return True
+
+    def worked(self) -> None:
         self.failures, self.closed_until, self.probing = 0, 0.0, False
-        return was_open
 
     def failed(self, now: float, *, jitter: float) -> None:
         self.failures += 1
         self.probing = False
         if (extra := self.failures - FAILURES_TO_OPEN) >= 0:
             pause = retry_seconds(extra + 2, jitter=jitter, retry_after=None)
-            self.closed_until = now + min(pause, 60.0)
+            self.closed_until = now + min(pause, MAX_PROBE_SECONDS)
+
+
+class SendingShares:
+    """How many requests each owner has under way.
+
+    An owner may have as many as are left for everybody else. So one alone gets half of all, each
+    further one half of the rest, and there is nearly always something left for one who comes new.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._used = Counter[str]()
+
+    def may_begin(self, owner: str) -> bool:
+        return self._used[owner] < self._free
+
+    def begin(self, owner: str) -> None:
+        self._free -= 1
+        self._used[owner] += 1
+
+    def end(self, owner: str) -> None:
+        self._free += 1
+        self._used[owner] -= 1
+        if not self._used[owner]:
+            del self._used[owner]
+
+    def next_of(self, waiting: Iterable[str]) -> str | None:
+        """Who is to begin: of those who wait, one who has the fewest under way."""
+        owner = min(waiting, key=lambda each: self._used[each], default=None)
+        return owner if owner is not None and self.may_begin(owner) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +239,33 @@ class Claimed:
     """What a look at the configs has found."""
 
     taken: Sequence[PushCursor] = ()  # nobody sent these (any more); now this process holds them
-    changed: Sequence[PushCursor] = ()  # held before, and another process has written their task
+    changed: Sequence[PushCursor] = ()  # held before, and their task has changed
     lost: Collection[tuple[str, str]] = ()  # not held any more, or deleted
+    more: bool = False  # others are left to be taken
+
+
+class StoredConfig(NamedTuple):
+    """What became of a config that was put."""
+
+    cursor: PushCursor | None  # None: another process sends to it
+    replaced: bool  # it was there, with another target
 
 
 class TooManyConfigs(Exception):
     """The task has as many configs as it may have."""
 
 
+class TaskGone(Exception):
+    """The task was deleted meanwhile."""
+
+
 class PushStore(Protocol):
     """The configs and cursors of this workspace root."""
 
-    async def put(self, config: PushConfig, cursor: PushCursor, *, most: int) -> PushCursor | None:
-        """Add a config, or change the target of one that is there. `TooManyConfigs` beyond.
+    async def put(self, config: PushConfig, cursor: PushCursor, *, most: int) -> StoredConfig:
+        """Add a config, or change the target of one that is there, which goes on at its cursor.
 
-        Returns the cursor as it is stored; None if this process does not hold the config.
+        `TooManyConfigs` or `TaskGone` if it cannot be added.
         """
         ...
 
@@ -215,15 +299,19 @@ class PushStore(Protocol):
 
     async def redelivered(self, letter: DeadLetter) -> None: ...
 
+    async def not_redelivered(self, letter: DeadLetter, error: str) -> None:
+        """Count one more attempt, if the letter is still there."""
+        ...
+
 
 class Receivers(Protocol):
     """The way to receivers, under the egress policy."""
 
-    async def check(self, url: str) -> None:
+    async def check(self, url: str, *, owner: str) -> None:
         """`Refused` if nothing may be sent there."""
         ...
 
-    async def challenge(self, url: str) -> None:
+    async def challenge(self, url: str, *, owner: str) -> None:
         """`Refused` if who is there does not want this."""
         ...
 

@@ -185,7 +185,7 @@ class Endpoints:
 
     async def keys(self, request: Request) -> Response:
         assert self.operations.push_keys is not None, "otherwise there is no such route"
-        body = orjson.dumps(await self.operations.push_keys())
+        body = orjson.dumps(self.operations.push_keys)
         return Response(body, media_type=JSON, headers={"cache-control": "public, max-age=300"})
 
     def rest(self, operation: Operation, dialect: Dialect) -> Endpoint:

@@ -84,7 +84,7 @@ class Operations:
     max_call_depth: int = 0
     limiter: Limiter = field(default_factory=Limiter)
     push: PushNotifications | None = None  # None where they are off
-    push_keys: Callable[[], Awaitable[Json]] | None = None  # a JSON Web Key Set
+    push_keys: Json | None = None  # a JSON Web Key Set
     forwarding: Forwarding | None = None  # None where there are no other nodes
 
     @property
@@ -162,11 +162,13 @@ class Operations:
             return send, await self._stored(call, send)
         where, given = send.push
         target = self.push_target(call, given, where, message=send.request.message)
-        await self.notifications.check(target, field=f"{where}url")
-        task = await self._stored(call, send)
         # A repeated request must not add another config.
-        named = replace(target, id=target.id or DEFAULT_ID)
-        await self.notifications.attach(task, named, from_start=len(task.messages) == 1)
+        target = replace(target, id=target.id or DEFAULT_ID)
+        await self.notifications.check(
+            call.caller, target, task_id=send.request.task_id, field=f"{where}url"
+        )
+        task = await self._stored(call, send)
+        await self.notifications.attach(task, target, from_start=len(task.messages) == 1)
         return send, task
 
     async def _stored(self, call: Call, send: parse.Send) -> Task:

@@ -371,6 +371,32 @@ OUTBOUND_SECONDS = _declare(
         TASK_BUCKETS,
     )
 )
+PUSH_ATTEMPTS = _declare(
+    Counter(
+        "push_attempts_total",
+        "Push notifications that were sent to a receiver, which has `taken` them or not "
+        "(`failed`). An event may need several.",
+        ("outcome",),
+    )
+)
+PUSH_SECONDS = _declare(
+    Histogram(
+        "push_delivery_seconds",
+        "From the commit of an event until its receiver has taken it, with all attempts.",
+    )
+)
+PUSH_DEAD = _declare(
+    Counter("push_dead_letters_total", "Events that a receiver has not taken in time.")
+)
+PUSH_CONFIGS = _declare(
+    Gauge(
+        "push_configs",
+        "Push configs that this process sends to (`open`); those whose next event was not taken at "
+        "the first attempt (`failing`); and those that are not tried because their receiver does "
+        "not answer (`receiver_away`).",
+        ("kind",),
+    )
+)
 AUDIT_ERRORS = _declare(
     Counter("audit_errors_total", "Lines of the audit log that could not be written.")
 )
@@ -385,8 +411,10 @@ FILES_FETCHED = _declare(
 # These have one value from the beginning, so that their first change is a change.
 for _metric in (STREAMS_OPENED, STREAM_BYTES, TASKS_CREATED, TASKS_RESUMED, PROVIDER_RETRIES):
     _metric.add(amount=0)
-for _metric in (FEED_RECONNECTS, FEED_GAPS, RECONCILES, AUDIT_ERRORS, INTERNAL_ERRORS):
+for _metric in (FEED_RECONNECTS, FEED_GAPS, RECONCILES, AUDIT_ERRORS, INTERNAL_ERRORS, PUSH_DEAD):
     _metric.add(amount=0)
+for _outcome in ("taken", "failed"):
+    PUSH_ATTEMPTS.add(_outcome, amount=0)
 for _error in ("unavailable", "unknown"):
     STORE_ERRORS.add(_error, amount=0)
 for _reason in ("invalid", "slowed"):

@@ -16,6 +16,7 @@ import os
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
@@ -30,8 +31,12 @@ from .egress import Egress
 REDIRECTS = 3
 
 
-LOOKUPS = 16  # at once: each takes a thread, for as long as the name server of a caller likes
+LOOKUPS = 32  # at once: each takes a thread, for as long as the name server of a caller likes
 LOOKUPS_PER_DOMAIN = 4
+LOOKUPS_PER_OWNER = 8
+
+# For whom a name is looked up, where that matters: others must not wait for this owner's servers.
+lookup_owner: ContextVar[str] = ContextVar("lookup_owner", default="")
 
 
 class GuardedResolver(AbstractResolver):
@@ -43,19 +48,30 @@ class GuardedResolver(AbstractResolver):
     def __init__(self, egress: Egress) -> None:
         self._egress = egress
         self._threads = ThreadPoolExecutor(LOOKUPS, "lookup")
-        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
+        self._turns = WeakValueDictionary[tuple[str, str], asyncio.Semaphore]()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         domain = ".".join(host.lower().removesuffix(".").split(".")[-2:])
-        turn = self._turns.setdefault(domain, asyncio.Semaphore(LOOKUPS_PER_DOMAIN))
+        turn = self._turns.setdefault(("of", domain), asyncio.Semaphore(LOOKUPS_PER_DOMAIN))
         await turn.acquire()
+        turns = [turn]
+        if owner := lookup_owner.get():
+            turns.append(
+                self._turns.setdefault(("for", owner), asyncio.Semaphore(LOOKUPS_PER_OWNER))
+            )
+            try:
+                await turns[1].acquire()
+            except BaseException:
+                turn.release()
+                raise
         loop = asyncio.get_running_loop()
 
         def ended(_: Future[list[ResolveResult]]) -> None:
             with suppress(RuntimeError):  # the service has stopped meanwhile
-                loop.call_soon_threadsafe(turn.release)
+                for each in turns:
+                    loop.call_soon_threadsafe(each.release)
 
         job = self._threads.submit(_look_up, host, port, family)
         job.add_done_callback(ended)  # later than a caller who does not wait so long

@@ -16,7 +16,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +27,7 @@ from ..domain.addresses import is_host, origin_of
 from ..domain.ports import Refused
 from ..domain.push import HMAC_SCHEMES, Answer, Notification, PushConfig
 from .egress import Egress
-from .fetch import GuardedResolver
+from .fetch import GuardedResolver, lookup_owner
 from .retry_after import retry_after
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ CHALLENGE_BYTES = 1_024
 JWT_SECONDS = 300
 MAX_CONNECTIONS = 256
 USER_AGENT = "opencode-a2a"
+AWAY = (502, 503, 504)  # what a proxy says about the server; another error is about the request
 MEDIA_TYPES = {"1.0": "application/a2a+json", "0.3": "application/json"}
 
 TOKEN_HEADER = "X-A2A-Notification-Token"
@@ -59,29 +60,25 @@ def signature(secret: str, event_id: str, *, timestamp: int, body: bytes) -> str
 
 
 class SigningKeys:
-    """The keys that notifications are signed with. The first signs; the others are published.
+    """The keys that notifications are signed with. The first signs; all are published."""
 
-    Loaded when a receiver is registered: the library takes a quarter of a second.
-    """
+    def __init__(self, keys: Sequence[SigningKey]) -> None:
+        self._keys = keys
 
-    def __init__(self, read: Callable[[], str]) -> None:
-        self._read = read
-        self._loading: asyncio.Task[list[SigningKey]] | None = None
+    @classmethod
+    async def load(cls, read: Callable[[], str]) -> SigningKeys:
+        """OSError or ValueError if that is not possible."""
+        # In a thread: the library takes a quarter of a second.
+        return cls(await asyncio.to_thread(_load_keys, read))
 
-    def load(self) -> asyncio.Task[list[SigningKey]]:
-        failed = self._loading is not None and self._loading.done() and self._loading.exception()
-        if self._loading is None or failed:
-            self._loading = asyncio.create_task(asyncio.to_thread(_load_keys, self._read))
-        return self._loading
-
-    async def published(self) -> Json:
+    def published(self) -> Json:
         """The JSON Web Key Set, without anything private."""
-        return {"keys": [key.jwk for key in await asyncio.shield(self.load())]}
+        return {"keys": [key.jwk for key in self._keys]}
 
-    async def token(self, claims: Mapping[str, Any]) -> str:
+    def token(self, claims: Mapping[str, Any]) -> str:
         import jwt
 
-        key = (await asyncio.shield(self.load()))[0]
+        key = self._keys[0]
         headers = {"kid": key.jwk["kid"]}
         return jwt.encode(dict(claims), key.private, algorithm="ES256", headers=headers)
 
@@ -108,6 +105,7 @@ def new_key() -> str:
 
 
 def _load_keys(read: Callable[[], str]) -> list[SigningKey]:
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from jwt.algorithms import ECAlgorithm
@@ -115,7 +113,10 @@ def _load_keys(read: Callable[[], str]) -> list[SigningKey]:
     found = []
     end = "-----END PRIVATE KEY-----"
     for pem in read().split(end)[:-1]:
-        key = load_pem_private_key((pem + end).strip().encode(), None)
+        try:
+            key = load_pem_private_key((pem + end).strip().encode(), None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it needs a password
+            raise ValueError("holds a private key that cannot be read") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
             raise ValueError("must hold private keys of the curve P-256, in PKCS #8")
         jwk: Json = ECAlgorithm(ECAlgorithm.SHA256).to_jwk(key.public_key(), as_dict=True)
@@ -180,26 +181,28 @@ class Webhooks:
             )
         return target.with_fragment(None)
 
-    async def check(self, url: str) -> None:
+    async def check(self, url: str, *, owner: str) -> None:
         """A name that does not resolve now may do so later: each attempt looks again."""
         target = self._target(url)
-        self._keys.load()  # soon needed
+        lookup_owner.set(owner)
         with suppress(OSError, TimeoutError, UnicodeError):  # UnicodeError: no name for the DNS
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._resolver.resolve(target.raw_host or "", target.port or 0)
 
-    async def challenge(self, url: str) -> None:
+    async def challenge(self, url: str, *, owner: str) -> None:
+        lookup_owner.set(owner)
         token = secrets.token_urlsafe(24)
         target = self._target(url).update_query({VALIDATION_PARAMETER: token})
         refusal = Refused(
             f"the receiver must answer GET with the value of the query parameter "
             f"{VALIDATION_PARAMETER} (A2A_PUSH_VALIDATE)"
         )
+        headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
         try:
             async with self._session.get(
-                target, allow_redirects=False, headers={"User-Agent": USER_AGENT}
+                target, allow_redirects=False, headers=headers
             ) as response:
-                body = await response.content.read(CHALLENGE_BYTES)
+                body = await _read(response.content, CHALLENGE_BYTES)
                 if response.status != 200 or body.decode(errors="replace").strip() != token:
                     raise refusal
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
@@ -208,10 +211,8 @@ class Webhooks:
             raise refusal from None
 
     async def post(self, config: PushConfig, notification: Notification) -> Answer:
-        try:
-            headers = await self._headers(config, notification)
-        except (OSError, ValueError):
-            return Answer("the signing key cannot be read (A2A_PUSH_SIGNING_KEYS)")
+        lookup_owner.set(config.head.owner)
+        headers = self._headers(config, notification)
         try:
             target = self._target(config.target.url)
             async with self._session.post(
@@ -227,7 +228,7 @@ class Webhooks:
                 return Answer(f"not allowed: {exc.__cause__}")
             return Answer(_problem(exc), unwell=True)
 
-    async def _headers(self, config: PushConfig, sent: Notification) -> dict[str, str]:
+    def _headers(self, config: PushConfig, sent: Notification) -> dict[str, str]:
         target, now = config.target, int(time.time())
         headers = {
             "Content-Type": MEDIA_TYPES[target.line],
@@ -242,7 +243,7 @@ class Webhooks:
             headers["webhook-signature"] = signature(secret, sent.id, timestamp=now, body=sent.body)
         if target.token is not None:
             headers[TOKEN_HEADER] = target.token
-        token = await self._keys.token(
+        token = self._keys.token(
             {
                 "iss": self._issuer,
                 "aud": target.url,
@@ -265,6 +266,14 @@ class Webhooks:
         return headers
 
 
+async def _read(content: aiohttp.StreamReader, most: int) -> bytes:
+    """The first bytes of a body, which may come in pieces."""
+    found = b""
+    while len(found) < most and (piece := await content.read(most - len(found))):
+        found += piece
+    return found
+
+
 def _answer(response: aiohttp.ClientResponse) -> Answer:
     """The status says all; the body is not read."""
     status = response.status
@@ -275,7 +284,7 @@ def _answer(response: aiohttp.ClientResponse) -> Answer:
     return Answer(
         f"HTTP {status}",
         retry_after=retry_after(response.headers.get("retry-after")),
-        unwell=status >= 500,
+        unwell=status in AWAY,
     )
 
 

@@ -1,13 +1,14 @@
 """Push configs, their cursors into the log, and what receivers have not taken.
 
-A cursor is moved by one process, which holds the config by a lease like that of a task. Others
-find out from the row of the task that its state has changed.
+A cursor is moved by one process, which holds the config by a lease. It finds out from the row of
+the task that another process has changed it. There may be many configs whose receiver is away for
+hours, so a look reads and writes what has changed; it reads and renews all of them more rarely.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
@@ -24,6 +25,7 @@ from sqlalchemy import (
     update,
 )
 
+from ..domain.addresses import origin_of
 from ..domain.push import (
     Claimed,
     DeadLetter,
@@ -31,6 +33,9 @@ from ..domain.push import (
     PushConfig,
     PushCursor,
     PushTarget,
+    ReceiverKey,
+    StoredConfig,
+    TaskGone,
     TooManyConfigs,
 )
 from ..domain.task import TaskHead
@@ -47,11 +52,15 @@ from ..domain.updates import (
 from ..domain.values import ANY_ROOT, Root, TaskState
 from . import statements as sql
 from .database import Database
-from .holder import LEASE, Holder, Lease
+from .holder import Holder, Lease
 from .prepared import Prepared
 from .tables import push_configs, push_dead, tasks
 
 DUE_ENTRIES = 64  # that are read at once
+LEASE = 30_000  # milliseconds for which a config is held without a sign of life
+RENEW_AFTER = 10_000  # milliseconds: then all that are held are read and renewed
+RECENT = 60_000  # milliseconds: how old a change is that every look finds, by any clock
+CLAIM_ROWS = 200  # in one transaction: the log waits for it
 STATE_KINDS = tuple(
     kind.__name__
     for kind in (
@@ -70,11 +79,12 @@ class SqlPush:
         self._clock = clock
         self._root = root.path
         self._holder = Holder.this_process().name
+        self._renewed_at: int | None = None
 
     def _lease(self) -> Lease:
         return Lease(self._holder, until=self._clock() + LEASE)
 
-    async def put(self, config: PushConfig, cursor: PushCursor, *, most: int) -> PushCursor | None:
+    async def put(self, config: PushConfig, cursor: PushCursor, *, most: int) -> StoredConfig:
         return await self._database.write(_put, config, cursor, lease=self._lease(), most=most)
 
     async def of_task(self, owner: str, task_id: str) -> Sequence[PushConfig]:
@@ -84,13 +94,23 @@ class SqlPush:
         await self._database.write(_delete, owner, task_id, config_id=config_id)
 
     async def claim(self, known: Collection[tuple[str, str]]) -> Claimed:
-        known, now = set(known), self._clock()
-        changed, free = await self._database.read(_changed, self._holder, now=now, root=self._root)
-        if not free and not known:
-            return Claimed(changed=changed)
-        taken = await self._database.write(_hold, free, lease=self._lease(), now=now)
-        lost = known and known - await self._database.read(_held, self._holder)
-        return Claimed(taken=taken, changed=changed, lost=lost)
+        now, us = self._clock(), self._holder
+        renews = self._renewed_at is None or not 0 <= now - self._renewed_at < RENEW_AFTER
+        look = _Look(us, now=now, root=self._root, since=0 if renews else now - RECENT)
+        changed, free = await self._database.read(_find, look)
+        taken = list[PushCursor]()
+        if free:
+            taken = await self._database.write(_hold, free, lease=self._lease(), now=now)
+        lost = set[tuple[str, str]]()
+        if renews:
+            await self._database.write(_renew, self._lease())
+            held = {each.key: each for each in await self._database.read(_held, us)}
+            lost = set(known) - held.keys()
+            # A request that was cut off may have stored one without telling the sender.
+            forgotten = held.keys() - set(known) - {each.key for each in taken}
+            taken += [held[key] for key in sorted(forgotten)]
+            self._renewed_at = now
+        return Claimed(taken=taken, changed=changed, lost=lost, more=len(free) == CLAIM_ROWS)
 
     async def release(self) -> None:
         await self._database.write(_release, self._holder)
@@ -106,7 +126,7 @@ class SqlPush:
     async def dead_letters(
         self, owner: str, *, task_id: str | None, config_id: str | None, limit: int
     ) -> Sequence[DeadLetter]:
-        where = push_dead.c.owner == owner
+        where = and_(push_dead.c.owner == owner, tasks.c.root == self._root)
         if task_id is not None:
             where &= push_dead.c.task_id == task_id
         if config_id is not None:
@@ -119,6 +139,9 @@ class SqlPush:
     async def redelivered(self, letter: DeadLetter) -> None:
         await self._database.write(_forget_letter, letter)
 
+    async def not_redelivered(self, letter: DeadLetter, error: str) -> None:
+        await self._database.write(_count_attempt, letter, error)
+
 
 def _is(task_id: str, config_id: str) -> ColumnElement[bool]:
     return and_(push_configs.c.task_id == task_id, push_configs.c.id == config_id)
@@ -126,13 +149,23 @@ def _is(task_id: str, config_id: str) -> ColumnElement[bool]:
 
 def _put(
     db: Connection, config: PushConfig, cursor: PushCursor, *, lease: Lease, most: int
-) -> PushCursor | None:
+) -> StoredConfig:
     head = config.head
+    # Whoever deletes the task waits for this row, and so does another process that adds a config.
+    if (
+        db.execute(select(tasks.c.id).where(tasks.c.id == head.id).with_for_update()).first()
+        is None
+    ):
+        raise TaskGone
     target = orjson.dumps(asdict(config.target))
-    changed = update(push_configs).where(_is(head.id, config.id)).values(target=target)
-    if db.execute(changed).rowcount:
-        row = db.execute(select(push_configs).where(_is(head.id, config.id))).one()
-        return _cursor(row) if row.holder == lease.holder else None
+    row = db.execute(select(push_configs).where(_is(head.id, config.id))).first()
+    if row is not None:
+        if replaced := row.target != target:  # the new receiver has not failed yet
+            again = {"target": target, "attempts": 0, "next_at": 0}
+            db.execute(update(push_configs).where(_is(head.id, config.id)).values(again))
+        stored = db.execute(select(push_configs).where(_is(head.id, config.id))).one()
+        is_ours = stored.holder == lease.holder
+        return StoredConfig(_cursor(stored) if is_ours else None, replaced=replaced)
     of_task = select(func.count()).where(push_configs.c.task_id == head.id)
     if db.execute(of_task).scalar_one() >= most:
         raise TooManyConfigs
@@ -147,7 +180,7 @@ def _put(
         **_position(cursor),
     }
     db.execute(insert(push_configs), new)
-    return cursor
+    return StoredConfig(cursor, replaced=False)
 
 
 def _position(cursor: PushCursor) -> dict[str, Any]:
@@ -181,29 +214,37 @@ def _delete(db: Connection, owner: str, task_id: str, *, config_id: str) -> None
     db.execute(delete(push_dead).where(*letters, push_dead.c.owner == owner))
 
 
-def _changed(
-    db: Connection, holder: str, *, now: int, root: str
-) -> tuple[list[PushCursor], list[tuple[str, str]]]:
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """For what a process looks."""
+
+    holder: str
+    now: int
+    root: str
+    since: int  # only for changes after that
+
+
+def _find(db: Connection, look: _Look) -> tuple[list[PushCursor], list[tuple[str, str]]]:
     """What this process holds and whose task has changed since; and what nobody holds."""
-    statement = (
+    us = push_configs.c.holder == look.holder
+    found = (
         select(push_configs)
         .join(tasks, tasks.c.id == push_configs.c.task_id)
-        .where(push_configs.c.is_over == 0, tasks.c.root == root)
-        .where(
-            or_(
-                push_configs.c.holder.is_(None),
-                push_configs.c.holder != holder,
-                tasks.c.status_at > push_configs.c.status_at,
-            )
-        )
+        .where(push_configs.c.is_over == 0, tasks.c.root == look.root)
     )
-    changed, free = list[PushCursor](), list[tuple[str, str]]()
-    for row in db.execute(statement):
-        if row.holder == holder:
-            changed.append(_cursor(row))
-        elif _is_free(row, now):
-            free.append((row.task_id, row.id))
-    return changed, free
+    # Not "later than": clocks differ from one machine to the next.
+    differs = or_(
+        tasks.c.status_at != push_configs.c.status_at, tasks.c.state != push_configs.c.state
+    )
+    recent = tasks.c.status_at >= look.since
+    changed = [_cursor(row) for row in db.execute(found.where(us, recent, differs))]
+    others = select(push_configs.c.holder).where(push_configs.c.is_over == 0).distinct()
+    dead = [name for name in db.execute(others).scalars() if name and Holder.is_dead(name)]
+    over = or_(push_configs.c.held_until < look.now, push_configs.c.holder.in_(dead))
+    nobodys = or_(push_configs.c.holder.is_(None), and_(push_configs.c.holder != look.holder, over))
+    order = (push_configs.c.task_id, push_configs.c.id)  # the same in every process: no deadlock
+    free = db.execute(found.where(nobodys).order_by(*order).limit(CLAIM_ROWS))
+    return changed, [(row.task_id, row.id) for row in free]
 
 
 def _is_free(row: Any, now: int) -> bool:
@@ -211,9 +252,12 @@ def _is_free(row: Any, now: int) -> bool:
 
 
 def _cursor(row: Any) -> PushCursor:
+    target = PushTarget(**orjson.loads(row.target))
     return PushCursor(
         task_id=row.task_id,
         config_id=row.id,
+        receiver=ReceiverKey(row.owner, origin_of(target.url)),
+        every_event=target.every_event,
         seq=row.seq,
         state=TaskState(row.state),
         status_at=row.status_at,
@@ -226,7 +270,7 @@ def _cursor(row: Any) -> PushCursor:
 def _hold(
     db: Connection, free: Sequence[tuple[str, str]], *, lease: Lease, now: int
 ) -> list[PushCursor]:
-    """Hold what is still free, and returns it as it is now; renew what this process holds."""
+    """Hold what is still free, and return it as it is now."""
     held = {"holder": lease.holder, "held_until": lease.until}
     taken: list[PushCursor] = []
     for key in free:
@@ -235,15 +279,17 @@ def _hold(
         if row is not None and _is_free(row, now):
             db.execute(update(push_configs).where(_is(*key)).values(held))
             taken.append(_cursor(row))
-    ours = (push_configs.c.is_over == 0, push_configs.c.holder == lease.holder)
-    db.execute(update(push_configs).where(*ours).values(held_until=lease.until))
     return taken
 
 
-def _held(db: Connection, holder: str) -> set[tuple[str, str]]:
+def _renew(db: Connection, lease: Lease) -> None:
+    ours = (push_configs.c.is_over == 0, push_configs.c.holder == lease.holder)
+    db.execute(update(push_configs).where(*ours).values(held_until=lease.until))
+
+
+def _held(db: Connection, holder: str) -> list[PushCursor]:
     ours = (push_configs.c.is_over == 0, push_configs.c.holder == holder)
-    found = select(push_configs.c.task_id, push_configs.c.id).where(*ours)
-    return {(row.task_id, row.id) for row in db.execute(found)}
+    return [_cursor(row) for row in db.execute(select(push_configs).where(*ours))]
 
 
 def _release(db: Connection, holder: str) -> None:
@@ -269,7 +315,8 @@ def _due(db: Connection, cursor: PushCursor) -> DuePush | None:
         db, cursor.task_id, kinds=kinds, after=cursor.seq, limit=DUE_ENTRIES
     )
     ends = bool(found) and isinstance(found[-1].update, Ended)
-    return DuePush(config, found, task=sql.load(db, cursor.task_id) if ends else None)
+    task = sql.load(db, cursor.task_id) if ends else None
+    return DuePush(config, found, task=task, more=len(found) == DUE_ENTRIES)
 
 
 _ADVANCE = Prepared(
@@ -316,6 +363,7 @@ def _dead_letters(db: Connection, where: ColumnElement[bool], *, limit: int) -> 
     statement = (
         select(push_dead, push_configs.c.id, push_configs.c.target, push_configs.c.created_at)
         .join(push_configs, is_its)
+        .join(tasks, tasks.c.id == push_dead.c.task_id)
         .where(where)
         .order_by(push_dead.c.at, push_dead.c.task_id, push_dead.c.seq)
         .limit(limit)
@@ -333,13 +381,25 @@ def _dead_letters(db: Connection, where: ColumnElement[bool], *, limit: int) -> 
 def _dead_entry(db: Connection, letter: DeadLetter) -> DuePush | None:
     task_id = letter.config.head.id
     found = sql.entries_of_kinds(db, task_id, kinds=(), after=letter.seq - 1, limit=1)
-    if not found:
+    if not found or found[0].seq != letter.seq:
         return None
     ends = isinstance(found[0].update, Ended)
     return DuePush(letter.config, found, task=sql.load(db, task_id) if ends else None)
 
 
-def _forget_letter(db: Connection, letter: DeadLetter) -> None:
+def _is_letter(letter: DeadLetter) -> ColumnElement[bool]:
     config = letter.config
-    its = (push_dead.c.task_id == config.head.id, push_dead.c.config_id == config.id)
-    db.execute(delete(push_dead).where(*its, push_dead.c.seq == letter.seq))
+    return and_(
+        push_dead.c.task_id == config.head.id,
+        push_dead.c.config_id == config.id,
+        push_dead.c.seq == letter.seq,
+    )
+
+
+def _forget_letter(db: Connection, letter: DeadLetter) -> None:
+    db.execute(delete(push_dead).where(_is_letter(letter)))
+
+
+def _count_attempt(db: Connection, letter: DeadLetter, error: str) -> None:
+    again = {"attempts": push_dead.c.attempts + 1, "error": error}
+    db.execute(update(push_dead).where(_is_letter(letter)).values(again))

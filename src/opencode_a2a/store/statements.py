@@ -769,7 +769,8 @@ def forget(db: Connection, ended_before: int) -> int:
     if done:
         db.execute(delete(tasks).where(tasks.c.id.in_(done)))
         db.execute(delete(keys).where(keys.c.task_id.in_(done)))
-        db.execute(delete(push_configs).where(push_configs.c.task_id.in_(done)))
+        for table in (push_configs, push_dead):
+            db.execute(delete(table).where(table.c.task_id.in_(done)))
     return len(done)
 
 
