@@ -83,7 +83,7 @@ class ConsoleFacts:
             "form-action 'none'",
             "frame-ancestors 'none'",
             "require-trusted-types-for 'script'",
-            "trusted-types console dompurify",
+            "trusted-types console",
         ]
         return {
             "content-security-policy": "; ".join(policy),
