@@ -140,8 +140,8 @@ def test_each_problem_has_a_line_and_unknown_settings_are_named(
         "A2A_LOG_LEVL: there is no such setting; did you mean A2A_LOG_LEVEL?",
         "A2A_PORT: is 'x', must be a valid integer",
         "[a2a] prot: there is no such setting; did you mean port?",
-        "[clinet]: no such table; there are [a2a], [client], [environment], [limits], [node], [oidc], "
-        "[opencode], [peers], [roles], [task_store]",
+        "[clinet]: no such table; there are [a2a], [client], [environment], [limits], [node], "
+        "[oidc], [opencode], [peers], [roles], [task_store]",
         "a2a_baerer_token: there is no such setting; did you mean A2A_BEARER_TOKEN?",
     ]
 

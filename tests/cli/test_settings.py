@@ -111,8 +111,8 @@ def test_a_settings_file_is_read_strictly(tmp_path: Path, capsys: Capture) -> No
         "A2A_PORT: is 'x', must be a valid integer",
         "[a2a] _env_file: there is no such setting",
         "[a2a] prot: there is no such setting; did you mean port?",
-        "[nosuch]: no such table; there are [a2a], [client], [environment], [limits], [node], [oidc], "
-        "[opencode], [peers], [roles], [task_store]",
+        "[nosuch]: no such table; there are [a2a], [client], [environment], [limits], [node], "
+        "[oidc], [opencode], [peers], [roles], [task_store]",
     ]
 
 
