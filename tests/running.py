@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).parent.parent
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0  # on a busy machine that has to read OpenCode from its disk first
 TOKEN = "test-token"
 
 # Nothing may be fetched or found outside the test: OpenCode's own switches for that.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from bench import smoke
 from bench.lab import Lab
 
 
-@pytest.mark.timeout(240)  # it takes ten seconds; what is slow here is never the point
 async def test_no_cost_grows_with_length_streams_or_database(tmp_path: Path) -> None:
     assert await smoke.run(Lab(tmp_path, repeats=1, scale=0.2)) == []

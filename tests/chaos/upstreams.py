@@ -26,7 +26,7 @@ from tests.running import ROOT, isolated, opencode_command, running
 PASSWORD = "chaos"
 TAG = re.compile(r"#\d+-\d+-\d+#")
 GLYPHS = "naïve Straße 語言 🙂🚀 €"
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 
 
 class Upstream(Protocol):

@@ -131,12 +131,11 @@ def test_the_printed_command_logs_in_the_way_that_is_configured(
     assert "hush" not in said
 
 
-@pytest.mark.timeout(180)
 def test_the_printed_command_works_opencode_may_die_and_ctrl_c_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     with up(tmp_path) as program:
-        program.wait_for("Stop with Ctrl-C", 90)
+        program.wait_for("Stop with Ctrl-C")
         said = program.output
         assert "a built-in demo model answers" in said
         url = program.wait_for(r"OpenCode answers A2A at (\S+)")[1]
@@ -203,7 +202,7 @@ def until_one_has_failed(client: httpx.Client, tasks: list[str]) -> str:
 
 def test_two_opencodes_share_the_conversations_and_one_of_them_may_die(tmp_path: Path) -> None:
     with up(tmp_path, "--opencodes", "2") as program:
-        program.wait_for("Stop with Ctrl-C", 120)
+        program.wait_for("Stop with Ctrl-C")
         assert "Starting OpenCode 2 of 2" in program.output
         _, second = opencodes(program)
         said, home = program.output, tmp_path / "home"
@@ -234,7 +233,6 @@ def test_two_opencodes_share_the_conversations_and_one_of_them_may_die(tmp_path:
         assert "Traceback" not in program.output
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons are not found")
 def test_killed_it_leaves_nothing_that_the_agent_started(tmp_path: Path) -> None:
     with agent_at_work(tmp_path) as at:
@@ -243,12 +241,11 @@ def test_killed_it_leaves_nothing_that_the_agent_started(tmp_path: Path) -> None
         assert not alive(at.opencode)
 
 
-@pytest.mark.timeout(120)
 def test_with_a_provider_and_a_token_of_ones_own_nothing_is_made_up(tmp_path: Path) -> None:
     provider = {"provider": {"mine": {"models": {"m": {}}, "options": {"apiKey": "k"}}}}
     mine = {"OPENCODE_CONFIG_CONTENT": json.dumps(provider), "A2A_BEARER_TOKEN": "my-own-token"}
     with up(tmp_path, **mine) as program:
-        program.wait_for("Stop with Ctrl-C", 90)
+        program.wait_for("Stop with Ctrl-C")
         assert "demo" not in program.output
         assert "Model: OpenCode chooses one of mine\n" in program.output
         assert "my-own-token" not in program.output
@@ -259,10 +256,9 @@ def test_with_a_provider_and_a_token_of_ones_own_nothing_is_made_up(tmp_path: Pa
         assert not alive(pid)
 
 
-@pytest.mark.timeout(120)
 def test_stopped_while_it_starts_it_leaves_nothing_either(tmp_path: Path) -> None:
     with up(tmp_path) as program:
-        program.wait_for("event=opencode.started", 90)
+        program.wait_for("event=opencode.started")
         program.process.send_signal(signal.SIGTERM)
         assert program.process.wait(60) == 0
         assert not any(alive(pid) for pid in opencodes(program))

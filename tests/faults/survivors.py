@@ -97,7 +97,7 @@ def opencode_pid(program: Program) -> int:
 def up(workspace: Path, env: dict[str, str]) -> Iterator[Program]:
     command = [str(Path(sys.executable).parent / "opencode-a2a"), "up"]
     with running(command, env, workspace) as program:
-        program.wait_for("Stop with Ctrl-C", 120)
+        program.wait_for("Stop with Ctrl-C")
         yield program
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import aiohttp
 import orjson
-import pytest
 
 from tests.fakes.opencode import expected_text
 from tests.load.client import (
@@ -141,7 +140,6 @@ async def events(reader: asyncio.StreamReader) -> AsyncIterator[Telling]:
                 yield telling
 
 
-@pytest.mark.timeout(180)
 async def test_a_reader_that_pauses_half_a_minute_misses_nothing_and_delays_nobody(
     fake_service: Service,
 ) -> None:

@@ -48,7 +48,7 @@ class Launch:
     environment: Mapping[str, str] = field(repr=False)  # holds provider keys
     config: Mapping[str, Any] | None = field(default=None, repr=False)
     log: Path | None = None
-    ready_timeout: float = 30
+    ready_timeout: float = 120  # a busy machine reads the program from its disk first
 
 
 def child_environment(
