@@ -18,6 +18,7 @@ from opencode_a2a.app import publication
 from opencode_a2a.config import load
 from opencode_a2a.contract.declare import SPECIFICATIONS
 from opencode_a2a.extensions import ALL
+from opencode_a2a.inbound.console import Console, ConsoleFacts
 from opencode_a2a.inbound.health import Health
 from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import A2A, Operations
@@ -165,9 +166,10 @@ async def test_no_route_is_there_that_is_not_declared(monkeypatch: pytest.Monkey
     api = Api(published)
     stopping = asyncio.get_running_loop().create_future()
     operations = Operations(cast(Any, None), published.card, stopping)
-    add_routes(api, operations, Health({}), 1024)
+    console = Console(ConsoleFacts("1", "Agent"))
+    add_routes(api, operations, Health({}), 1024, console=console)
     served = {
-        f"{verb} {route.path.removeprefix('/{tenant}')}"
+        f"{verb} {route.path.removeprefix('/{tenant}').replace(':path}', '}')}"
         for route in api.routes
         for verb in route.methods or ()
         if verb != "HEAD" and "pushNotificationConfigs" not in route.path
