@@ -1533,6 +1533,9 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     oidc, roles, node = reader.group(Oidc), reader.roles(), reader.group(NodeSettings)
     if server and oidc:
         reader.problems += _unknown_scopes(server, oidc, roles)
+        if server.console_oidc_client_id is not None and oidc.issuer is None:
+            problem = "needs A2A_OIDC_ISSUER, whose tokens the console would get"
+            reader.problems.append(f"A2A_CONSOLE_OIDC_CLIENT_ID: {problem}")
     if reader.problems or not (upstream and server and state and outbound and environment and oidc):
         raise ConfigError(reader.problems)
     assert limits is not None and node is not None, "otherwise there is a problem"

@@ -86,6 +86,14 @@ def test_credentials_are_never_repeated(
     assert SECRET not in line
 
 
+def test_a_login_of_the_console_needs_an_issuer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A2A_CONSOLE_OIDC_CLIENT_ID", "console")
+    with pytest.raises(ConfigError) as error:
+        load()
+    (line,) = error.value.problems
+    assert line.startswith("A2A_CONSOLE_OIDC_CLIENT_ID: needs A2A_OIDC_ISSUER")
+
+
 def test_a_settings_file_is_read_strictly(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "settings.toml"
     file.write_text(
