@@ -14,8 +14,8 @@ pytestmark = pytest.mark.timeout(900)
 async def test_what_callers_have_used_is_what_opencode_has_stored_whoever_is_killed(
     tmp_path: Path,
 ) -> None:
-    budgets = (("erin", 60),)
-    plan = Plan(tasks=15, kills=2, seed=3, budgets=budgets, most_seconds=600, late_ms=5_000)
+    budgets = (("erin", 30),)
+    plan = Plan(tasks=25, kills=2, seed=3, budgets=budgets, most_seconds=600, late_ms=5_000)
     outcome = await run(plan, tmp_path, print)
     assert not outcome.violations, "\n".join(outcome.violations)
     assert outcome.counts["kills"] == plan.kills

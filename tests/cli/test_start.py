@@ -51,6 +51,7 @@ LATER = {
 DEFAULTS = {  # of other parameters, so they have to be built
     "opencode_a2a.extensions.sessions.ForkRequest",
     "opencode_a2a.extensions.shapes.Routing",
+    "opencode_a2a.extensions.watching.Follow",
     "opencode_a2a.extensions.workspaces.NewWorktree",
 }
 

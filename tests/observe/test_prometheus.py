@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.observe.test_deployed import DASHBOARD
+from tests.receivers import receiver
 from tests.running import Service, Upstream, isolated, running, service
 
 PROMETHEUS = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
@@ -62,15 +63,19 @@ def answer(client: httpx.Client, query: str) -> list[object]:
     return result
 
 
-def work(run: Service, fake: Upstream) -> None:
-    """A bit of everything."""
+def work(run: Service, fake: Upstream, *, told: str) -> None:
+    """A bit of everything; a receiver at `told` hears of it."""
     headers = run.headers | {"A2A-Version": "1.0"}
     with httpx.Client(base_url=run.url, headers=headers, timeout=60) as client:
 
         def send(text: str, **more: str) -> dict[str, str]:
             parts = [{"text": text}]
             message = {"messageId": str(uuid.uuid4()), "role": "ROLE_USER", "parts": parts}
-            sent = client.post("/message:send", json={"message": message | more}).json()
+            body = {
+                "message": message | more,
+                "configuration": {"taskPushNotificationConfig": {"url": told}},
+            }
+            sent = client.post("/message:send", json=body).json()
             task: dict[str, str] = sent["task"]
             return task
 
@@ -104,8 +109,14 @@ def until_answered(client: httpx.Client, asked: list[str], act: Callable[[], Non
 def test_prometheus_has_an_answer_to_every_query_of_the_dashboard(
     fake: Upstream, tmp_path: Path
 ) -> None:
-    with service(fake, tmp_path) as run, prometheus(tmp_path, run) as client:
-        until_answered(client, queries(about_peers=False), lambda: work(run, fake))
+    push = {"A2A_PUSH": "true", "A2A_PUSH_PRIVATE_HOSTS": "127.0.0.1"}
+    with (
+        receiver() as told,
+        service(fake, tmp_path, **push) as run,
+        prometheus(tmp_path, run) as client,
+    ):
+        asked = queries(about_peers=False)
+        until_answered(client, asked, lambda: work(run, fake, told=told.url))
         assert answer(client, 'up{job="opencode-a2a"} == 1')
         spent = answer(client, "sum(opencode_a2a_cost_dollars_total)")
         assert len(spent) == 1
