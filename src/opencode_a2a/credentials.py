@@ -1,8 +1,8 @@
 """The credentials file: who has which token, for what, and until when.
 
 It holds the SHA-256 of each token, never the token. A slow hash, as passwords need, would protect
-nothing here: nobody can guess 256 random bits, however fast a guess is; and it would let strangers
-make the service work hard for each wrong token they send.
+nothing here: nobody can guess 256 random bits, however fast a guess is. And whoever sends wrong
+tokens could make the service work hard for each of them.
 
 A writer takes a lock and replaces the file at once, so a reader sees all of a change or nothing.
 The times of last use are in a file of their own: the service writes them, and never the hashes.
