@@ -467,12 +467,15 @@ class Exchange:
             if self._now >= stop.abort_at:
                 stop.aborted = True
                 return Abort(frozenset(turn.family))
-        if not self._expiring and turn.requests.expired(_milliseconds(self._now)):
+        waits = bool(turn.requests.open)  # for a person
+        if waits and not self._expiring and turn.requests.expired(_milliseconds(self._now)):
             self._expiring = True
             return ExpireRequests()
         reconcile_at = self._reconcile_at(turn)
         if self._now >= reconcile_at:
             return Reconcile(turn.message_id)
+        if stop is None and not waits:  # by far the most frequent
+            return Listen(min(reconcile_at, self._work_until))
         return Listen(min([reconcile_at, *self._deadlines(turn)]))
 
     def _reconcile_at(self, turn: Turn) -> float:
@@ -486,12 +489,10 @@ class Exchange:
         return max(at, self._patience.retry_at)
 
     def _deadlines(self, turn: Turn) -> list[float]:
-        """What must not be missed while listening."""
+        """What must not be missed while the agent is being stopped, or waits for a person."""
         deadlines = []
         if self._stop is not None:
             deadlines += [self._stop.until, self._stop.abort_at]
-        elif not turn.requests.open:
-            deadlines.append(self._work_until)
         if not self._expiring and (expiry := turn.requests.next_deadline()) is not None:
             deadlines.append(expiry / 1000)
         return deadlines

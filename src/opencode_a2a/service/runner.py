@@ -105,7 +105,6 @@ _FAILURES = (SessionGone, ServiceError)  # of an effect; anything else is a faul
 _UNREACHABLE = (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable)
 # What is left when anything happens, and what only when the task is canceled. The others go on:
 # an abort must not overtake its prompt.
-_UNTIL = (Wait, Listen)  # these say when they are over
 _INTERRUPTIBLE = (Wait, Listen, Reconcile)
 _CANCELABLE = (
     *_INTERRUPTIBLE,
@@ -179,6 +178,7 @@ class Runner:
     _events: AsyncIterator[Sequence[AgentEvent]] | None = None
     _effect: Effect | None = None
     _timeout: asyncio.Timeout | None = None
+    _resting: bool = False  # as the slots were told
     _waiters: dict[str, asyncio.Future[bool]] = field(default_factory=dict)  # for deliveries
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -291,13 +291,16 @@ class Runner:
             await self.tools.log.flushed(self.head.id)
 
     async def _perform_all(self) -> Finish:
+        known: Effect | None = None  # the next effect, where it was asked for already
         while True:
             try:
-                effect = self._next()
+                effect, known = known or self._next(), None
                 if isinstance(effect, Finish):
                     return effect
                 if isinstance(effect, _IN_BACKGROUND):
                     self._begin(effect)
+                elif isinstance(effect, Listen):
+                    known = await self._listen(effect)
                 elif (happened := await self._perform(effect)) is not None:
                     self._feed(happened)
             except Exception:
@@ -314,7 +317,9 @@ class Runner:
         run = self.run
         self._append(run.feed(happened, self._now()))
         if run.working:
-            self.tools.slots.rest(self, resting=bool(run.open_requests))
+            if (resting := bool(run.open_requests)) is not self._resting:
+                self._resting = resting
+                self.tools.slots.rest(self, resting=resting)
         else:
             self._unsubscribe()
         if self._waiters:
@@ -346,21 +351,52 @@ class Runner:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _perform(self, effect: Effect) -> Happened | None:
-        """What came of an effect, failures included; None when it was left."""
-        until = effect.until if isinstance(effect, _UNTIL) else self.run.give_up_at
+    def _time_out(self, effect: Effect, until: float | None) -> asyncio.Timeout:
         seconds = None if until is None else max(0.0, until - self._now())
         self._effect, self._timeout = effect, asyncio.timeout(seconds)
+        return self._timeout
+
+    async def _listen(self, effect: Listen) -> Effect | None:
+        """Feed what is heard, until there is more to do than to listen: returns that, if known.
+
+        Most events put off the time to listen until. The timer stays as it is then, which is
+        cheaper; when it is over too early, the run tells how long to listen on.
+        """
+        assert self._events is not None
+        until = effect.until
+        timeout = self._time_out(effect, until)
         try:
-            async with self._timeout:
+            async with timeout:
+                while True:
+                    self._feed(Heard(await anext(self._events)))
+                    following = self._next()
+                    if not isinstance(following, Listen):
+                        return following
+                    effect = following
+                    if effect.until < until:
+                        until = effect.until
+                        self._leave_at(until - self._now())
+        except TimeoutError:
+            if not timeout.expired():
+                raise  # not ours
+            if self._now() >= effect.until:
+                self._feed(NothingHeard())
+            return None
+        finally:
+            self._timeout = None
+
+    async def _perform(self, effect: Effect) -> Happened | None:
+        """What came of an effect, failures included; None when it was left."""
+        until = effect.until if isinstance(effect, Wait) else self.run.give_up_at
+        timeout = self._time_out(effect, until)
+        try:
+            async with timeout:
                 return await self._do(effect)
         except _FAILURES as exc:
             return self._failure(effect, exc)
         except TimeoutError:
-            if not self._timeout.expired():
+            if not timeout.expired():
                 raise  # not ours
-            if isinstance(effect, Listen):
-                return NothingHeard()
             if isinstance(effect, _CANCELABLE):
                 return None
             return EffectFailed(effect, NOT_ANSWERED, unreachable=True)
@@ -376,9 +412,6 @@ class Runner:
     async def _do(self, effect: Effect) -> Happened | None:
         log, task_id, session = self.tools.log, self.head.id, self._session
         match effect:
-            case Listen():
-                assert self._events is not None
-                return Heard(await anext(self._events))
             case Wait():
                 await _future()
                 return None
@@ -408,8 +441,8 @@ class Runner:
                 async with self.tools.deciding(task_id):
                     self.post(RequestsExpired())
                 return None
-            case Finish():
-                raise AssertionError("nothing is left to do")
+            case Finish() | Listen():
+                raise AssertionError("this is not performed here")
             case _:
                 assert session is not None
                 return await self._do_in_session(effect, session)

@@ -175,9 +175,11 @@ def _bind(
     root: str,
     opencode: str | None,
 ) -> None:
-    owned_by = _claim(db, owner, session, at=at, until=None, root=root, opencode=opencode)
-    if owned_by != owner or _context_of(db, owner, session.id) is not None:
-        raise _session_taken()
+    row = _session_row(owner, session, at=at, until=None, root=root, opencode=opencode)
+    if not _INSERT_NEW_SESSION.change(db, row):  # nearly every session is new
+        owned_by = _claim(db, owner, session, at=at, until=None, root=root, opencode=opencode)
+        if owned_by != owner or _context_of(db, owner, session.id) is not None:
+            raise _session_taken()
     bound = {"owner": owner, "context_id": context_id, "session_id": session.id}
     _INSERT_CONTEXT.change(db, {**bound, "created_at": at})
 
@@ -188,7 +190,9 @@ def _session_taken() -> StoreUnavailable:
     )
 
 
-_INSERT_SESSION = Prepared(insert(sessions), [column.name for column in sessions.c])
+_SESSION = [column.name for column in sessions.c]
+_INSERT_SESSION = Prepared(insert(sessions), _SESSION)
+_INSERT_NEW_SESSION = Prepared(insert(sessions), _SESSION, suffix=" ON CONFLICT DO NOTHING")
 _INSERT_CONTEXT = Prepared(insert(contexts), [column.name for column in contexts.c])
 _FIND_CONTEXT = Prepared(
     select(contexts.c.context_id).where(
@@ -293,7 +297,24 @@ def _claim(
                 db.execute(update(sessions).where(this).values(claimed_until=until))
             return str(known.owner)
         db.execute(delete(sessions).where(this, sessions.c.claimed_until <= at))
-    row = {
+    row = _session_row(owner, session, at=at, until=until, root=root, opencode=opencode)
+    try:
+        _INSERT_SESSION.change(db, row)
+    except IntegrityError as exc:
+        raise Conflict from exc
+    return owner
+
+
+def _session_row(
+    owner: str,
+    session: SessionRef,
+    *,
+    at: int,
+    until: int | None,
+    root: str,
+    opencode: str | None,
+) -> dict[str, Any]:
+    return {
         "session_id": session.id,
         "owner": owner,
         "title": session.title,
@@ -303,11 +324,6 @@ def _claim(
         "root": root,
         "opencode": opencode,
     }
-    try:
-        _INSERT_SESSION.change(db, row)
-    except IntegrityError as exc:
-        raise Conflict from exc
-    return owner
 
 
 def _unbind(db: Connection, owner: str, context_id: str, session_id: str) -> None:
