@@ -24,8 +24,16 @@ from opencode_a2a.domain.updates import Ended, Started, Update, state_after
 from opencode_a2a.domain.values import Root, TaskState
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import Retention, SqlTaskLog
-from opencode_a2a.store.push import CLAIM_ROWS, LEASE, RENEW_AFTER, STATE_KINDS, SqlPush
+from opencode_a2a.store.push import (
+    ADOPT_AFTER,
+    CLAIM_ROWS,
+    LEASE,
+    RENEW_AFTER,
+    STATE_KINDS,
+    SqlPush,
+)
 from opencode_a2a.store.tables import push_dead
+from tests.postgres import Postgres
 from tests.store.support import DONE, HELLO, OWNER, Clock, delta, head, soon
 
 TARGET = PushTarget("https://example.com/hook", token="t")
@@ -356,15 +364,58 @@ async def test_a_letter_whose_event_is_gone_is_no_other_event(
         assert await push.dead_entry(replace(letter(task), seq=0)) is None
 
 
-async def test_letters_of_another_workspace_root_are_not_shown(
+def elsewhere(database: Database, clock: Clock) -> SqlPush:
+    return SqlPush(database, clock, Root("/elsewhere", lambda _: False))
+
+
+async def test_letters_of_another_workspace_root_are_shown_by_nodes_only(
     log: SqlTaskLog, push: SqlPush, database: Database, clock: Clock
 ) -> None:
     async with soon():
         task = await log.create(head("t"), [HELLO, STARTED])
         await put(push, task)
         await push.save([], [letter(task)])
-        elsewhere = SqlPush(database, clock, Root("/elsewhere", lambda _: False))
-        assert await elsewhere.dead_letters(OWNER, task_id=None, config_id=None, limit=9) == []
+        other = elsewhere(database, clock)
+        found = await other.dead_letters(OWNER, task_id=None, config_id=None, limit=9)
+        assert len(found) == database.is_server
+
+
+async def test_a_node_tells_what_became_of_tasks_whose_nodes_are_away(
+    log: SqlTaskLog, push: SqlPush, database: Database, clock: Clock
+) -> None:
+    async with soon():
+        told = await put(push, await log.create(head("t"), [HELLO]))
+        other = elsewhere(database, clock)
+        other._holder = "another"
+        outlast_leases(clock)
+        assert (await other.claim([])).taken == [], "a node of that workspace may be back soon"
+        clock.now += ADOPT_AFTER
+        assert (await other.claim([])).taken == ([told] if database.is_server else [])
+
+
+async def test_a_process_hears_at_once_what_another_has_written(
+    postgres: Postgres, clock: Clock
+) -> None:
+    url = postgres.without_tasks()
+    async with soon(), Database.open(url) as here, Database.open(url) as there:
+        news = asyncio.Queue[tuple[str | None, int, bool]]()
+
+        def tell(task_id: str | None, seq: int, *, has_state: bool) -> None:
+            news.put_nowait((task_id, seq, has_state))
+
+        listen_no_more = SqlPush(here, clock).on_news(tell)
+        while not here.wakeups.connected:  # noqa: ASYNC110 (tells nobody)
+            await asyncio.sleep(0.01)
+        seen = list[tuple[str | None, int, bool]]()
+        async with SqlTaskLog.open(there, clock=clock) as log:
+            await log.create(head("t"), [HELLO])
+            await log.write("t", [STARTED])
+            await log.write("t", [delta("a")])
+            while ("t", 3, False) not in seen:
+                seen.append(await news.get())
+        assert ("t", 2, True) in seen, "its state has changed"
+        assert ("t", 3, True) not in seen, "it has said more"
+        listen_no_more()
 
 
 async def test_of_a_task_that_lost_its_entries_the_end_is_due(

@@ -8,7 +8,7 @@ nothing is stored twice, and a process that starts goes on at the cursor.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -259,6 +259,15 @@ class TaskGone(Exception):
     """The task was deleted meanwhile."""
 
 
+class TellNews(Protocol):
+    def __call__(self, task_id: str | None, seq: int, *, has_state: bool) -> None:
+        """How far the log of a task goes, or None: there may be news of any task.
+
+        `has_state`: its state has changed.
+        """
+        ...
+
+
 class PushStore(Protocol):
     """The configs and cursors of this workspace root."""
 
@@ -278,6 +287,13 @@ class PushStore(Protocol):
         ...
 
     async def release(self) -> None: ...
+
+    def on_news(self, tell: TellNews) -> Callable[[], None]:
+        """Call it when a process has written something, until the result is called.
+
+        A hint: some of it never comes, and what this process has written comes, too.
+        """
+        ...
 
     async def due(self, cursor: PushCursor) -> DuePush | None:
         """What comes after the cursor; None if the config is gone."""

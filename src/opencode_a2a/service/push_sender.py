@@ -137,6 +137,7 @@ class PushSender:
         self._slots = SendingSlots()
         self._saves = _Saves()
         self._to_save = asyncio.Event()
+        self._look_soon = asyncio.Event()
         self._stopped = False
         self._loop = asyncio.get_running_loop()
 
@@ -145,10 +146,12 @@ class PushSender:
         """Send, from where the last process stopped. Release all configs at the end."""
         looking = asyncio.create_task(self._look_forever())
         saving = asyncio.create_task(self._save_forever())
+        listen_no_more = self._store.on_news(self._on_news)
         try:
             yield
         finally:
             self._stopped = True
+            listen_no_more()
             looking.cancel()
             await self._stop_workers(looking)
             with suppress(TimeoutError, StoreUnavailable):
@@ -189,6 +192,15 @@ class PushSender:
         has_state = any(entry.state is not None for entry in entries)
         for delivery in of_task.values():
             if has_state or delivery.cursor.every_event:
+                self._start(delivery)
+
+    def _on_news(self, task_id: str | None, seq: int, *, has_state: bool) -> None:
+        """Another process may have written something."""
+        if task_id is None:
+            self._look_soon.set()
+            return
+        for delivery in self._of_task.get(task_id, {}).values():
+            if delivery.cursor.seq < seq and (has_state or delivery.cursor.every_event):
                 self._start(delivery)
 
     def put(self, stored: StoredConfig) -> None:
@@ -472,7 +484,11 @@ class PushSender:
                 pass  # already logged
             except Exception:
                 logger.exception("push.internal_error")
-            await asyncio.sleep(0 if more else LOOK_SECONDS)
+            if not more:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._look_soon.wait()
+            self._look_soon.clear()
 
     async def _look(self) -> bool:
         """Whether there is more to be found at once."""

@@ -36,6 +36,7 @@ from ..domain.push import (
     ReceiverKey,
     StoredConfig,
     TaskGone,
+    TellNews,
     TooManyConfigs,
 )
 from ..domain.task import TaskHead
@@ -60,6 +61,7 @@ DUE_ENTRIES = 64  # that are read at once
 LEASE = 30_000  # milliseconds for which a config is held without a sign of life
 RENEW_AFTER = 10_000  # milliseconds: then all that are held are read and renewed
 RECENT = 60_000  # milliseconds: how old a change is that every look finds, by any clock
+ADOPT_AFTER = 60_000  # milliseconds for which no process of a root has held a config of it
 CLAIM_ROWS = 200  # in one transaction: the log waits for it
 STATE_KINDS = tuple(
     kind.__name__
@@ -115,6 +117,9 @@ class SqlPush:
     async def release(self) -> None:
         await self._database.write(_release, self._holder)
 
+    def on_news(self, tell: TellNews) -> Callable[[], None]:
+        return self._database.wakeups.subscribe(lambda words: _pass_on(words, tell))
+
     async def due(self, cursor: PushCursor) -> DuePush | None:
         return await self._database.read(_due, cursor)
 
@@ -126,7 +131,9 @@ class SqlPush:
     async def dead_letters(
         self, owner: str, *, task_id: str | None, config_id: str | None, limit: int
     ) -> Sequence[DeadLetter]:
-        where = and_(push_dead.c.owner == owner, tasks.c.root == self._root)
+        where: ColumnElement[bool] = push_dead.c.owner == owner
+        if not self._database.is_server:  # there any node answers for all
+            where &= tasks.c.root == self._root
         if task_id is not None:
             where &= push_dead.c.task_id == task_id
         if config_id is not None:
@@ -141,6 +148,17 @@ class SqlPush:
 
     async def not_redelivered(self, letter: DeadLetter, error: str) -> None:
         await self._database.write(_count_attempt, letter, error)
+
+
+def _pass_on(words: Sequence[str], tell: TellNews) -> None:
+    """What processes notify each other of, as far as receivers are told of it."""
+    if not words:
+        tell(None, 0, has_state=True)
+    for word in words:
+        kind, _, where = word.partition(":")
+        if kind in ("task", "state"):
+            task_id, _, seq = where.rpartition(":")
+            tell(task_id, int(seq), has_state=kind == "state")
 
 
 def _is(task_id: str, config_id: str) -> ColumnElement[bool]:
@@ -230,8 +248,11 @@ def _find(db: Connection, look: _Look) -> tuple[list[PushCursor], list[tuple[str
     found = (
         select(push_configs)
         .join(tasks, tasks.c.id == push_configs.c.task_id)
-        .where(push_configs.c.is_over == 0, tasks.c.root == look.root)
+        .where(push_configs.c.is_over == 0)
     )
+    for_us = tasks.c.root == look.root
+    if db.dialect.name == "postgresql":  # any node can tell what became of the tasks of another
+        for_us |= push_configs.c.held_until < look.now - ADOPT_AFTER
     # Not "later than": clocks differ from one machine to the next.
     differs = or_(
         tasks.c.status_at != push_configs.c.status_at, tasks.c.state != push_configs.c.state
@@ -243,7 +264,7 @@ def _find(db: Connection, look: _Look) -> tuple[list[PushCursor], list[tuple[str
     over = or_(push_configs.c.held_until < look.now, push_configs.c.holder.in_(dead))
     nobodys = or_(push_configs.c.holder.is_(None), and_(push_configs.c.holder != look.holder, over))
     order = (push_configs.c.task_id, push_configs.c.id)  # the same in every process: no deadlock
-    free = db.execute(found.where(nobodys).order_by(*order).limit(CLAIM_ROWS))
+    free = db.execute(found.where(for_us, nobodys).order_by(*order).limit(CLAIM_ROWS))
     return changed, [(row.task_id, row.id) for row in free]
 
 

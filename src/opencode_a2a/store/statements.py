@@ -142,9 +142,15 @@ def commit(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, 
 
 
 def _notify(db: Connection, batches: Sequence[Batch], refused: Collection[str]) -> None:
-    """Let readers in other processes know how far the logs of these tasks go."""
-    written = ((b.task.head.id, b.entries[-1].seq) for b in batches if b.entries)
-    notify(db, [f"task:{task_id}:{seq}" for task_id, seq in written if task_id not in refused])
+    """Let other processes know how far these logs go, and whether a task's state has changed."""
+    words: list[str] = []
+    for batch in batches:
+        if batch.entries and batch.task.head.id not in refused:
+            where = f"{batch.task.head.id}:{batch.entries[-1].seq}"
+            words.append(f"task:{where}")
+            if any(entry.state is not None for entry in batch.entries):
+                words.append(f"state:{where}")
+    notify(db, words)
 
 
 def commit_apart(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, Refusal]:
