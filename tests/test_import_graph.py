@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "spellings": frozenset(),
     "redaction": frozenset(),
     "systemd": frozenset(),
-    "logs": frozenset({"redaction", "systemd"}),
+    "logs": frozenset({"observe.ids", "redaction", "systemd"}),
     "app": ANYTHING,
     "cli": ANYTHING,
     "__main__": frozenset({"cli"}),

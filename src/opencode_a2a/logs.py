@@ -17,6 +17,7 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.types import Processor
 
+from .observe import ids
 from .redaction import Redactor
 from .systemd import is_journal
 
@@ -51,7 +52,7 @@ def configure(
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Output(stream))),
         processors=[
-            structlog.contextvars.merge_contextvars if form == "json" else _add_request,
+            _add_ids if form == "json" else _add_request,
             structlog.processors.add_log_level,
             *stamps,
             structlog.processors.format_exc_info,
@@ -92,8 +93,14 @@ def _renderers(form: str, colours: bool) -> list[Processor]:
     return [_order_fields, _logfmt]
 
 
+def _add_ids(_: Any, __: str, event: EventDict) -> EventDict:
+    for name, value in ids.known().items():
+        event.setdefault(name, value)
+    return event
+
+
 def _add_request(_: Any, __: str, event: EventDict) -> EventDict:
-    context = structlog.contextvars.get_contextvars()
+    context = ids.known()
     for name in CONSOLE_CONTEXT:
         if name in context:
             event.setdefault(name, context[name])

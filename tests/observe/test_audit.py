@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from opencode_a2a.domain.values import Caller
 from opencode_a2a.errors import AuthorizationForbidden, Internal
 from opencode_a2a.extensions.audit import acted_as_admin
-from opencode_a2a.observe import audit, metrics
+from opencode_a2a.observe import audit, ids, metrics
 from opencode_a2a.observe.audit import Actor, AuditLog, File, Journal, open_output
 from opencode_a2a.redaction import Redactor
 
@@ -40,7 +39,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def test_a_line_says_who_did_what_on_what_and_how_it_ended(file: Path) -> None:
-    with structlog.contextvars.bound_contextvars(request="r1", task="t1", unrelated="x"):
+    with ids.bound(request="r1", task="t1", unrelated="x"):
         audit.record("CancelTask", outcome="ok", by=Actor("alice", "192.0.2.7"), reply="once")
     (line,) = lines(file)
     assert line.pop("time").endswith("+00:00")

@@ -10,7 +10,6 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-from structlog.contextvars import get_contextvars
 from structlog.testing import capture_logs
 
 from opencode_a2a.contract.dispatch import Contract
@@ -24,7 +23,7 @@ from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.published import Published
 from opencode_a2a.inbound.routes import add_routes, application
-from opencode_a2a.observe import metrics
+from opencode_a2a.observe import ids, metrics
 from opencode_a2a.observe.tracing import SpanRef
 from opencode_a2a.service.tasks import Tasks
 from opencode_a2a.web.auth import Authenticator, Credential, Credentials
@@ -129,7 +128,7 @@ async def test_a_request_belongs_to_the_trace_that_it_names_or_begins_one(
     seen: list[tuple[SpanRef, dict[str, Any]]] = []
 
     async def look(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append((scope["state"]["trace"], get_contextvars()))
+        seen.append((scope["state"]["trace"], dict(ids.known())))
         await PlainTextResponse("fine")(scope, receive, send)
 
     async with client(Trace(look, failure)) as there:

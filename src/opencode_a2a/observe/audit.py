@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import orjson
 import structlog
 
-from . import metrics
+from . import ids, metrics
 
 logger = structlog.get_logger()
 
@@ -52,21 +52,22 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = self._open()
+        self._descriptor, self._file = self._open()
         self._is_torn = False  # the last line is there in part
 
-    def _open(self) -> int:
+    def _open(self) -> tuple[int, os.stat_result]:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._path, flags | os.O_NONBLOCK, 0o600)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe could stop the service
+        file = os.fstat(descriptor)
+        if not stat.S_ISREG(file.st_mode):  # a pipe could stop the service
             os.close(descriptor)
             raise OSError(errno.EINVAL, "It is not a regular file", str(self._path))
-        return descriptor
+        return descriptor, file
 
     def reopen(self) -> None:
-        fresh = self._open()
+        fresh, file = self._open()
         os.close(self._descriptor)
-        self._descriptor, self._is_torn = fresh, False
+        self._descriptor, self._file, self._is_torn = fresh, file, False
 
     def write(self, line: bytes) -> None:
         if not self._is_there():
@@ -83,7 +84,7 @@ class File:
 
     def _is_there(self) -> bool:
         try:
-            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+            return os.path.samestat(self._file, self._path.stat())
         except FileNotFoundError:
             return False
 
@@ -181,7 +182,7 @@ def record(act: str, *, outcome: str, by: Actor | None = None, **facts: Any) -> 
     """Write what was done; `by` whom, if not by the caller of the current request."""
     if process.log is None:
         return
-    known = structlog.contextvars.get_contextvars()
+    known = ids.known()
     who = by or actor.get() or Actor(known.get("principal"))
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -11,12 +11,13 @@ same ids, below the request that began it.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+from .ids import new_hex
 
 Kind = Literal["server", "client", "internal"]
 Attributes = Mapping[str, str | int | float | bool]
@@ -49,7 +50,7 @@ def parse(traceparent: bytes) -> SpanRef | None:
 
 
 def new_span_id() -> str:
-    return os.urandom(8).hex()
+    return new_hex(16)
 
 
 def derived(ref: SpanRef, about: str, name: str) -> SpanRef:

@@ -85,7 +85,7 @@ from ..errors import (
     UpstreamUnreachable,
 )
 from ..locks import KeyedLock
-from ..observe import metrics, tracing
+from ..observe import ids, metrics, tracing
 from ..observe.tasks import ref_of, task_span, turn_span
 from ..observe.tracing import SpanRef
 from .calling_session import CallingSession
@@ -228,13 +228,14 @@ class Runner:
     def enter_context(self) -> None:
         """Let the log and traces know whose work follows, in the asyncio task that does it."""
         head = self.head
-        ids = {"task": head.id, "context": head.context_id, "principal": head.owner}
+        about = {"task": head.id, "context": head.context_id, "principal": head.owner}
         if self.origin.trace:
-            ids["trace_id"] = self.origin.trace
+            about["trace_id"] = self.origin.trace
         if (ref := self._begun_by()) is not None:
-            tracing.current.set(task_span(ref, head.id))
-            ids["span_id"] = task_span(ref, head.id).span
-        structlog.contextvars.bind_contextvars(**ids)
+            span = task_span(ref, head.id)
+            tracing.current.set(span)
+            about["span_id"] = span.span
+        ids.bind(**about)
 
     def _enter_turn(self, message_id: str) -> None:
         if (ref := self._begun_by()) is not None:
@@ -497,7 +498,7 @@ class Runner:
             with suppress(StoreUnavailable):  # to ask once too often does no harm
                 rules = await self.tools.interrupts.allow_rules(owner, context_id)
         ref = self._session.ref
-        structlog.contextvars.bind_contextvars(session=ref.id)
+        ids.bind(session=ref.id)
         return SessionOpened(ref.id, ref.title, rules=rules, worktree=ref.worktree)
 
     async def _renew_session(self) -> SessionOpened:
@@ -508,7 +509,7 @@ class Runner:
         )
         self._session = self._with_peers(session)
         ref = self._session.ref
-        structlog.contextvars.bind_contextvars(session=ref.id)
+        ids.bind(session=ref.id)
         logger.warning("session.renewed", task=self.head.id, gone=gone.id, session=ref.id)
         return SessionOpened(ref.id, ref.title, worktree=ref.worktree)
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 
-import structlog
-
 from ..domain.ports import Agent, Key, KeyTaken, TaskLog, TaskPage
 from ..domain.replies import is_only_a_reply
 from ..domain.task import Task, TaskHead
@@ -40,6 +38,7 @@ from ..errors import (
     UpstreamBusy,
 )
 from ..locks import KeyedLock
+from ..observe import ids
 from .inputs import Inputs
 from .interrupts import Interrupts
 from .limits import Limiter
@@ -395,7 +394,7 @@ class Tasks:
 
 def about(head: TaskHead) -> None:
     """Let the lines of the log say what the current request is about."""
-    structlog.contextvars.bind_contextvars(task=head.id, context=head.context_id)
+    ids.bind(task=head.id, context=head.context_id)
 
 
 def title_of(message: Message) -> str:

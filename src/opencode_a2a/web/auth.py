@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..domain.values import Caller
 from ..errors import RateLimited, ServiceError, Unauthenticated
-from ..observe import audit, metrics
+from ..observe import audit, ids, metrics
 from .connections import CUT_OFF, MARK_KNOWN, network_of
 from .logins import DELAY_SECONDS, LoginGuard, Verdict
 from .proxies import CERTIFICATE
@@ -305,7 +305,7 @@ class Authenticator:
             await respond(scope, receive, send)
             return
         caller = state["caller"] = identity.caller
-        structlog.contextvars.bind_contextvars(principal=caller.principal)
+        ids.bind(principal=caller.principal)
         audit.actor.set(audit.Actor(caller.principal, _client_of(scope)))
         mark_known()
         request = _OpenRequest(presented, identity, cut_off=cut_off)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -20,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import Internal, ServiceError, ShuttingDown
-from ..observe import metrics, tracing
+from ..observe import ids, metrics, tracing
 from ..observe.tracing import SpanRef
 
 logger = structlog.get_logger()
@@ -52,7 +51,7 @@ class Trace:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex
+        request_id = ids.new_hex(32)
         request = _Request(scope, request_id)
         status, answered = 0, False
 
@@ -67,7 +66,7 @@ class Trace:
                 answered = not message.get("more_body", False)
             return send(message)
 
-        with structlog.contextvars.bound_contextvars(**request.ids):
+        with ids.bound(**request.ids):
             try:
                 await self._app(scope, receive, watched)
             except ClientDisconnect:
