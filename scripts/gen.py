@@ -56,6 +56,7 @@ def published() -> Published:
         "A2A_ENABLE_SESSION_SHELL": "true",
         "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
         "A2A_PUSH": "true",
+        "A2A_TASK_STORE_DATABASE_URL": "postgresql://db.example.com/a2a",
     }
     found = publication(load(), URL)
     return replace(found, facts=replace(found.facts, version="0.0.0"))

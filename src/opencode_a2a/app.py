@@ -74,6 +74,7 @@ from .service.isolation import ContextWorktrees
 from .service.limits import Limiter
 from .service.locations import Locations
 from .service.options import CatalogOptionsResolver, OptionsResolver
+from .service.nodes import Nodes
 from .service.ownership import Ownership
 from .service.peer_calls import OfferedTools, PeerCalls
 from .service.push import PushLimits, PushNotifications
@@ -182,7 +183,7 @@ async def build(
             )
             options = _options(settings, adapters, services=services, sessions=sessions)
             tasks = _tasks(adapters, scheduler, services=services, options=options)
-            cluster = _cluster(settings, adapters, scheduler)
+            cluster = _cluster(settings, adapters, services.nodes)
             parts = _Parts(
                 adapters,
                 services,
@@ -397,6 +398,7 @@ class _Adapters:
     """The service's connections to the database, to OpenCode, and to files by URL."""
 
     database: Database
+    root: Root
     log: SqlTaskLog
     bindings: SqlBindings
     interrupts: SqlInterrupts
@@ -404,6 +406,7 @@ class _Adapters:
     conversations: SqlPeerConversations
     push: SqlPush
     opencode: OpenCode | Fleet
+    opencode_name: str
     files: NamedFiles
 
 
@@ -413,15 +416,17 @@ async def _open_adapters(
 ) -> AsyncIterator[_Adapters]:
     root = settings.upstream.workspace_root
     own_root = Root(str(root), partial(in_root, root))
+    name = settings.node.opencode or opencode_name(endpoints[0], root)
     async with (
         Database.open(settings.state.url(root)) as database,
         _move_from_shared_database(settings.state, root),
-        _open_log(settings, endpoints[0], database, root=own_root) as log,
+        _open_log(settings, database, root=own_root, opencode=name) as log,
         _connect(settings, endpoints, rules=rules) as opencode,
         NamedFiles.open(egress_of(settings.outbound), root) as files,
     ):
         yield _Adapters(
             database=database,
+            root=own_root,
             log=log,
             bindings=SqlBindings(database, own_root, log.opencode),
             interrupts=SqlInterrupts(database, own_root),
@@ -429,31 +434,26 @@ async def _open_adapters(
             conversations=SqlPeerConversations(database, database.clock),
             push=SqlPush(database, database.clock, own_root),
             opencode=opencode,
+            opencode_name=name,
             files=files,
         )
 
 
 def _open_log(
-    settings: Settings, endpoint: Endpoint, database: Database, *, root: Root
+    settings: Settings, database: Database, *, root: Root, opencode: str
 ) -> AbstractAsyncContextManager[SqlTaskLog]:
-    opencode = None  # the processes that share a file have one OpenCode
-    if database.is_server:
-        opencode = settings.node.opencode or opencode_name(endpoint, Path(root.path))
-    return SqlTaskLog.open(database, _retention(settings), root=root, opencode=opencode)
+    named = opencode if database.is_server else None  # a file belongs to one OpenCode
+    return SqlTaskLog.open(database, _retention(settings), root=root, opencode=named)
 
 
-def _cluster(settings: Settings, adapters: _Adapters, scheduler: Scheduler) -> Cluster | None:
-    """This process among the others on its database; None where that is a file."""
-    database, log, opencode = adapters.database, adapters.log, adapters.opencode
-    if not database.is_server or log.opencode is None:
-        return None
-    root = str(settings.upstream.workspace_root)
-    name = settings.node.name or f"{socket.gethostname()}:{os.getpid()}"
+def _nodes(settings: Settings, adapters: _Adapters, scheduler: Scheduler) -> Nodes:
+    """This process, and the others on its database."""
+    database, opencode = adapters.database, adapters.opencode
     known = Node(
-        holder=log.holder,
-        name=name,
-        opencode=log.opencode,
-        root=root,
+        holder=adapters.log.holder,
+        name=settings.node.name or f"{socket.gethostname()}:{os.getpid()}",
+        opencode=adapters.opencode_name,
+        root=str(settings.upstream.workspace_root),
         labels=frozenset(settings.node.labels),
         version=__version__,
         capacity=settings.upstream.max_concurrent_streams,
@@ -464,12 +464,19 @@ def _cluster(settings: Settings, adapters: _Adapters, scheduler: Scheduler) -> C
         version = release.version if release is not None else ""
         return replace(known, load=len(scheduler.at_work()), opencode_version=version)
 
-    store = SqlNodes(database, Root(root, partial(in_root, Path(root))), log.holder)
+    shared = SqlNodes(database, adapters.root, known.holder) if database.is_server else None
+    return Nodes(describe, clock=database.clock, shared=shared)
+
+
+def _cluster(settings: Settings, adapters: _Adapters, nodes: Nodes) -> Cluster | None:
+    """Works with the other nodes; None where the database is a file."""
+    if not adapters.database.is_server:
+        return None
     return Cluster(
-        store,
-        describe,
+        SqlNodes(adapters.database, adapters.root, adapters.log.holder),
+        nodes.describe,
         return_ms=int(settings.node.return_seconds * 1_000),
-        fail_abandoned=log.fail_abandoned,
+        fail_abandoned=adapters.log.fail_abandoned,
         on_drained=lambda: signal.raise_signal(signal.SIGTERM),
     )
 
@@ -722,6 +729,7 @@ def _services(
         limiter=limiter,
         usage=SqlUsage(adapters.database),
         watches=watches,
+        nodes=_nodes(settings, adapters, scheduler),
         push=push,
     )
 
@@ -877,7 +885,8 @@ def publication(
         console=server.console,
         push=_declared_push(server) if server.push else None,
     )
-    contract = Contract(ALL, enabled=server.toggles, services=services)
+    shared = {"A2A_TASK_STORE_DATABASE_URL"} if settings.state.is_shared else set()
+    contract = Contract(ALL, enabled=server.toggles | shared, services=services)
     return Published(facts, contract, deployment=deployment, release=release)
 
 

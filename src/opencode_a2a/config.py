@@ -972,6 +972,12 @@ class State(SettingsGroup):
             return None
 
     @property
+    def is_shared(self) -> bool:
+        """Whether several processes can use it, each as a node."""
+        url = self.database_url or ""
+        return self.backend == "database" and url.startswith("postgresql")
+
+    @property
     def shared_url(self) -> str | None:
         """The database that all roots of a user shared in earlier versions, if it exists.
 

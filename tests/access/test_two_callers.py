@@ -194,6 +194,7 @@ USAGE = (
 DEAD_LETTERS = (
     "tests/api/test_push.py::test_what_nobody_takes_in_time_is_a_dead_letter_and_can_be_sent_again"
 )
+NODES = "tests/access/test_two_callers.py::test_only_an_admin_sees_and_drains_nodes"
 WATCHING = "tests/api/test_watch.py::test_another_callers_tasks_do_not_exist"
 METHODS = {method.name: method for extension in ALL for method in extension.methods}
 # Methods that name nothing of anybody's: what they answer is the same for all, or new.
@@ -219,7 +220,20 @@ SHOWN_BY = {
     "opencode.push.deadletters.list": DEAD_LETTERS,
     "opencode.push.deadletters.redeliver": DEAD_LETTERS,
     "opencode.tasks.watch": WATCHING,
+    **dict.fromkeys((n for n in METHODS if n.startswith("opencode.nodes.")), NODES),
 }
+
+
+def test_only_an_admin_sees_and_drains_nodes(guarded: Guarded) -> None:
+    (node,) = rpc(guarded, "ops-token", "opencode.nodes.list", {})["result"]["items"]
+    assert (node["state"], node["answers"]) == ("running", True)
+    error = rpc(guarded, "bob-token", "opencode.nodes.list", {})["error"]
+    assert ERROR["0.3"](error) == "AUTHORIZATION_FORBIDDEN"
+    # The only node of a service without a server is stopped by whoever started it.
+    for method in ("opencode.nodes.drain", "opencode.nodes.resume"):
+        error = rpc(guarded, "ops-token", method, {"node": node["name"]})["error"]
+        assert ERROR["0.3"](error) == "METHOD_DISABLED"
+        assert error["data"]["setting"] == "A2A_TASK_STORE_DATABASE_URL"
 
 
 def test_for_every_method_a_test_tries_it_on_what_is_anothers() -> None:

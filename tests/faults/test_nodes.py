@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,15 @@ from tests.fakes.opencode import expected_text
 from tests.faults.steering import control
 from tests.load.client import REST, Client, Refused, connected, last
 from tests.postgres import Postgres
-from tests.running import Service, Upstream, fake_opencode, service
+from tests.running import TOKEN, Service, Upstream, fake_opencode, service
+
+
+CALLER = {
+    "scheme": "bearer",
+    "token": TOKEN,
+    "principal": "ada",
+    "scopes": ["tasks:read", "tasks:write", "sessions:read", "admin"],
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ def fleet(postgres: Postgres, tmp_path: Path) -> Iterator[Fleet]:
         "A2A_TASK_STORE_DATABASE_URL": url,
         "OPENCODE_WORKSPACE_ROOT": str(tmp_path / "work"),
         "A2A_NODE_RETURN_SECONDS": "2",
+        "A2A_STATIC_AUTH_CREDENTIALS": json.dumps([CALLER]),
     }
     with (
         fake_opencode(folders[0]) as first,
@@ -134,19 +144,63 @@ async def test_what_a_node_leaves_fails_in_time_and_its_contexts_go_on_elsewhere
         assert 0 < moved < 4, "a conversation stays in its session, if that is there"
 
 
-async def test_a_drained_node_gets_no_new_work_and_stops(fleet: Fleet, postgres: Postgres) -> None:
+async def test_every_node_lists_all_nodes(fleet: Fleet) -> None:
+    async with connected(fleet.nodes[0]) as ours, connected(fleet.nodes[1]) as theirs:
+        here, there = ours[REST], theirs[REST]
+        for task in [await here.send("[[hang]]", wait=False) for _ in range(4)]:
+            await here.until(task.id, "working")
+        async with asyncio.timeout(60):
+            found = await _nodes(here)
+            while sum(node["load"] for node in found.values()) < 4:
+                await asyncio.sleep(0.2)
+                found = await _nodes(here)
+        assert {node["state"] for node in found.values()} == {"running"}
+        assert found["one"]["opencode"] != found["two"]["opencode"]
+        for name, client in (("one", here), ("two", there)):
+            said = await _nodes(client)
+            assert [each for each, node in said.items() if node["answers"]] == [name]
+        fleet.nodes[0].program.kill()
+        async with asyncio.timeout(60):
+            while (await _nodes(there))["one"]["state"] != "gone":
+                await asyncio.sleep(0.2)
+
+
+async def _nodes(client: Client) -> dict[str, Any]:
+    return {node["name"]: node for node in (await _call(client, "opencode.nodes.list"))["items"]}
+
+
+async def test_a_drained_node_gets_no_new_work_and_stops(fleet: Fleet) -> None:
     one, two = fleet.nodes
     async with connected(one) as ours, connected(two) as theirs:
         here, there = ours[REST], theirs[REST]
+        working = await here.send("[[permission]]", wait=False)
+        await there.until(working.id, "input-required")
+        (busy,) = [name for name, node in (await _seen_at_work(here)).items() if node["load"]]
+        said = await _call(there, "opencode.nodes.drain", node=busy)
+        assert {n["name"]: n["state"] for n in said["items"]}[busy] == "draining"
+        await _call(there, "opencode.nodes.resume", node=busy)
+        assert {node["state"] for node in (await _nodes(here)).values()} == {"running"}
+        await there.send("yes", taskId=working.id)
+        await here.until(working.id, "completed")
         before = await fleet.prompts()
-        postgres.say("UPDATE nodes SET draining = 1 WHERE name = 'one'")
-        postgres.say("NOTIFY opencode_a2a, 'nodes:changed:0'")
+        await _call(there, "opencode.nodes.drain", node="one")
         assert await asyncio.to_thread(one.program.process.wait, 60) == 0
         fresh = [await there.send("hello") for _ in range(3)]
         assert {task.answer for task in fresh} == {"ECHO: hello"}
         assert await fleet.prompts() == [before[0], before[1] + 3]
         with pytest.raises(OSError):
             await here.send("nobody hears this")
+        for method in ("opencode.nodes.drain", "opencode.nodes.resume"):
+            with pytest.raises(AssertionError, match="no running node has this name or id"):
+                await _call(there, method, node="one")
+
+
+async def _seen_at_work(client: Client) -> dict[str, Any]:
+    """The nodes, once one of them says that it has a task."""
+    async with asyncio.timeout(60):
+        while not any(node["load"] for node in (found := await _nodes(client)).values()):
+            await asyncio.sleep(0.2)
+    return found
 
 
 async def test_no_other_opencode_is_asked_to_go_on_with_what_a_dead_node_left(

@@ -23,8 +23,8 @@ def run_nodes(arguments: argparse.Namespace) -> int:
         settings = load(arguments.config, secrets_directory(arguments.secrets))
     except ConfigError as exc:
         raise CommandError("\nopencode-a2a: ".join(exc.problems), 2) from None
-    url = settings.state.database_url or ""
-    if not url.startswith("postgresql"):
+    url = settings.state.database_url
+    if url is None or not settings.state.is_shared:
         raise CommandError(
             "only services that share a PostgreSQL database are nodes: set "
             "A2A_TASK_STORE_DATABASE_URL as they have it.",
@@ -46,21 +46,15 @@ def run_nodes(arguments: argparse.Namespace) -> int:
         reason = str(getattr(exc, "orig", exc)).strip().splitlines()
         raise CommandError(f"the database cannot be used: {reason[0] if reason else exc}") from None
     if not changed:
-        raise CommandError(f"there is no node {arguments.node}: see `opencode-a2a nodes list`.")
+        raise CommandError(f"there is no running node {arguments.node}: see `opencode-a2a nodes list`.")
     said = "gets no new work and stops when its tasks have ended"
     print_result(f"{arguments.node} {said if action == 'drain' else 'gets new work again'}.")
     return 0
 
 
-def _state(node: Node, now: int) -> str:
-    if not node.is_alive(now):
-        return "gone"
-    return "draining" if node.draining else "running"
-
-
 def _json(nodes: Sequence[Node], now: int) -> str:
     found: list[dict[str, Any]] = [
-        {**asdict(node), "labels": sorted(node.labels), "state": _state(node, now)}
+        {**asdict(node), "labels": sorted(node.labels), "state": node.state(now)}
         for node in nodes
     ]
     for each in found:
@@ -75,7 +69,7 @@ def _table(nodes: Sequence[Node], now: int) -> str:
         version = f"{node.version} on {node.opencode_version or '?'}"
         seen = f"{max(0, now - node.seen_at) / 1000:.0f} s ago"
         labels = ",".join(sorted(node.labels)) or "-"
-        state = _state(node, now)
+        state = node.state(now)
         rows.append((node.name, state, tasks, node.opencode, node.root, labels, version, seen))
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     return "\n".join(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 ALIVE_MS = 10_000
 DRAWN = 2  # other nodes that are looked at for a new context
@@ -41,6 +42,11 @@ class Node:
 
     def is_alive(self, now: int) -> bool:
         return not self.dead and now - self.seen_at <= ALIVE_MS
+
+    def state(self, now: int) -> Literal["running", "draining", "gone"]:
+        if not self.is_alive(now):
+            return "gone"
+        return "draining" if self.draining else "running"
 
     @property
     def used(self) -> float:

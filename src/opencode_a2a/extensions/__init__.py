@@ -6,6 +6,7 @@ from ..contract.declare import Extension
 from . import control as control  # declares methods of SESSIONS
 from .declared import COMPATIBILITY, MODEL_SELECTION, SESSION_BINDING, STREAM_HINTS, WIRE
 from .interrupts import HUMAN_IN_THE_LOOP, INTERACTIVE, RECOVERY
+from .nodes import NODES
 from .providers import PROVIDERS
 from .push import EVERY_EVENT
 from .sessions import SESSIONS
@@ -26,6 +27,7 @@ ALL: tuple[Extension, ...] = (
     USAGE,
     EVERY_EVENT,
     TASK_WATCH,
+    NODES,
     COMPATIBILITY,
     WIRE,
 )

@@ -12,6 +12,7 @@ from ..service.interrupts import Interrupts
 from ..service.isolation import ContextWorktrees
 from ..service.limits import Limiter
 from ..service.locations import Locations
+from ..service.nodes import Nodes
 from ..service.ownership import Ownership
 from ..service.push import PushNotifications
 from ..service.validator import Validator
@@ -32,6 +33,7 @@ class Services:
     limiter: Limiter
     usage: UsageStore
     watches: TaskWatches
+    nodes: Nodes
     push: PushNotifications | None = None  # None where they are off
 
     @property

@@ -47,10 +47,16 @@ class SqlNodes:
 
     async def beat(self, node: Node) -> Sequence[Node]:
         found = await self._database.write(_beat, node, self._database.clock())
-        return [replace(each, dead=Holder.is_dead(each.holder)) for each in found]
+        return _with_dead(found)
 
     async def leave(self) -> None:
         await self._database.write(_leave, self.holder, self._database.clock())
+
+    async def all(self) -> Sequence[Node]:
+        return _with_dead(await self._database.read(all_nodes))
+
+    async def drain(self, node: str, *, draining: bool) -> int:
+        return await self._database.write(_drain, node, draining, self._database.clock())
 
     async def of_task(self, owner: str, task_id: str) -> Whereabouts | None:
         return await self._database.read(_of_task, owner, task_id)
@@ -109,6 +115,11 @@ def _beat(db: Connection, node: Node, now: int) -> list[Node]:
     return all_nodes(db)
 
 
+def _with_dead(found: Sequence[Node]) -> list[Node]:
+    """Whoever is on this machine is known to be dead at once."""
+    return [replace(each, dead=Holder.is_dead(each.holder)) for each in found]
+
+
 def all_nodes(db: Connection) -> list[Node]:
     return [_node(row) for row in db.execute(select(nodes).order_by(nodes.c.name, nodes.c.holder))]
 
@@ -137,9 +148,10 @@ def _leave(db: Connection, holder: str, now: int) -> None:
     notify(db, [CHANGED])
 
 
-def drain(db: Connection, name: str, *, draining: bool) -> int:
-    """Let nodes of this name get no new work, or get it again; how many there are."""
-    named = update(nodes).where((nodes.c.name == name) | (nodes.c.holder == name))
+def _drain(db: Connection, name: str, draining: bool, now: int) -> int:
+    """Let running nodes of this name get no new work, or get it again; how many there are."""
+    running = nodes.c.seen_at >= now - ALIVE_MS
+    named = update(nodes).where((nodes.c.name == name) | (nodes.c.holder == name), running)
     changed = db.execute(named.values(draining=int(draining))).rowcount
     notify(db, [CHANGED])
     return changed
@@ -258,6 +270,9 @@ def change_draining(url: str, name: str, *, draining: bool) -> int:
     engine = make_engine(url)
     try:
         with engine.begin() as db:
-            return drain(db, name, draining=draining) if inspect(db).has_table(nodes.name) else 0
+            if not inspect(db).has_table(nodes.name):
+                return 0
+            now = int(db.exec_driver_sql(SERVER_TIME).scalar_one())
+            return _drain(db, name, draining, now)
     finally:
         engine.dispose()
