@@ -73,8 +73,8 @@ from .service.interrupts import Interrupts
 from .service.isolation import ContextWorktrees
 from .service.limits import Limiter
 from .service.locations import Locations
-from .service.options import CatalogOptionsResolver, OptionsResolver
 from .service.nodes import Nodes
+from .service.options import CatalogOptionsResolver, OptionsResolver
 from .service.ownership import Ownership
 from .service.peer_calls import OfferedTools, PeerCalls
 from .service.push import PushLimits, PushNotifications
@@ -744,6 +744,7 @@ def _options(
         sessions=sessions,
         bindings=adapters.bindings,
         worktrees=services.worktrees,
+        has_label=services.nodes.has_label,
         agent=settings.upstream.agent,
         isolation=settings.server.isolation,
         limiter=services.limiter,

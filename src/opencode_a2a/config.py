@@ -1003,7 +1003,10 @@ class NodeSettings(SettingsGroup):
     )
     labels: WordList = Field(
         default=[],
-        description="What the node has that others may not have, for the operator to see.",
+        examples=[["gpu", "repo-b"]],
+        description="Words for what the node has that others may not have. A message that begins a "
+        "context can ask for one of them (`metadata.opencode.node`), also for a node of another "
+        "workspace root.",
     )
     return_seconds: float = Field(
         default=300.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from tests.faults.steering import control
 from tests.load.client import REST, Client, Refused, connected, last
 from tests.postgres import Postgres
 from tests.running import TOKEN, Service, Upstream, fake_opencode, service
-
 
 CALLER = {
     "scheme": "bearer",
@@ -52,8 +51,8 @@ def fleet(postgres: Postgres, tmp_path: Path) -> Iterator[Fleet]:
     with (
         fake_opencode(folders[0]) as first,
         fake_opencode(folders[1]) as second,
-        service(first, folders[0], A2A_NODE_NAME="one", **common) as one,
-        service(second, folders[1], A2A_NODE_NAME="two", **common) as two,
+        service(first, folders[0], A2A_NODE_NAME="one", A2A_NODE_LABELS="big", **common) as one,
+        service(second, folders[1], A2A_NODE_NAME="two", A2A_NODE_LABELS="gpu", **common) as two,
     ):
         yield Fleet((first, second), (one, two))
 
@@ -98,6 +97,33 @@ async def _call(client: Client, method: str, **params: Any) -> Any:
         answer = await response.json()
     assert "error" not in answer, answer
     return answer["result"]
+
+
+def _at(label: str) -> dict[str, Any]:
+    return {"opencode": {"node": label}}
+
+
+async def test_a_caller_names_a_label_or_a_node(fleet: Fleet) -> None:
+    one, two = fleet.nodes
+    async with connected(one) as ours, connected(two) as theirs:
+        here, there = ours[REST], theirs[REST]
+        before = await fleet.prompts()
+        first = await there.send("one", metadata=_at("big"))
+        for client in (here, there):
+            assert (await client.send("more", metadata=_at("gpu"))).answer == "ECHO: more"
+            assert (await client.send("more", metadata=_at("two"))).answer == "ECHO: more"
+            again = await client.send("again", contextId=first.context, metadata=_at("big"))
+            assert again.session == first.session
+            with pytest.raises(Refused, match="labels of running nodes are big, gpu") as refused:
+                await client.send("nowhere", metadata=_at("huge"))
+            assert refused.value.reason == "INVALID_PARAMS"
+            with pytest.raises(Refused, match="does not move; use a new context") as refused:
+                await client.send("elsewhere", contextId=first.context, metadata=_at("gpu"))
+            assert refused.value.reason == "INVALID_PARAMS"
+        assert await fleet.prompts() == [before[0] + 3, before[1] + 4]
+        await _call(there, "opencode.nodes.drain", node="one")
+        with pytest.raises(Refused, match="no node that takes new work has"):
+            await there.send("nobody takes it", metadata=_at("big"))
 
 
 async def test_a_stream_is_the_same_from_every_node(fleet: Fleet) -> None:
@@ -149,20 +175,26 @@ async def test_every_node_lists_all_nodes(fleet: Fleet) -> None:
         here, there = ours[REST], theirs[REST]
         for task in [await here.send("[[hang]]", wait=False) for _ in range(4)]:
             await here.until(task.id, "working")
-        async with asyncio.timeout(60):
-            found = await _nodes(here)
-            while sum(node["load"] for node in found.values()) < 4:
-                await asyncio.sleep(0.2)
-                found = await _nodes(here)
+        found = await _nodes_once(here, lambda nodes: sum(n["load"] for n in nodes.values()) == 4)
         assert {node["state"] for node in found.values()} == {"running"}
         assert found["one"]["opencode"] != found["two"]["opencode"]
         for name, client in (("one", here), ("two", there)):
             said = await _nodes(client)
             assert [each for each, node in said.items() if node["answers"]] == [name]
         fleet.nodes[0].program.kill()
-        async with asyncio.timeout(60):
-            while (await _nodes(there))["one"]["state"] != "gone":
-                await asyncio.sleep(0.2)
+        await _nodes_once(there, lambda nodes: nodes["one"]["state"] == "gone")
+
+
+async def _nodes_once(
+    client: Client, condition: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """The nodes by name, once this is true of them."""
+    async with asyncio.timeout(60):
+        while True:
+            found = await _nodes(client)
+            if condition(found):
+                return found
+            await asyncio.sleep(0.2)
 
 
 async def _nodes(client: Client) -> dict[str, Any]:
@@ -175,7 +207,8 @@ async def test_a_drained_node_gets_no_new_work_and_stops(fleet: Fleet) -> None:
         here, there = ours[REST], theirs[REST]
         working = await here.send("[[permission]]", wait=False)
         await there.until(working.id, "input-required")
-        (busy,) = [name for name, node in (await _seen_at_work(here)).items() if node["load"]]
+        found = await _nodes_once(here, lambda nodes: any(n["load"] for n in nodes.values()))
+        (busy,) = [name for name, node in found.items() if node["load"]]
         said = await _call(there, "opencode.nodes.drain", node=busy)
         assert {n["name"]: n["state"] for n in said["items"]}[busy] == "draining"
         await _call(there, "opencode.nodes.resume", node=busy)
@@ -193,14 +226,6 @@ async def test_a_drained_node_gets_no_new_work_and_stops(fleet: Fleet) -> None:
         for method in ("opencode.nodes.drain", "opencode.nodes.resume"):
             with pytest.raises(AssertionError, match="no running node has this name or id"):
                 await _call(there, method, node="one")
-
-
-async def _seen_at_work(client: Client) -> dict[str, Any]:
-    """The nodes, once one of them says that it has a task."""
-    async with asyncio.timeout(60):
-        while not any(node["load"] for node in (found := await _nodes(client)).values()):
-            await asyncio.sleep(0.2)
-    return found
 
 
 async def test_no_other_opencode_is_asked_to_go_on_with_what_a_dead_node_left(

@@ -100,8 +100,8 @@ class Client:
     url: str
     form: Form
 
-    async def send(self, text: str, *, wait: bool = True, **members: str) -> Telling:
-        """`members` of the message may be contextId and taskId."""
+    async def send(self, text: str, *, wait: bool = True, **members: Any) -> Telling:
+        """`members` of the message may be contextId, taskId and metadata."""
         body = await self._ask("send", self.form.sending(text, wait=wait, **members))
         return self._told(body if self.form.tagged else body["task"])
 

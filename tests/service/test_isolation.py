@@ -25,6 +25,7 @@ from opencode_a2a.domain.values import (
     Role,
     Root,
     Selection,
+    SessionRef,
     TaskState,
     Text,
     WorktreeRef,
@@ -476,8 +477,13 @@ def resolver(desk: Desk, isolation: Default = "none") -> CatalogOptionsResolver:
         sessions=Sessions(ScriptedAgent(), desk.bindings, worktrees=desk.worktrees),
         bindings=desk.bindings,
         worktrees=desk.worktrees,
+        has_label=_is_here,
         isolation=isolation,
     )
+
+
+async def _is_here(label: str) -> bool:
+    return label == "here"
 
 
 async def resolved(
@@ -485,6 +491,16 @@ async def resolved(
 ) -> Selection:
     found = resolver(desk, default)
     return await found.resolve(ALICE, context, title="Fix", options=options)
+
+
+async def test_a_node_that_is_asked_for_has_to_be_this_one(desk: Desk) -> None:
+    assert (await resolved(desk, RequestOptions(node="here"))).node == "here"
+    with pytest.raises(InvalidParams, match="no node has the name or label 'gpu'"):
+        await resolved(desk, RequestOptions(node="gpu"))
+    await desk.bindings.bind(ALICE.principal, "c", SessionRef("ses_1", directory=str(desk.root)))
+    assert (await resolved(desk, RequestOptions(node="here"))).node == "here"
+    with pytest.raises(InvalidParams, match="does not move; use a new context"):
+        await resolved(desk, RequestOptions(node="gpu"))
 
 
 async def test_a_deployment_isolates_new_contexts_unless_a_request_says_otherwise(

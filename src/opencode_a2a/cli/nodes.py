@@ -46,7 +46,9 @@ def run_nodes(arguments: argparse.Namespace) -> int:
         reason = str(getattr(exc, "orig", exc)).strip().splitlines()
         raise CommandError(f"the database cannot be used: {reason[0] if reason else exc}") from None
     if not changed:
-        raise CommandError(f"there is no running node {arguments.node}: see `opencode-a2a nodes list`.")
+        raise CommandError(
+            f"there is no running node {arguments.node}: see `opencode-a2a nodes list`."
+        )
     said = "gets no new work and stops when its tasks have ended"
     print_result(f"{arguments.node} {said if action == 'drain' else 'gets new work again'}.")
     return 0
@@ -54,8 +56,7 @@ def run_nodes(arguments: argparse.Namespace) -> int:
 
 def _json(nodes: Sequence[Node], now: int) -> str:
     found: list[dict[str, Any]] = [
-        {**asdict(node), "labels": sorted(node.labels), "state": node.state(now)}
-        for node in nodes
+        {**asdict(node), "labels": sorted(node.labels), "state": node.state(now)} for node in nodes
     ]
     for each in found:
         del each["dead"], each["draining"]  # the state says both

@@ -48,6 +48,9 @@ class Node:
             return "gone"
         return "draining" if self.draining else "running"
 
+    def is_called(self, label: str) -> bool:
+        return label == self.name or label in self.labels
+
     @property
     def used(self) -> float:
         """The share of its capacity that is in use; more than 1 while tasks wait."""
@@ -112,7 +115,7 @@ def _fitting(nodes: Iterable[Node], *, root: str, label: str | None, now: int) -
         for node in nodes
         if node.is_alive(now)
         and not node.draining
-        and (node.root == root if label is None else label in node.labels | {node.name})
+        and (node.root == root if label is None else node.is_called(label))
     ]
 
 

@@ -166,6 +166,7 @@ class RequestOptions:
     directory: str | None = None
     workspace: str | None = None
     isolation: Literal["worktree", "none"] | None = None
+    node: str | None = None  # the name or a label of a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +181,15 @@ class Isolation:
 class Selection:
     """The model, agent and variant for one prompt, checked; None means the default.
 
-    `isolation` comes with the first prompt of a context only.
+    `isolation` comes with the first prompt of a context only. `node` is the name or label that the
+    caller has given of the node that does it.
     """
 
     model: ModelRef | None = None
     agent: str | None = None
     variant: str | None = None
     isolation: Isolation | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ SESSION_BINDING = Extension(
             "shown_as": "metadata.opencode.worktree",
             "fields": list(WorktreeMark.model_fields),
         },
+        "node": {
+            "metadata_field": "metadata.opencode.node",
+            "values": "a label or the name of a node of this service",
+            "rule": "with the first message of a context; it may be repeated, but not changed",
+        },
     },
 )
 

@@ -129,12 +129,12 @@ class Forwarding:
         if request.options.session is not None:
             return await cluster.for_session(request.options.session)
         if request.context_id is None:
-            return cluster.for_new_context()
+            return cluster.for_new_context(label=request.options.node)
         if request.context_id.startswith(SESSION_CONTEXT_PREFIX):
             return await cluster.for_session(
                 request.context_id.removeprefix(SESSION_CONTEXT_PREFIX)
             )
-        return await cluster.for_context(owner, request.context_id)
+        return await cluster.for_context(owner, request.context_id, request.options.node)
 
     async def _ask(self, find: Find, kind: str, body: Json) -> Any:
         """Ask whoever it is for. A task that passes to another node is followed there."""

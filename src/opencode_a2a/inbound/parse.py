@@ -240,6 +240,11 @@ class OpenCodeOptions(Wire):
     isolation: Literal["worktree", "none"] | None = Field(
         default=None, description="With the first message of a context: a git worktree of its own"
     )
+    node: Id | None = Field(
+        default=None,
+        description="With the first message of a context: a label or the name of the node that "
+        "does it",
+    )
 
 
 class RequestMetadata(Wire):
@@ -371,6 +376,7 @@ def _options(here: RequestMetadata, there: RequestMetadata) -> RequestOptions:
         directory=here.opencode.directory or there.opencode.directory,
         workspace=here.opencode.workspace.id or there.opencode.workspace.id,
         isolation=here.opencode.isolation or there.opencode.isolation,
+        node=here.opencode.node or there.opencode.node,
     )
 
 

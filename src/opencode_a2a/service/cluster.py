@@ -147,11 +147,13 @@ class Cluster:
     async def for_task(self, owner: str, task_id: str) -> Node | None:
         return self._other(await self._store.of_task(owner, task_id))
 
-    async def for_context(self, owner: str, context_id: str) -> Node | None:
+    async def for_context(
+        self, owner: str, context_id: str, label: str | None = None
+    ) -> Node | None:
         """A context whose node does not come back goes on elsewhere, in a new session."""
         where = await self._store.of_context(owner, context_id)
         if where == Whereabouts():
-            return self.for_new_context(context_id)
+            return self.for_new_context(context_id, label=label)
         found = doer(self.nodes, where, here=self.here, now=self._store.clock())
         if (
             isinstance(found, Away)
@@ -159,9 +161,10 @@ class Cluster:
             and where.holder is None
             and found.is_over(self._store.clock(), self._return_ms)
         ):
+            chosen = self.for_new_context(label=label, root=where.root)
             logger.warning("context.moved", context=context_id, gone=found.opencode)
             await self._store.let_go(owner, context_id, found.opencode)
-            return self.for_new_context()
+            return chosen
         return self._other(where)
 
     async def for_session(self, session_id: str) -> Node | None:
@@ -171,21 +174,21 @@ class Cluster:
         return self._other(await self._store.of_request(owner, request_id))
 
     def for_new_context(
-        self, context_id: str | None = None, label: str | None = None
+        self, context_id: str | None = None, *, label: str | None = None, root: str | None = None
     ) -> Node | None:
-        """`context_id`: where the client has chosen it."""
+        """`context_id`: where the client has chosen it; `root`: where it began at another node."""
         here, now = self.here, self._store.clock()
+        root = root or here.root
         fleet = [here, *(node for node in self.nodes if node.holder != here.holder)]
         if context_id is not None:
-            chosen = place_named(fleet, root=here.root, label=label, context_id=context_id, now=now)
+            chosen = place_named(fleet, root=root, label=label, context_id=context_id, now=now)
         else:
             seed = uuid.uuid4().int
-            chosen = place(fleet, root=here.root, label=label, here=here.holder, now=now, seed=seed)
+            chosen = place(fleet, root=root, label=label, here=here.holder, now=now, seed=seed)
         if chosen is None and label is not None:
-            raise InvalidParams.at(
-                "metadata.opencode.node",
-                f"no node that takes new work has the name or label {label!r}",
-            )
+            raise _no_node(label, [each for each in fleet if each.state(now) == "running"])
+        if chosen is None and root != here.root:
+            raise NodeUnavailable.of(None)
         if chosen is None or (chosen.opencode == here.opencode and not here.draining):
             return None  # to ask another node of the same OpenCode would only take longer
         if chosen.holder == here.holder:
@@ -333,6 +336,13 @@ class Cluster:
             self._drained = True
             logger.info("node.drained", node=own.name)
             self._on_drained()
+
+
+def _no_node(label: str, running: Sequence[Node]) -> InvalidParams:
+    labels = sorted(set[str]().union(*(node.labels for node in running)))
+    known = f"the labels of running nodes are {', '.join(labels)}" if labels else "none has a label"
+    problem = f"no node that takes new work has the name or label {label!r}; {known}"
+    return InvalidParams.at("metadata.opencode.node", problem)
 
 
 def described(exc: ServiceError) -> Json:

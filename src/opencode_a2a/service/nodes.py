@@ -42,6 +42,12 @@ class Nodes:
             return await self._shared.all()
         return [replace(self.describe(), started_at=self._started_at, seen_at=self.clock())]
 
+    async def has_label(self, label: str) -> bool:
+        """Whether this node, or another one of its OpenCode, has this name or label."""
+        here = self.describe()
+        found = [here, *(node for node in await self.all() if node.opencode == here.opencode)]
+        return any(node.is_called(label) for node in found)
+
     async def drain(self, node: str, *, draining: bool) -> int:
         """Let a running node get no new work, or get it again; how many have this name or id."""
         assert self._shared is not None, "its methods are switched off"

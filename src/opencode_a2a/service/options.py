@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -34,6 +35,7 @@ _MODEL_FIELD = "metadata.shared.model"
 _AGENT_FIELD = "metadata.opencode.agent"
 DEFAULT_AGENT = "build"  # OpenCode's
 ISOLATION_FIELD = "metadata.opencode.isolation"
+NODE_FIELD = "metadata.opencode.node"
 
 
 class OptionsResolver(Protocol):
@@ -68,6 +70,7 @@ class CatalogOptionsResolver:
     sessions: Sessions
     bindings: Bindings
     worktrees: ContextWorktrees
+    has_label: Callable[[str], Awaitable[bool]]  # whether this node, or another of its OpenCode
     agent: str | None = None  # of the deployment, for requests that choose none
     isolation: Literal["none", "worktree", "never"] = "none"  # unless a request says otherwise
     limiter: Limiter = field(default_factory=Limiter)
@@ -108,6 +111,8 @@ class CatalogOptionsResolver:
         bound = await self.bindings.session_of(caller.principal, context_id)
         if plain and bound is not None:
             return Selection()
+        if options.node is not None:
+            await self._check_node(options.node, is_new=bound is None)
         if bound is None:  # a bound context keeps its session, which may have been replaced since
             options = _with_listed_session(context_id, options)
         wanted = None
@@ -144,7 +149,11 @@ class CatalogOptionsResolver:
         goes_back = bound is not None and bound.model is not None
         model = options.model or (agent_model if goes_back else None)
         return Selection(
-            model=model, agent=options.agent, variant=options.variant, isolation=isolation
+            model=model,
+            agent=options.agent,
+            variant=options.variant,
+            isolation=isolation,
+            node=options.node,
         )
 
     async def resolve_next(
@@ -157,6 +166,18 @@ class CatalogOptionsResolver:
             bound = await self.bindings.session_of(caller.principal, context_id)
             selection = replace(selection, model=bound.model if bound is not None else None)
         return selection
+
+    async def _check_node(self, label: str, *, is_new: bool) -> None:
+        """Other nodes have been looked at before: what is here is for this one."""
+        if await self.has_label(label):
+            return
+        if is_new:
+            raise InvalidParams.at(NODE_FIELD, f"no node has the name or label {label!r}")
+        raise InvalidParams.at(
+            NODE_FIELD,
+            f"this context works at a node without the name or label {label!r}, and does not move; "
+            "use a new context",
+        )
 
     async def _wanted_session(
         self, caller: Caller, session_id: str, *, bound: SessionRef | None

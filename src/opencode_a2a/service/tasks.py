@@ -90,8 +90,9 @@ class Request:
         message = asdict(self.message)
         del message["message_id"]
         options = asdict(self.options)
-        if self.options.isolation is None:  # the digests of earlier versions are without it
-            del options["isolation"]
+        for name in ("isolation", "node"):  # the digests of earlier versions are without them
+            if options[name] is None:
+                del options[name]
         content = [message, self.context_id, self.task_id, options]
         content += ["new task"] if self.new_task else []
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
