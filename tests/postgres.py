@@ -114,6 +114,16 @@ class Postgres:
             found = connection.execute(statement.encode())
             return found.fetchall() if found.description else []
 
+    @contextmanager
+    def locked(self, statement: str) -> Iterator[None]:
+        """A transaction that runs a statement, and stays open while the block lasts."""
+        import psycopg
+
+        to = f"host=127.0.0.1 port={self.port} user=a2a dbname=postgres sslmode=disable"
+        with psycopg.connect(to) as connection:
+            connection.execute(statement.encode())
+            yield
+
     def emptied(self) -> str:
         """The URL of its database, in which there is nothing."""
         self.say("DROP SCHEMA public CASCADE; CREATE SCHEMA public")

@@ -475,8 +475,8 @@ def _cluster(settings: Settings, adapters: _Adapters, nodes: Nodes) -> Cluster |
     return Cluster(
         SqlNodes(adapters.database, adapters.root, adapters.log.holder),
         nodes.describe,
+        log=adapters.log,
         return_ms=int(settings.node.return_seconds * 1_000),
-        fail_abandoned=adapters.log.fail_abandoned,
         on_drained=lambda: signal.raise_signal(signal.SIGTERM),
     )
 
@@ -754,8 +754,6 @@ def _options(
 def _tasks(
     adapters: _Adapters, scheduler: Scheduler, *, services: Services, options: OptionsResolver
 ) -> Tasks:
-    is_shared = adapters.database.is_server
-    retelling = Retelling(adapters.log, adapters.bindings) if is_shared else None
     return Tasks(
         agent=services.agent,
         log=adapters.log,
@@ -765,7 +763,6 @@ def _tasks(
         inputs=services.inputs,
         clock=adapters.database.clock,
         limiter=services.limiter,
-        retelling=retelling,
     )
 
 
@@ -782,6 +779,7 @@ def _scheduler(
         sessions=sessions,
         interrupts=adapters.interrupts,
         limits=_limits(settings),
+        retelling=Retelling(adapters.log) if adapters.database.is_server else None,
         clock=adapters.database.clock,
         peer_calls=calls,
         limiter=limiter,
@@ -799,6 +797,7 @@ def _limits(settings: Settings) -> SchedulerLimits:
         grace=server.shutdown_grace_seconds,
         answer=server.interrupt_request_ttl_seconds,
         continues=server.on_interrupted == "continue",
+        stores_start=settings.state.is_shared,
     )
 
 

@@ -53,7 +53,7 @@ def test_nodes_are_listed_and_drained(
     assert found["state"] == "running"
     code, said = run(["drain", "nobody"], url, capsys, monkeypatch)
     assert code == 1
-    assert "no node nobody" in said
+    assert "no running node nobody" in said
 
 
 def test_only_processes_on_a_server_are_nodes(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from tests.fakes.opencode import expected_text
 from tests.faults.steering import control
-from tests.load.client import REST, Client, Refused, connected, last
+from tests.load.client import REST, Client, Refused, Telling, connected, last
 from tests.postgres import Postgres
 from tests.running import TOKEN, Service, Upstream, fake_opencode, service
 
@@ -29,6 +31,7 @@ CALLER = {
 class Fleet:
     upstreams: tuple[Upstream, Upstream]
     nodes: tuple[Service, Service]
+    restarted: list[Callable[[], AbstractContextManager[Service]]]  # each of the nodes
 
     async def prompts(self) -> list[int]:
         return [len((await control(each, "stats"))["prompts"]) for each in self.upstreams]
@@ -36,7 +39,13 @@ class Fleet:
 
 @pytest.fixture
 def fleet(postgres: Postgres, tmp_path: Path) -> Iterator[Fleet]:
-    """Two nodes for one workspace, and their OpenCodes."""
+    """Two nodes for one workspace, and their OpenCodes. A lost node is given up soon."""
+    with started(postgres, tmp_path, A2A_NODE_RETURN_SECONDS="2") as found:
+        yield found
+
+
+@contextmanager
+def started(postgres: Postgres, tmp_path: Path, **settings: str) -> Iterator[Fleet]:
     url = postgres.without_tasks()
     (tmp_path / "work").mkdir()
     folders = [tmp_path / name for name in ("one", "two")]
@@ -45,16 +54,24 @@ def fleet(postgres: Postgres, tmp_path: Path) -> Iterator[Fleet]:
     common = {
         "A2A_TASK_STORE_DATABASE_URL": url,
         "OPENCODE_WORKSPACE_ROOT": str(tmp_path / "work"),
-        "A2A_NODE_RETURN_SECONDS": "2",
         "A2A_STATIC_AUTH_CREDENTIALS": json.dumps([CALLER]),
+        **settings,
     }
+    own = [
+        {**common, "A2A_NODE_NAME": name, "A2A_NODE_LABELS": label}
+        for name, label in (("one", "big"), ("two", "gpu"))
+    ]
     with (
         fake_opencode(folders[0]) as first,
         fake_opencode(folders[1]) as second,
-        service(first, folders[0], A2A_NODE_NAME="one", A2A_NODE_LABELS="big", **common) as one,
-        service(second, folders[1], A2A_NODE_NAME="two", A2A_NODE_LABELS="gpu", **common) as two,
+        service(first, folders[0], **own[0]) as one,
+        service(second, folders[1], **own[1]) as two,
     ):
-        yield Fleet((first, second), (one, two))
+        again = [
+            partial(service, upstream, folder, **settings)
+            for upstream, folder, settings in zip((first, second), folders, own, strict=True)
+        ]
+        yield Fleet((first, second), (one, two), again)
 
 
 async def test_any_node_answers_any_request_about_any_task(fleet: Fleet) -> None:
@@ -122,6 +139,7 @@ async def test_a_caller_names_a_label_or_a_node(fleet: Fleet) -> None:
             assert refused.value.reason == "INVALID_PARAMS"
         assert await fleet.prompts() == [before[0] + 3, before[1] + 4]
         await _call(there, "opencode.nodes.drain", node="one")
+        assert await asyncio.to_thread(one.program.process.wait, 60) == 0
         with pytest.raises(Refused, match="no node that takes new work has"):
             await there.send("nobody takes it", metadata=_at("big"))
 
@@ -226,6 +244,125 @@ async def test_a_drained_node_gets_no_new_work_and_stops(fleet: Fleet) -> None:
         for method in ("opencode.nodes.drain", "opencode.nodes.resume"):
             with pytest.raises(AssertionError, match="no running node has this name or id"):
                 await _call(there, method, node="one")
+
+
+async def test_a_task_says_that_it_waits_for_its_node(postgres: Postgres, tmp_path: Path) -> None:
+    with started(postgres, tmp_path) as fleet:
+        one, two = fleet.nodes
+        async with connected(two) as theirs:
+            there = theirs[REST]
+            task = await there.send("[[hang]]", wait=False, metadata=_at("one"))
+            await there.until(task.id, "working")
+            async with asyncio.timeout(120), there.subscribe(task.id) as stream:
+                one.program.kill()
+                async for told in stream:
+                    if told.note:
+                        break
+                assert told.state == "working"
+                assert told.note.startswith("The node that has this task is not running")
+                found = await _call(there, "GetTask", id=task.id)
+                assert found["status"]["message"]["parts"][0]["text"] == told.note
+                assert found["metadata"]["opencode"]["node"]["state"] == "lost"
+                listed = await _call(there, "ListTasks")
+                assert listed["tasks"][0]["status"]["message"]["parts"][0]["text"] == told.note
+                with pytest.raises(Refused) as refused:
+                    await there.cancel(task.id)
+                assert refused.value.reason == "NODE_UNAVAILABLE"
+                with fleet.restarted[0]():
+                    async for told in stream:
+                        if not told.note:
+                            break
+                    found = await _call(there, "GetTask", id=task.id)
+                    assert "node" not in found.get("metadata", {}).get("opencode", {})
+                    assert (await there.cancel(task.id)).state == "canceled"
+        assert await fleet.prompts() == [1, 0]
+
+
+async def test_what_a_lost_node_has_not_begun_is_begun_once_by_another_one(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    with started(postgres, tmp_path, OPENCODE_MAX_CONCURRENT_STREAMS="1") as fleet:
+        one, two = fleet.nodes
+        async with connected(one) as ours, connected(two) as theirs:
+            here, there = ours[REST], theirs[REST]
+            stuck = [
+                await here.send("[[hang]]", wait=False, metadata=_at(name))
+                for name in ("one", "two")
+            ]
+            for task in stuck:
+                await there.until(task.id, "working")
+            queued = [await here.send(f"question {n}", wait=False) for n in range(6)]
+            at_one = "SELECT count(*) FROM tasks WHERE opencode = (SELECT opencode FROM nodes "
+            (held,) = postgres.say(f"{at_one} WHERE name = 'one')")[0]
+            assert held != 1, "some of them wait at the node that is killed"
+            one.program.kill()
+            await there.cancel(stuck[1].id)
+            for n, task in enumerate(queued):
+                done = await there.until(task.id, "completed")
+                assert done.answer == f"ECHO: question {n}"
+            assert await fleet.prompts() == [1, 7]
+
+
+async def test_a_message_whose_node_dies_before_it_is_stored_is_taken_by_another_one_once(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    """It has no key and no context, so the client could not send it again."""
+    with started(postgres, tmp_path) as fleet:
+        one, two = fleet.nodes
+        async with connected(one) as ours:
+            here = ours[REST]
+            busy = await here.send("[[hang]]", wait=False, metadata=_at("one"))
+            await here.until(busy.id, "working")
+            # Nobody can store a task now: the other node takes the message, and gets no further.
+            with postgres.locked("LOCK TABLE entries IN SHARE ROW EXCLUSIVE MODE"):
+                sending = asyncio.create_task(here.send("hello"))
+                async with asyncio.timeout(60):
+                    taken = "SELECT 1 FROM commands WHERE taken_at IS NOT NULL"
+                    while not postgres.say(taken):  # noqa: ASYNC110 (tells nobody)
+                        await asyncio.sleep(0.05)
+                two.program.kill()
+            assert (await sending).answer == "ECHO: hello"
+            assert await fleet.prompts() == [2, 0]
+
+
+async def test_a_conversation_is_retold_also_if_its_new_node_is_killed_before(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    settings = {"OPENCODE_MAX_CONCURRENT_STREAMS": "1", "A2A_NODE_RETURN_SECONDS": "2"}
+    with started(postgres, tmp_path, **settings) as fleet:
+        one, two = fleet.nodes
+        async with connected(two) as theirs:
+            there = theirs[REST]
+            first = await there.send("My name is Ada.", metadata=_at("one"))
+            stuck = await there.send("[[hang]]", wait=False, metadata=_at("two"))
+            await there.until(stuck.id, "working")
+            one.program.kill()
+            waiting = await _sent_elsewhere(there, "What is my name?", first.context)
+            two.program.kill()
+        with fleet.restarted[1]() as again:
+            async with connected(again) as theirs:
+                there = theirs[REST]
+                await there.until(stuck.id, "working")
+                assert (await there.cancel(stuck.id)).state == "canceled"
+                done = await there.until(waiting.id, "completed")
+                assert done.answer.count("User: My name is Ada.") == 1
+                found = await _call(there, "GetTask", id=waiting.id)
+                assert found["metadata"]["opencode"]["retold"] is True
+                more = await there.send("And again?", contextId=first.context)
+                assert "Ada" not in more.answer
+                assert more.session == done.session
+        assert await fleet.prompts() == [1, 3]
+
+
+async def _sent_elsewhere(client: Client, text: str, context: str) -> Telling:
+    """Send a message in the context of a lost node, once that is given up."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await client.send(text, contextId=context, wait=False)
+            except Refused as exc:
+                assert exc.reason == "NODE_UNAVAILABLE", exc
+            await asyncio.sleep(0.2)
 
 
 async def test_no_other_opencode_is_asked_to_go_on_with_what_a_dead_node_left(

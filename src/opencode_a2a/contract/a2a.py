@@ -162,6 +162,14 @@ class QueueMark(Shape):
     task_id: str = Field(default="", description="With context: the task that has to end first")
 
 
+class NodeMark(Shape):
+    """Whether a node can work on the task. Nothing is said while one does."""
+
+    state: str = Field(description="lost, or returned (once, in the event that says so)")
+    opencode: str = Field(default="", description="With lost: the OpenCode that has the session")
+    until: str = Field(default="", description="With lost: when the task fails")
+
+
 class ResumeMark(Shape):
     """What to send, as it is, to have the agent continue; in the words of the request's line."""
 
@@ -181,6 +189,11 @@ class OpenCodeMarks(Shape):
     variant: str = Field(default="", description="Of the model, where one was chosen")
     error: ErrorMark | None = None
     queue: QueueMark | None = None
+    node: NodeMark | None = None
+    retold: bool = Field(
+        default=False,
+        description="The session is a new one at another node, and was told what was said before",
+    )
     resume: ResumeMark | None = Field(
         default=None, description="Of a task that failed because OpenCode was interrupted"
     )

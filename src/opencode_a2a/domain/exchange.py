@@ -95,6 +95,7 @@ class RunLimits:
     unreachable: float = 30.0  # OpenCode or the store may be away
     answer: float = 10_800.0  # a person may take to decide
     continues: bool = False  # once, where OpenCode has lost its work
+    stores_start: bool = False  # before the first prompt: others may take up what has not begun
 
 
 class Patience:

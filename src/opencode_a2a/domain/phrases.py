@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from .updates import DecisionRecord, Queued
+from .updates import DecisionRecord, NodeLost, Queued
 from .values import (
     Interrupt,
     PermissionAsk,
@@ -15,6 +15,7 @@ from .values import (
     Question,
     QuestionAsk,
     QuestionDecision,
+    timestamp,
 )
 
 LONGEST_STATUS = 2_000  # bytes of a text in a status: every look at the task brings it again
@@ -39,6 +40,20 @@ CONTINUE_PROMPT = (
     "done at all, so look before you repeat anything. Then continue, and finish the request."
 )
 CONTINUED_NOTE = "OpenCode was interrupted. The agent was told so, and asked to continue."
+
+
+RETOLD_NOTE = (
+    "The session of this conversation is lost with its node. It goes on in a new one, which is "
+    "told what was said before, but not what tools have returned."
+)
+
+
+def node_lost(lost: NodeLost) -> str:
+    """Why nothing happens, and until when that is so."""
+    return (
+        "The node that has this task is not running, so the task waits. It goes on when the node "
+        f"is back; if that is not so by {timestamp(lost.until)}, the task fails."
+    )
 
 
 def queueing(queued: Queued) -> str:

@@ -124,6 +124,15 @@ class TaskRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierTask:
+    """A task that was in a context before another one."""
+
+    id: str
+    session: str | None
+    elsewhere: bool  # it was done in another OpenCode
+
+
+@dataclass(frozen=True, slots=True)
 class TaskPage:
     rows: tuple[TaskRow, ...]
     total: int
@@ -237,6 +246,10 @@ class TaskLog(Protocol):
 
     async def older_held_by_other(self, head: TaskHead) -> str | None:
         """An older task of the same context that another process works on, if there is one."""
+        ...
+
+    async def earlier_tasks(self, head: TaskHead) -> Sequence[EarlierTask]:
+        """The newest ones of its context, oldest first; none where all OpenCodes are one."""
         ...
 
     async def ask_to_stop(self, task_id: str) -> None:

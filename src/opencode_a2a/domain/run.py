@@ -14,6 +14,8 @@ in `admission.py`; `service/runner.py` performs the effects.
 * A task of an earlier process goes on with the last of its prompts that OpenCode has.
 * Where OpenCode has lost its work on the last prompt, and `continues` is set, the agent is asked to
   continue: once for each task, by a new prompt that is stored before it is sent.
+* Where nodes share the store (`stores_start`), it is stored that a task has begun before its first
+  prompt is sent: what has not begun may be taken up by a node with another OpenCode.
 * What is unreachable is waited for; a cancel ends that at once, unless OpenCode may be at work.
 * The last updates close what is still open. Nothing follows them.
 """
@@ -265,6 +267,7 @@ class Run:
                 self._has_slot, self._may_give_way = True, False
                 if not self._has_started and self._session_id is not None:
                     self._has_started = True
+                    self._must_flush = self._limits.stores_start
                     return [Started(self._session_id, self._title, worktree=self._worktree)]
             case PromptSearched(found):
                 self._on_searched(found=found)

@@ -35,10 +35,13 @@ from .updates import (
     InterruptUpdate,
     LogEntry,
     MessageAdded,
+    NodeLost,
+    NodeReturned,
     PeerUsageAdded,
     Progress,
     Queued,
     RequestRecord,
+    Retold,
     SessionTitled,
     Started,
 )
@@ -113,6 +116,8 @@ class Task:
     # What the agent was asked, and what it asked for itself, which counts once it is settled.
     history: list[LogEntry] = field(default_factory=list)
     queued: Queued | None = None  # what the task waits for before it begins
+    lost: NodeLost | None = None  # while no node can work on it
+    retold: bool = False  # its session was told what was said in another one before
     blocks: dict[str, Block] = field(default_factory=dict)
     interrupts: dict[str, InterruptOpened] = field(default_factory=dict)
     answered: dict[str, InterruptAnswered] = field(default_factory=dict)  # not yet resolved
@@ -156,6 +161,8 @@ class Task:
             status_at=self.status_at,
             last_seq=self.last_seq,
             queued=self.queued,
+            lost=self.lost,
+            retold=self.retold,
             interrupts=self.interrupts.copy(),
             unclear=self.unclear,
             session=session,
@@ -207,6 +214,12 @@ class Task:
                 self._end(update)
             case Queued():
                 self.queued = update
+            case NodeLost():
+                self.lost = update
+            case NodeReturned():
+                self.lost = None
+            case Retold():
+                self.retold = True
             case Started(session=session, title=title, worktree=worktree):
                 self.session = SessionRef(session, title, worktree=worktree)
                 self.queued = None
@@ -272,7 +285,7 @@ class Task:
                 assert_never(update)
 
     def _end(self, update: Ended) -> None:
-        self.ended, self.queued = update, None
+        self.ended, self.queued, self.lost = update, None, None
         self.answered_by = update.answered_by or self.answered_by
         self.usage = update.usage or self.usage
         self.interrupts.clear()
@@ -323,6 +336,8 @@ class Task:
             session = self.session
             started = Started(session.id, session.title, worktree=session.worktree)
             entries.append(LogEntry(1, self.head.created_at, started))
+        if self.retold:
+            entries.append(LogEntry(1, self.head.created_at, Retold()))
         for block in self.visible_blocks():
             update: BlockText | BlockTool | BlockFile
             if block.call is not None:

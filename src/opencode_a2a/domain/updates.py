@@ -51,6 +51,24 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeLost:
+    """No node that can work on the task is running. It waits for one to return until then."""
+
+    opencode: str
+    until: int  # milliseconds since 1970
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReturned:
+    """A node goes on with the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retold:
+    """The session is a new one, and is told with the prompt what was said in the context before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Continued:
     """OpenCode has lost its work, and is asked to continue, with a prompt of this id.
 
@@ -248,6 +266,9 @@ InterruptUpdate: TypeAlias = (
 Update: TypeAlias = (
     MessageAdded
     | Queued
+    | NodeLost
+    | NodeReturned
+    | Retold
     | Started
     | Continued
     | SessionTitled
@@ -289,6 +310,9 @@ def state_after(update: Update) -> TaskState | None:
             return state
         case (
             MessageAdded()
+            | NodeLost()
+            | NodeReturned()
+            | Retold()
             | PeerUsageAdded()
             | ChangesMade()
             | SessionTitled()

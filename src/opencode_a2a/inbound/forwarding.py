@@ -8,7 +8,10 @@ dialect. Reading needs no other node: every event is in the database that all of
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ..contract.a2a import written
@@ -17,8 +20,16 @@ from ..contract.dispatch import Contract
 from ..contract.params import validated
 from ..domain.nodes import Node
 from ..domain.task import Task
-from ..domain.values import Caller
-from ..errors import NodeUnavailable, OtherOpenCode, OtherWorkspace, TaskHandover
+from ..domain.values import Caller, TaskState
+from ..errors import (
+    NodeUnavailable,
+    OtherOpenCode,
+    OtherWorkspace,
+    OutcomeUnknown,
+    StoreUnavailable,
+    TaskHandover,
+    TaskNotCancelable,
+)
 from ..observe.tracing import SpanRef
 from ..service.calls import read_path
 from ..service.cluster import Cluster, NotTaken
@@ -30,6 +41,7 @@ from .render import Renderer
 
 ATTEMPTS = 12  # while a task passes from one node to another
 PAUSE_SECONDS = 1.0
+UNANSWERED = 3  # nodes that may have done it and have not said so, before the client is told
 _DIALECTS = {dialect.name: dialect for dialect in (V1, V03, V03_REST)}
 
 T = TypeVar("T")
@@ -52,6 +64,15 @@ class Sent(Protocol):
     def depth(self) -> str | None: ...
     @property
     def trace(self) -> SpanRef: ...
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What a node is asked to do."""
+
+    kind: str
+    body: Json
+    unanswered: int = 0  # nodes that have taken it, and did not say what came of it
 
 
 class Forwarding:
@@ -95,15 +116,36 @@ class Forwarding:
             "idempotency_key": call.idempotency_key,
             "depth": call.depth,
             "trace": [call.trace.trace, call.trace.span, call.trace.sampled],
+            "command": str(uuid.uuid4()),
         }
-        found = await self._ask(lambda: self._node_for(call.caller, request), "send", body)
-        return None if found is None else await self._tasks.get(call.caller, found["task"])
+        request, asked = replace(request, command_id=body["command"]), _Asked("send", body)
+        try:
+            found = await self._ask(lambda: self._node_for(call.caller, request), asked)
+        except OutcomeUnknown:
+            with suppress(StoreUnavailable):
+                if (task := await self._tasks.find(call.caller, request)) is not None:
+                    return task
+            raise
+        if found is not None:
+            return await self._tasks.get(call.caller, found["task"])
+        if asked.unanswered:  # another node may have stored it, or be about to
+            return await self._tasks.send(call.caller, request)
+        return None
 
     async def cancel(self, caller: Caller, task_id: str) -> Task | None:
-        body = {"caller": _caller(caller), "task": task_id}
+        asked = _Asked("cancel", {"caller": _caller(caller), "task": task_id})
         find: Find = lambda: self._cluster.for_task(caller.principal, task_id)  # noqa: E731
-        found = await self._ask(find, "cancel", body)
-        return None if found is None else await self._tasks.get(caller, task_id)
+        try:
+            found = await self._ask(find, asked)
+        except TaskNotCancelable:
+            task = await self._tasks.get(caller, task_id)
+            if asked.unanswered and task.state is TaskState.CANCELED:
+                return task  # by the node that has not answered
+            raise
+        if found is None and not asked.unanswered:
+            return None
+        task = await self._tasks.get(caller, task_id)
+        return task if found is not None or task.state is TaskState.CANCELED else None
 
     async def method(
         self, name: str, caller: Caller, params: Any, *, dialect: str
@@ -119,7 +161,7 @@ class Forwarding:
         else:
             return None
         body = {"caller": _caller(caller), "method": name, "params": given, "dialect": dialect}
-        found = await self._ask(find, "method", body)
+        found = await self._ask(find, _Asked("method", body))
         return None if found is None else (found["value"],)
 
     async def _node_for(self, caller: Caller, request: Request) -> Node | None:
@@ -136,22 +178,34 @@ class Forwarding:
             )
         return await cluster.for_context(owner, request.context_id, request.options.node)
 
-    async def _ask(self, find: Find, kind: str, body: Json) -> Any:
-        """Ask whoever it is for. A task that passes to another node is followed there."""
+    async def _ask(self, find: Find, asked: _Asked) -> Any:
+        """Ask whoever it is for. A task that passes to another node is followed there.
+
+        A node that has not answered may have done it. What can be done once only, because a key
+        is stored with it, is asked of the next one.
+        """
         if self._cluster.is_alone:
             return None
         opencode = None
         for _ in range(ATTEMPTS):
-            if (node := await find()) is None:
-                return None
-            opencode = node.opencode
             try:
-                return await self._cluster.ask(node, kind, body)
+                if (node := await find()) is None:
+                    return None
+                opencode = node.opencode
+                return await self._cluster.ask(node, asked.kind, asked.body)
             except NotTaken:
                 continue
             except TaskHandover:
                 await asyncio.sleep(PAUSE_SECONDS)
-        raise NodeUnavailable.of(opencode)
+            except OutcomeUnknown:
+                asked.unanswered += 1
+                if asked.kind == "method" or asked.unanswered == UNANSWERED:
+                    raise
+            except NodeUnavailable:
+                if asked.unanswered:
+                    break
+                raise
+        raise OutcomeUnknown if asked.unanswered else NodeUnavailable.of(opencode)
 
     # -- being asked
 
@@ -160,7 +214,8 @@ class Forwarding:
         trace, span, sampled = body["trace"]
         path = read_path(body["depth"], SpanRef(trace, span, sampled=sampled))
         send = parse.Send(_DIALECTS[body["dialect"]], params, body["idempotency_key"], path)
-        task = await self._tasks.send(_caller_of(body), send.request)
+        request = replace(send.request, command_id=body.get("command"))
+        task = await self._tasks.send(_caller_of(body), request)
         return {"task": task.head.id}
 
     async def _on_cancel(self, body: Json) -> Json:

@@ -23,8 +23,10 @@ from ..domain.events import BlockKind, ToolCall
 from ..domain.phrases import (
     CONTINUE_PROMPT,
     CONTINUED_NOTE,
+    RETOLD_NOTE,
     asking,
     decision_note,
+    node_lost,
     queueing,
     request_note,
     waiting,
@@ -50,10 +52,13 @@ from ..domain.updates import (
     InterruptUnclear,
     LogEntry,
     MessageAdded,
+    NodeLost,
+    NodeReturned,
     PeerUsageAdded,
     Progress,
     Queued,
     RequestRecord,
+    Retold,
     SessionTitled,
     Started,
     Update,
@@ -147,6 +152,10 @@ class Renderer:
         opencode = self._end_marks(head, task.ended)
         if task.queued is not None:
             opencode |= _queue(task.queued)
+        if task.lost is not None:
+            opencode |= _node(task.lost)
+        if task.retold:
+            opencode["retold"] = True
         if task.session is not None:
             opencode |= _worktree(task.session.worktree)
         return body | _metadata(shared, opencode)
@@ -240,6 +249,8 @@ class Renderer:
     def _status_message(self, task: Task) -> Json | None:
         if task.ended is not None and task.ended.message:
             return self._note(task.head, task.state.value, task.ended.message)
+        if task.lost is not None and not task.interrupts:
+            return self._note(task.head, task.state.value, node_lost(task.lost))
         if task.queued is not None:
             return self._note(task.head, task.state.value, queueing(task.queued))
         if task.interrupts:
@@ -262,7 +273,7 @@ class Renderer:
                 return _accepts_file(head, part)
             case ChangesMade():
                 return self._shows_changes(head)
-            case Started() | Ended() | Queued():
+            case Started() | Ended() | Queued() | NodeLost() | NodeReturned() | Retold():
                 return True
             case MessageAdded() | InterruptAnswered() | RequestRecord() | DecisionRecord():
                 return False
@@ -313,6 +324,8 @@ class Renderer:
             case Queued():
                 message = self._note(head, moment.state.value, queueing(update))
                 return self._status_event(moment, {}, message, opencode=_queue(update))
+            case NodeLost() | NodeReturned() | Retold():
+                return self._node_event(moment, update)
             case Started(session=session, title=title, worktree=worktree):
                 shared = {"session": _session(session, title)}
                 return self._status_event(moment, shared, opencode=_worktree(worktree))
@@ -401,6 +414,21 @@ class Renderer:
         if self.dialect.version == "0.3":
             body["final"] = moment.last
         return self._wrapped("status-update", "statusUpdate", body)
+
+    def _node_event(self, moment: _Moment, update: NodeLost | NodeReturned | Retold) -> Json:
+        """A request of the agent stays what the task says while its node is away."""
+        match update:
+            case NodeLost():
+                asks = moment.state is TaskState.INPUT_REQUIRED
+                text, opencode = None if asks else node_lost(update), _node(update)
+            case NodeReturned():
+                text, opencode = None, {"node": {"state": "returned"}}
+            case Retold():
+                text, opencode = RETOLD_NOTE, {"retold": True}
+            case _:
+                assert_never(update)
+        message = self._note(moment.head, moment.state.value, text) if text is not None else None
+        return self._status_event(moment, {}, message, opencode=opencode)
 
     def _artifact_event(
         self, head: TaskHead, artifact: Json, *, append: bool = False, last_chunk: bool = True
@@ -640,6 +668,10 @@ def _queue(queued: Queued) -> Json:
     if queued.behind is None:
         return {"queue": {"reason": "slot"}}
     return {"queue": {"reason": "context", "task_id": queued.behind}}
+
+
+def _node(lost: NodeLost) -> Json:
+    return {"node": {"state": "lost", "opencode": lost.opencode, "until": timestamp(lost.until)}}
 
 
 def _worktree(worktree: WorktreeRef | None) -> Json:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import orjson
 import structlog
 
-from ..domain.nodes import Away, Node, Whereabouts, doer, place, place_named
+from ..domain.nodes import ALIVE_MS, Away, Node, Whereabouts, doer, place, place_named
 from ..errors import (
     InvalidParams,
     NodeUnavailable,
@@ -38,6 +38,7 @@ POLL_SECONDS = 1.0  # between two looks for a result, or for commands, that was 
 TAKE_SECONDS = 3.0  # for the other node to take a command
 DO_SECONDS = 120.0  # … and to do it
 GOODBYE_SECONDS = 5.0
+NOTICE_MS = 15_000  # for a node to be restarted before its tasks say that they wait for it
 
 Json = dict[str, Any]
 Handler = Callable[[Json], Awaitable[Any]]
@@ -75,6 +76,16 @@ class NodeStore(Protocol):
     async def forget(self, command_id: str) -> None: ...
 
 
+class LeftTasks(Protocol):
+    """What becomes of tasks whose nodes are gone. Times are the database's, in milliseconds."""
+
+    async def adopt_unstarted(
+        self, mine: Node, *, alive_since: int, return_since: int
+    ) -> Sequence[str]: ...
+    async def note_lost(self, since: int, *, return_ms: int) -> Sequence[str]: ...
+    async def fail_abandoned(self, before: int) -> Sequence[str]: ...
+
+
 class NotTaken(Exception):
     """The other node has not taken the command, and will not: ask somebody else."""
 
@@ -85,15 +96,15 @@ class Cluster:
         store: NodeStore,
         describe: Callable[[], Node],
         *,
+        log: LeftTasks,
         return_ms: int,
-        fail_abandoned: Callable[[int], Awaitable[object]],
         on_drained: Callable[[], None] = lambda: None,
     ) -> None:
         """`describe`: this node as it is now; `on_drained`: it has nothing left to do. After
         `return_ms`, what was left by nodes of an OpenCode that is gone is given up.
         """
         self._return_ms = return_ms
-        self._fail_abandoned = fail_abandoned
+        self._log = log
         self._store = store
         self._describe = describe
         self._on_drained = on_drained
@@ -105,6 +116,7 @@ class Cluster:
         self._doing: set[asyncio.Task[None]] = set()
         self._silent: dict[str, int] = {}  # nodes that did not take a command, and when last seen
         self._drained = False
+        self._beaten_at = self._steady_since = store.clock()  # without a pause
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -328,14 +340,33 @@ class Cluster:
         here = self.here
         self.nodes = self._without_silent(await self._store.beat(here))
         own = next((node for node in self.nodes if node.holder == here.holder), None)
-        now = self._store.clock()
-        if own is not None and now - own.started_at > self._return_ms:
-            # Whoever has just started gives the others time to start as well.
-            await self._fail_abandoned(now - self._return_ms)
+        if own is not None:
+            await self._look_after_others(own)
         if own is not None and own.draining and not self.here.load and not self._drained:
             self._drained = True
             logger.info("node.drained", node=own.name)
             self._on_drained()
+
+    async def _look_after_others(self, own: Node) -> None:
+        """See to the tasks of nodes that are gone.
+
+        A node that has just started, or was cut off from the database, gives the others time to
+        return as well: if the database was away, all of them look as if they were gone.
+        """
+        now = self._store.clock()
+        if now - self._beaten_at > ALIVE_MS // 2:
+            self._steady_since = now
+        self._beaten_at = now
+        steady_for = now - max(self._steady_since, own.started_at)
+        return_since = now - self._return_ms
+        if steady_for > ALIVE_MS and not own.draining:
+            await self._log.adopt_unstarted(
+                own, alive_since=now - ALIVE_MS, return_since=return_since
+            )
+        if steady_for > self._return_ms:
+            await self._log.fail_abandoned(return_since)
+        if steady_for > NOTICE_MS:
+            await self._log.note_lost(now - NOTICE_MS, return_ms=self._return_ms)
 
 
 def _no_node(label: str, running: Sequence[Node]) -> InvalidParams:

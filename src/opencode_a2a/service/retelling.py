@@ -1,26 +1,41 @@
-"""Finds what was said in a context whose session is gone with its node."""
+"""Finds what was said in a context whose session is gone with its node.
+
+It is looked up when the first prompt of a task is sent, and not kept: a process that goes on with
+the task of another one finds the same. The session itself says whether it was told already.
+"""
 
 from __future__ import annotations
 
-from ..domain.ports import Bindings, TaskLog
-from ..domain.retelling import retell
-from ..domain.values import TaskQuery
+from collections.abc import Iterator
 
-MAX_TASKS = 50  # the newest ones
+from ..domain.ports import AgentSession, TaskLog
+from ..domain.retelling import retell
+from ..domain.task import Task, TaskHead
+from ..domain.updates import Continued, MessageAdded, Retold
 
 
 class Retelling:
-    def __init__(self, log: TaskLog, bindings: Bindings) -> None:
+    def __init__(self, log: TaskLog) -> None:
         self._log = log
-        self._bindings = bindings
 
-    async def of_context(self, owner: str, context_id: str) -> str | None:
-        """What a new session must be told; None where the context has one, or has said nothing."""
-        if await self._bindings.session_of(owner, context_id) is not None:
+    async def before(self, head: TaskHead, session: AgentSession, message_id: str) -> str | None:
+        """What the session must be told before this prompt; None where it knows what was said."""
+        earlier = await self._log.earlier_tasks(head)
+        if not any(each.elsewhere for each in earlier):
             return None
-        query = TaskQuery(owner, context_id=context_id, limit=MAX_TASKS)
-        rows = (await self._log.list(query)).rows
-        if any(not row.state.terminal for row in rows):
-            return None  # the first of them will begin the session
-        heads = sorted((row.head for row in rows), key=lambda head: (head.created_at, head.id))
-        return retell([await self._log.get(owner, head.id) for head in heads])
+        task = await self._log.get(head.owner, head.id)
+        tasks = [await self._log.get(head.owner, each.id) for each in earlier]
+        here = {each.id for each in earlier if each.session == session.ref.id}
+        for each in (task, *(each for each in reversed(tasks) if each.head.id in here)):
+            for sent in _prompts(each):
+                if sent != message_id and await session.has(sent):
+                    return None
+        if (said := retell(tasks)) is not None and not task.retold:
+            self._log.append(head.id, [Retold()])
+        return said
+
+
+def _prompts(task: Task) -> Iterator[str]:
+    for update in (entry.update for entry in task.history):
+        if isinstance(update, MessageAdded | Continued) and update.upstream_id is not None:
+            yield update.upstream_id

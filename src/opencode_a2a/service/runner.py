@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
 import structlog
@@ -91,6 +91,7 @@ from ..observe.tracing import SpanRef
 from .calling_session import CallingSession
 from .limits import Limiter
 from .peer_calls import PeerCalls
+from .retelling import Retelling
 from .sessions import Sessions
 from .stopping import stop
 
@@ -147,6 +148,7 @@ class Tools:
     changes_seconds: float
     limiter: Limiter
     peer_calls: PeerCalls | None = None  # None where the agent cannot call peers
+    retelling: Retelling | None = None  # None where sessions stay where they are
 
 
 def _future() -> asyncio.Future[None]:
@@ -422,7 +424,9 @@ class Runner:
                 await self.tools.slots.slot(self, between_prompts=between_prompts)
                 return SlotGranted()
             case OpenSession(isolation):
-                return await self._open_session(isolation)
+                # Who has it now may have made a session already.
+                held = await log.confirm_lease(task_id)
+                return await self._open_session(isolation) if held else LeaseLost()
             case RenewSession():
                 return await self._renew_session()
             case DiscardSession():
@@ -471,7 +475,7 @@ class Runner:
                 self._enter_turn(prompt.message_id)
                 if not prompt.parts and self.prepare is not None:
                     prompt = await self.prepare(prompt.message_id)
-                await session.prompt(prompt)
+                await session.prompt(await self._with_earlier(prompt, session))
                 return PromptSent()
             case Reconcile(message_id):
                 metrics.RECONCILES.add()
@@ -486,6 +490,13 @@ class Runner:
                 return ChangesRead(await self._changes(session, message_ids))
             case _:
                 assert_never(effect)
+
+    async def _with_earlier(self, prompt: Prompt, session: AgentSession) -> Prompt:
+        """A prompt and, before it, what was said in the context, if the session was not there."""
+        if (retelling := self.tools.retelling) is None or self.run.fresh:
+            return prompt
+        said = await retelling.before(self.head, session, prompt.message_id)
+        return prompt if said is None else replace(prompt, parts=(said, *prompt.parts))
 
     async def _open_session(self, isolation: Isolation | None) -> SessionOpened:
         owner, context_id = self.head.owner, self.head.context_id

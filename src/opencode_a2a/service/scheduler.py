@@ -38,6 +38,7 @@ from ..locks import KeyedLock
 from ..observe import metrics
 from .limits import Limiter
 from .peer_calls import PeerCalls
+from .retelling import Retelling
 from .runner import Prepare, Runner, Tools, log_wait
 from .sessions import Sessions
 
@@ -96,7 +97,9 @@ class Scheduler:
         clock: Callable[[], int],
         peer_calls: PeerCalls | None = None,
         limiter: Limiter | None = None,
+        retelling: Retelling | None = None,
     ) -> None:
+        """`retelling`: what to tell a new session of a context; None where sessions do not move."""
         self._limiter = limiter or Limiter()
         self._limiter.tasks = self
         self.deciding: KeyedLock[str] = KeyedLock()  # by task: what is decided first counts
@@ -112,6 +115,7 @@ class Scheduler:
             changes_seconds=limits.abort,
             limiter=self._limiter,
             peer_calls=peer_calls,
+            retelling=retelling,
         )
         self._runners: dict[str, Runner] = {}
         bounds = Bounds(

@@ -16,7 +16,6 @@ from ..domain.task import Task, TaskHead
 from ..domain.updates import MessageAdded
 from ..domain.values import (
     TERMINAL_STATES,
-    Attachment,
     Caller,
     CallPath,
     Message,
@@ -44,7 +43,6 @@ from .interrupts import Interrupts
 from .limits import Limiter
 from .options import OptionsResolver
 from .replay import Replay, replay, replay_from
-from .retelling import Retelling
 from .scheduler import Scheduler
 
 MAX_TITLE = 60  # characters
@@ -64,6 +62,7 @@ class Request:
     modes: OutputModes = OutputModes()
     idempotency_key: str | None = None
     options: RequestOptions = RequestOptions()
+    command_id: str | None = None  # where another node was asked to take it
     new_task: bool = False  # it answers nothing, although a task of its context waits for an answer
     path: CallPath = CallPath()  # not in the digest: the same request again may have another trace
 
@@ -71,13 +70,16 @@ class Request:
         """The keys by which the service recognises this request when it is sent again.
 
         They are the key that the client chose, and the message id together with the content and
-        the context or task: some clients use one id for many messages.
+        the context or task: some clients use one id for many messages. A request that a node asks
+        others to take, one after the other, has a key of its own, so that only one of them does.
         """
         continues = self.context_id is not None or self.task_id is not None
-        if self.idempotency_key is None and not continues:
+        if self.idempotency_key is None and self.command_id is None and not continues:
             return []
         digest = self.digest()
         keys = []
+        if self.command_id is not None:
+            keys.append(Key(name=f"command:{self.command_id}", digest=digest, at=now))
         if self.idempotency_key is not None:
             keys.append(Key(name=f"key:{self.idempotency_key}", digest=digest, at=now))
         if continues:
@@ -138,11 +140,8 @@ class Tasks:
         inputs: Inputs,
         clock: Callable[[], int],
         limiter: Limiter | None = None,
-        retelling: Retelling | None = None,
     ) -> None:
-        """`retelling`: what to tell a new session of a context; None where sessions do not move."""
         self._limiter = limiter or Limiter()
-        self._retelling = retelling
         self._agent = agent
         self._log = log
         self._scheduler = scheduler
@@ -178,6 +177,13 @@ class Tasks:
                     return await self._start(caller, request, keys=keys)
                 except KeyTaken:
                     continue  # another process has stored the same request: return its task
+
+    async def find(self, caller: Caller, request: Request) -> Task | None:
+        """The task of a request that is stored already."""
+        for key in request.keys(self._clock()):
+            if (found := await self._log.known(caller.principal, key.name)) is not None:
+                return await self._log.get(caller.principal, found[0])
+        return None
 
     async def _known(self, caller: Caller, key: Key) -> Task | None:
         found = await self._log.known(caller.principal, key.name)
@@ -227,7 +233,6 @@ class Tasks:
             )
             if request.context_id is not None:
                 await self._log.check_context(caller.principal, context_id)
-                parts = await self._with_earlier(caller, context_id, parts)
             selection = await self._options.resolve(
                 caller, context_id, title=title, options=request.options
             )
@@ -257,15 +262,6 @@ class Tasks:
         pending_prompt.stored(prompt)
         about(head)
         return task
-
-    async def _with_earlier(
-        self, caller: Caller, context_id: str, parts: tuple[str | Attachment, ...]
-    ) -> tuple[str | Attachment, ...]:
-        """The parts of a prompt; before them what was said, where the session does not know it."""
-        if self._retelling is None:
-            return parts
-        said = await self._retelling.of_context(caller.principal, context_id)
-        return parts if said is None else (said, *parts)
 
     async def _find_unknown(self, caller: Caller, request: Request) -> Task | None:
         """The task of the same request, if its outcome was unknown and it was stored after all."""

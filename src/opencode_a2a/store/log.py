@@ -26,9 +26,19 @@ from dataclasses import dataclass, field
 import structlog
 
 from ..domain.limits import StepUsage
-from ..domain.ports import Key, KeyTaken, TaskPage, TaskVersion
+from ..domain.nodes import Node
+from ..domain.ports import EarlierTask, Key, KeyTaken, TaskPage, TaskVersion
 from ..domain.task import Task, TaskHead
-from ..domain.updates import BlockOutput, BlockText, Ended, LogEntry, Started, Update, coalesce
+from ..domain.updates import (
+    BlockOutput,
+    BlockText,
+    Ended,
+    LogEntry,
+    NodeReturned,
+    Started,
+    Update,
+    coalesce,
+)
 from ..domain.values import ANY_ROOT, Root, TaskQuery, TaskState
 from ..errors import (
     OtherOpenCode,
@@ -584,13 +594,44 @@ class SqlTaskLog:
                 logger.error(event, task=task_id, advice="it has failed")
                 metrics.TASKS_ENDED.add(TaskState.FAILED.value, problem.type.value)
             for task in claimed:
-                self._open[task.head.id] = OpenTask(
+                self._open[task.head.id] = open_task = OpenTask(
                     task,
                     is_new=False,
                     tail_start=task.last_seq,
                     on_commit=TaskObserver.of(task),
                 )
+                if task.lost is not None:
+                    self._enqueue(open_task, [NodeReturned()])
         return [task.snapshot() for task in claimed]
+
+    async def note_lost(self, since: int, *, return_ms: int) -> Sequence[str]:
+        """Let the tasks of an OpenCode that no node has used since then say that they wait."""
+        lost = await self._database.write(
+            sql.note_lost, since=since, return_ms=return_ms, now=self._clock()
+        )
+        for task_id in lost:
+            logger.warning("task.waits_for_node", task=task_id)
+        return lost
+
+    async def adopt_unstarted(
+        self, mine: Node, *, alive_since: int, return_since: int
+    ) -> Sequence[str]:
+        """Let this node have what nodes that are gone have not begun. It is claimed with others."""
+        adopted = await self._database.write(
+            sql.adopt_unstarted,
+            mine,
+            alive_since=alive_since,
+            return_since=return_since,
+            now=self._clock(),
+        )
+        for task_id in adopted:
+            logger.warning("task.adopted", task=task_id)
+        return adopted
+
+    async def earlier_tasks(self, head: TaskHead) -> Sequence[EarlierTask]:
+        if self.opencode is None:
+            return ()
+        return await self._database.read(sql.earlier_tasks, head, self.opencode)
 
     async def fail_abandoned(self, before: int) -> Sequence[str]:
         """Fail the tasks of an OpenCode that no node has used since then."""

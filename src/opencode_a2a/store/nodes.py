@@ -65,7 +65,7 @@ class SqlNodes:
         return await self._database.read(_of_context, owner, context_id, self._root)
 
     async def let_go(self, owner: str, context_id: str, opencode: str) -> None:
-        await self._database.write(_let_go, owner, context_id, opencode)
+        await self._database.write(sql.let_go, owner, context_id, opencode)
 
     async def of_session(self, session_id: str) -> Whereabouts | None:
         return await self._database.read(_of_session, session_id)
@@ -183,13 +183,6 @@ def _of_context(db: Connection, owner: str, context_id: str, root: Root) -> Wher
         return _whereabouts(row)
     home, opencode = sql.home_of_context(db, owner, context_id, root)
     return Whereabouts(opencode=opencode, root=home)
-
-
-def _let_go(db: Connection, owner: str, context_id: str, opencode: str) -> None:
-    """Take a context from its session, which stays its owner's, if it is in that OpenCode."""
-    there = select(sessions.c.session_id).where(sessions.c.opencode == opencode)
-    its = (contexts.c.owner == owner, contexts.c.context_id == context_id)
-    db.execute(delete(contexts).where(*its, contexts.c.session_id.in_(there)))
 
 
 def _of_session(db: Connection, session_id: str) -> Whereabouts | None:

@@ -32,8 +32,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import DataError, IntegrityError
 
 from ..domain.limits import StepUsage
-from ..domain.phrases import queueing, waiting
-from ..domain.ports import Key, TaskPage, TaskRow
+from ..domain.nodes import Node
+from ..domain.phrases import node_lost, queueing, waiting
+from ..domain.ports import EarlierTask, Key, TaskPage, TaskRow
 from ..domain.task import Task, TaskHead
 from ..domain.updates import (
     Ended,
@@ -42,9 +43,13 @@ from ..domain.updates import (
     InterruptResolved,
     InterruptUnclear,
     LogEntry,
+    MessageAdded,
+    NodeLost,
+    NodeReturned,
     Queued,
     SessionTitled,
     Started,
+    Update,
 )
 from ..domain.values import (
     Failure,
@@ -98,6 +103,9 @@ ABANDONED = Problem(
 PAGE_ENTRIES = 256  # that a cursor reads at once
 IDS_PER_QUERY = 256
 PUSH_KEPT_MS = 14 * 86_400_000  # after its end, what is owed of a task to a receiver
+EARLIER_TASKS = 50  # of a context, that a new session is told of
+ADOPTION_MS = 30_000  # for another node to take up what a lost one has not begun
+LOST = "lost"  # holds a task whose readers were told that it waits for a node
 SWEEP_ROWS = 20  # that one transaction deletes: commits wait meanwhile
 SHRINK_PAGES = 16  # that one transaction frees, for the same reason
 
@@ -304,6 +312,11 @@ def _update_row(db: Connection, batch: Batch) -> bool:
         match entry.update:
             case Queued():
                 values["message"] = queueing(entry.update)
+            case NodeLost() if batch.task.state is not TaskState.INPUT_REQUIRED:
+                values["message"] = node_lost(entry.update)
+            case NodeReturned() if batch.task.state is not TaskState.INPUT_REQUIRED:
+                queued = batch.task.queued
+                values["message"] = queueing(queued) if queued is not None else None
             case Started(session=session, title=title):
                 values |= {"session_id": session, "title": title}
             case SessionTitled(session=session, title=title):
@@ -680,11 +693,14 @@ def _give_up(db: Connection, task_id: str, *, now: int, problem: Problem) -> Non
 
 def fail_abandoned(db: Connection, lease: Lease, *, before: int, now: int) -> list[str]:
     """Fail the tasks of an OpenCode that no node has used since then; returns them."""
-    used = (nodes.c.opencode == tasks.c.opencode, nodes.c.seen_at >= before)
+    is_used = select(nodes.c.holder).where(nodes.c.opencode == tasks.c.opencode)
+    # What has not begun is for others to adopt. It fails if nobody does.
+    adoptable = is_used.where(nodes.c.seen_at >= before - ADOPTION_MS).exists()
     statement = (
         select(tasks.c.id)
         .where(IS_OPEN, tasks.c.opencode.is_not(None), tasks.c.held_until < before)
-        .where(~select(nodes.c.holder).where(*used).exists())
+        .where(~is_used.where(nodes.c.seen_at >= before).exists())
+        .where(or_(tasks.c.state != TaskState.SUBMITTED.value, ~adoptable))
         .limit(SWEEP_ROWS)
         .with_for_update(skip_locked=True)
     )
@@ -692,17 +708,120 @@ def fail_abandoned(db: Connection, lease: Lease, *, before: int, now: int) -> li
     for task_id in abandoned:
         held = {"holder": lease.holder, "held_until": lease.until}
         db.execute(update(tasks).where(tasks.c.id == task_id).values(held))
+        ended = Ended(TaskState.FAILED, ABANDONED.message, ABANDONED)
         try:
-            task = load(db, task_id)
+            _append(db, task_id, ended, lease=lease, now=now)
         except codec.Unreadable:
             _give_up(db, task_id, now=now, problem=UNREADABLE)
-            continue
-        assert task is not None, "its row is locked"
-        ended = Ended(TaskState.FAILED, ABANDONED.message, ABANDONED)
-        entry = LogEntry(task.last_seq + 1, now, ended)
-        batch = Batch(task, is_new=False, entries=[entry], encoded=[codec.encode(ended)])
-        _notify(db, [batch], _commit_together(db, [batch], lease))
     return abandoned
+
+
+def note_lost(db: Connection, *, since: int, return_ms: int, now: int) -> list[str]:
+    """Say in the tasks of an OpenCode that no node has used since then that they wait for one.
+
+    `LOST` becomes their holder: who held them cannot write any more, and nobody says it twice.
+    """
+    its_nodes = nodes.c.opencode == tasks.c.opencode
+    newest = select(func.coalesce(func.max(nodes.c.seen_at), 0)).where(its_nodes)
+    last_seen = newest.scalar_subquery()
+    statement = (
+        select(tasks.c.id, tasks.c.opencode, tasks.c.held_until, last_seen.label("seen_at"))
+        .where(IS_OPEN, tasks.c.opencode.is_not(None), tasks.c.held_until < now)
+        .where(or_(tasks.c.holder.is_(None), tasks.c.holder != LOST), last_seen < since)
+        .limit(SWEEP_ROWS)
+        .with_for_update(skip_locked=True)
+    )
+    lost = db.execute(statement).all()
+    for row in lost:
+        lease = Lease(LOST, row.held_until)
+        db.execute(update(tasks).where(tasks.c.id == row.id).values(holder=LOST))
+        with suppress(codec.Unreadable):  # whoever claims it finds out
+            until = max(row.held_until, row.seen_at) + return_ms
+            _append(db, row.id, NodeLost(row.opencode, until), lease=lease, now=now)
+    return [row.id for row in lost]
+
+
+def _append(db: Connection, task_id: str, added: Update, *, lease: Lease, now: int) -> None:
+    """Add an entry to a task that this transaction has locked, and whose holder is `lease`'s."""
+    task = load(db, task_id)
+    assert task is not None, "its row is locked"
+    entry = LogEntry(task.last_seq + 1, now, added)
+    batch = Batch(task, is_new=False, entries=[entry], encoded=[codec.encode(added)])
+    _notify(db, [batch], _commit_together(db, [batch], lease))
+
+
+def adopt_unstarted(
+    db: Connection, mine: Node, *, alive_since: int, return_since: int, now: int
+) -> list[str]:
+    """Let a node have the tasks that wait for a lost one, and of which nothing was done yet.
+
+    A prompt is sent only after `Started` is stored, by the holder. So nothing was done of a task
+    that has no such entry, and nobody does it once it has another OpenCode. If something was said
+    in its context before, it waits for the node to return, like what has begun.
+    """
+    other = tasks.alias()
+    same = (other.c.owner == tasks.c.owner, other.c.context_id == tasks.c.context_id)
+    begun = select(other.c.id).where(*same, other.c.session_id.is_not(None))
+    running = begun.where(other.c.state.in_(OPEN_STATES))
+    is_used = select(nodes.c.holder).where(nodes.c.opencode == tasks.c.opencode)
+    given_up = ~is_used.where(nodes.c.seen_at >= return_since).exists()
+    statement = (
+        select(tasks.c.id, tasks.c.owner, tasks.c.context_id, tasks.c.opencode)
+        .where(tasks.c.state == TaskState.SUBMITTED.value, tasks.c.root == mine.root)
+        .where(tasks.c.opencode.is_not(None), tasks.c.opencode != mine.opencode)
+        .where(tasks.c.held_until < now, ~is_used.where(nodes.c.seen_at >= alive_since).exists())
+        .where(~running.exists())
+        .where(or_(~begun.exists(), and_(given_up, tasks.c.held_until < return_since)))
+        .order_by(tasks.c.created_at)
+        .limit(SWEEP_ROWS)
+        .with_for_update(skip_locked=True)
+    )
+    adopted: list[str] = []
+    for row in db.execute(statement).all():
+        if not _can_move(db, row.id, mine):
+            continue
+        let_go(db, row.owner, row.context_id, row.opencode)
+        free = {"opencode": mine.opencode, "holder": None, "held_until": 0}
+        db.execute(update(tasks).where(tasks.c.id == row.id).values(free))
+        adopted.append(row.id)
+    return adopted
+
+
+def _can_move(db: Connection, task_id: str, to: Node) -> bool:
+    """Whether the first message asks for nothing that another node has."""
+    try:
+        task = load(db, task_id)
+    except codec.Unreadable:
+        return False
+    first = task.history[0].update if task is not None and task.history else None
+    if not isinstance(first, MessageAdded) or first.selection.isolation is not None:
+        return False
+    label = first.selection.node
+    return label is None or to.is_called(label)
+
+
+def let_go(db: Connection, owner: str, context_id: str, opencode: str) -> None:
+    """Take a context from its session, which stays its owner's, if it is in that OpenCode."""
+    there = select(sessions.c.session_id).where(sessions.c.opencode == opencode)
+    its = (contexts.c.owner == owner, contexts.c.context_id == context_id)
+    db.execute(delete(contexts).where(*its, contexts.c.session_id.in_(there)))
+
+
+def earlier_tasks(db: Connection, head: TaskHead, opencode: str) -> list[EarlierTask]:
+    """The newest tasks of the same context that were there before this one, oldest first."""
+    its = (tasks.c.owner == head.owner, tasks.c.context_id == head.context_id)
+    before = tuple_(tasks.c.created_at, tasks.c.id) < (head.created_at, head.id)
+    newest = (
+        select(tasks.c.id, tasks.c.session_id, tasks.c.opencode)
+        .where(*its, before)
+        .order_by(tasks.c.created_at.desc(), tasks.c.id.desc())
+        .limit(EARLIER_TASKS)
+    )
+    found = db.execute(newest).all()
+    return [
+        EarlierTask(row.id, row.session_id, elsewhere=row.opencode not in (None, opencode))
+        for row in reversed(found)
+    ]
 
 
 def renew_leases(
