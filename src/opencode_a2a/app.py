@@ -94,6 +94,7 @@ from .store.legacy import take_over
 from .store.log import Retention, SqlTaskLog
 from .store.nodes import SqlNodes
 from .store.push import SqlPush
+from .store.sole import sole_service
 from .store.usage import SqlUsage
 from .store.worktrees import SqlWorktrees
 from .web.auth import Authenticator, Credentials
@@ -418,6 +419,7 @@ async def _open_adapters(
     own_root = Root(str(root), partial(in_root, root))
     name = settings.node.opencode or opencode_name(endpoints[0], root)
     async with (
+        sole_service(settings.state.url(root), root=root),
         Database.open(settings.state.url(root)) as database,
         _move_from_shared_database(settings.state, root),
         _open_log(settings, database, root=own_root, opencode=name) as log,

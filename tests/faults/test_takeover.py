@@ -1,22 +1,29 @@
-"""Two processes on one store, as in a rolling restart: each task is one process's at a time."""
+"""Two processes on one store: each task is one process's at a time, and a file is for one."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from pathlib import Path
 
 from tests.fakes.opencode import expected_text
 from tests.faults.steering import control
 from tests.load.client import REST, connected
+from tests.postgres import Postgres
 from tests.running import Upstream, service
 
 TOKENS = 1500
 
 
 async def test_a_second_process_takes_over_only_what_the_first_leaves(
-    breakable: Upstream, tmp_path: Path
+    breakable: Upstream, tmp_path: Path, postgres: Postgres
 ) -> None:
     before = len((await control(breakable, "stats"))["prompts"])
-    with service(breakable, tmp_path) as first, service(breakable, tmp_path) as second:
+    url = {"A2A_TASK_STORE_DATABASE_URL": await asyncio.to_thread(postgres.without_tasks)}
+    with (
+        service(breakable, tmp_path, **url) as first,
+        service(breakable, tmp_path, **url) as second,
+    ):
         async with connected(first) as ours, connected(second) as theirs:
             here, there = ours[REST], theirs[REST]
             long = await here.send(f"[[tokens:{TOKENS}]] [[rate:300]]", wait=False)
@@ -34,6 +41,32 @@ async def test_a_second_process_takes_over_only_what_the_first_leaves(
             assert (await there.until(queued.id, "completed")).answer == "ECHO: after it"
     prompts = (await control(breakable, "stats"))["prompts"][before:]
     assert len(prompts) == len({message for _, message, _ in prompts}) == 3
+
+
+async def test_a_second_process_on_one_file_is_refused(breakable: Upstream, tmp_path: Path) -> None:
+    refusal = r"tasks\.db is in use by another service \(process (\d+) on"
+    with service(breakable, tmp_path) as first:
+        with service(breakable, tmp_path, serving=refusal) as second:
+            assert second.url == str(first.program.process.pid)
+            assert second.program.process.wait(60) == 1
+        async with connected(first) as clients:
+            assert (await clients[REST].send("hello")).answer == "ECHO: hello"
+    with service(breakable, tmp_path):
+        pass
+
+
+async def test_a_process_waits_for_the_one_before_to_end(
+    breakable: Upstream, tmp_path: Path
+) -> None:
+    with service(breakable, tmp_path, A2A_SHUTDOWN_GRACE_SECONDS="3") as first:
+        async with connected(first) as clients:
+            task = await clients[REST].send("[[hang]]", wait=False)
+            await clients[REST].until(task.id, "working")
+        first.program.process.send_signal(signal.SIGTERM)
+        with service(breakable, tmp_path) as second:
+            assert "event=store.waits_for_other" in second.program.output
+            async with connected(second) as clients:
+                assert (await clients[REST].cancel(task.id)).state == "canceled"
 
 
 async def test_a_clean_stop_hands_running_tasks_to_the_next(

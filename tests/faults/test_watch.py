@@ -64,8 +64,9 @@ def test_a_page_goes_on_after_the_service_was_killed(
 
 
 def test_what_another_process_does_is_seen_here(
-    breakable: Upstream, tmp_path: Path, store: dict[str, str]
+    breakable: Upstream, tmp_path: Path, postgres: Postgres
 ) -> None:
+    store = {"A2A_TASK_STORE_DATABASE_URL": postgres.without_tasks()}
     with (
         service(breakable, tmp_path, **store) as first,
         service(breakable, tmp_path, **store) as second,

@@ -25,6 +25,7 @@ from ..redaction import secrets_in
 from ..store.copies import CopyNotMade
 from ..store.legacy import NotMoved
 from ..store.migrate import ForeignDatabase, SchemaTooNew
+from ..store.sole import FileInUse
 from ..systemd import ServiceManager, SocketNotUsable
 from .failure import CommandError
 from .output import print_result
@@ -40,6 +41,12 @@ the task store cannot be used, for the reason above. A2A_TASK_STORE_DATABASE_URL
 a SQLite file needs a directory that exists and is writable."""
 
 
+_NOT_STARTED = (
+    *(ManagedProcessFailed, CopyNotMade, SchemaTooNew, ForeignDatabase, NotMoved),
+    FileInUse,
+)
+
+
 def run(arguments: argparse.Namespace) -> None:
     try:
         if arguments.command in ("card", "openapi"):
@@ -52,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
         _exit("\n".join(f"opencode-a2a: {problem}" for problem in exc.problems), 2)
     except CommandError as exc:
         _exit(f"opencode-a2a: {exc}", exc.code)
-    except (ManagedProcessFailed, CopyNotMade, SchemaTooNew, ForeignDatabase, NotMoved) as exc:
+    except _NOT_STARTED as exc:
         _exit(f"opencode-a2a: {exc}", 1)
     except StoreUnavailable:
         _exit(f"opencode-a2a: {STORE_ADVICE}", 1)

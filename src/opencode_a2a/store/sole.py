@@ -1,0 +1,84 @@
+"""Lets one service at a time use an SQLite file.
+
+SQLite itself allows several. But what they do is told to nobody: one finds out by looking what
+another has written, or that it wants a task to be stopped. Services that work together share a
+server, which tells them.
+
+The lock is on a file beside the database, and the system releases it with the end of the process,
+however that comes. Commands such as `backup` do not need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+from sqlalchemy.engine import make_url
+
+from .database import sqlite_path
+
+logger = structlog.get_logger()
+
+WAIT_SECONDS = 15.0  # for a service that is just being stopped
+LOOK_SECONDS = 0.05
+MOST_BYTES = 4_096  # that are read of what another process says of itself
+
+
+class FileInUse(Exception):
+    """Another service uses the database file."""
+
+
+@asynccontextmanager
+async def sole_service(url: str, *, root: Path) -> AsyncIterator[None]:
+    """Have the SQLite file of a database for this process, or raise `FileInUse`."""
+    path = sqlite_path(make_url(url))
+    if path is None:  # in memory, or a server
+        yield
+        return
+    path = path.resolve()  # a file may have several names
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:  # what is wrong with the folder is said when the database is opened
+        logger.warning("store.not_locked", file=str(lock), reason=exc.strerror)
+        yield
+        return
+    try:
+        if await _locked(descriptor, path):
+            said = f"process {os.getpid()} on {socket.gethostname()}, for the workspace {root}"
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, said.encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def _locked(descriptor: int, path: Path) -> bool:
+    """Whether the file system has such locks. Waits for a service that is being stopped."""
+    deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
+    waits = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            other = os.pread(descriptor, MOST_BYTES, 0).decode(errors="replace") or "a process"
+        except OSError as exc:
+            logger.warning("store.not_locked", file=str(path), reason=exc.strerror)
+            return False
+        if not waits:
+            waits = True
+            logger.info("store.waits_for_other", file=str(path), used_by=other)
+        if asyncio.get_running_loop().time() > deadline:
+            raise FileInUse(
+                f"{path} is in use by another service ({other}). Only one at a time can use an "
+                "SQLite file. Stop that one, name another file in A2A_TASK_STORE_DATABASE_URL or, "
+                "if they should work together, a PostgreSQL database (docs/deploy-cluster.md)."
+            )
+        await asyncio.sleep(LOOK_SECONDS)
