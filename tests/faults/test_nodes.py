@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ CALLER = {
 class Fleet:
     upstreams: tuple[Upstream, Upstream]
     nodes: tuple[Service, Service]
-    restarted: list[Callable[[], AbstractContextManager[Service]]]  # each of the nodes
+    restarted: Sequence[Callable[[], AbstractContextManager[Service]]]  # each of the nodes
 
     async def prompts(self) -> list[int]:
         return [len((await control(each, "stats"))["prompts"]) for each in self.upstreams]
