@@ -52,6 +52,12 @@ NOBODYS = CallPath()
 MODEL = AnsweredBy(ModelRef("acme", "large"))
 
 
+def observer_of(task: Task) -> OnCommit:
+    observer = TaskObserver.of(task)
+    assert observer is not None, "somebody wants to know"
+    return observer
+
+
 @dataclass
 class Watched:
     """A task whose log grows, in one process or several."""
@@ -62,7 +68,7 @@ class Watched:
     observe: OnCommit = field(init=False)
 
     def __post_init__(self) -> None:
-        self.observe = TaskObserver.of(self.task)
+        self.observe = observer_of(self.task)
 
     def commit(self, *updates: Update, at: float) -> None:
         """So many seconds after the task was created."""
@@ -75,7 +81,7 @@ class Watched:
     def restart(self) -> None:
         """Another process takes the task over, with no more than the log."""
         self.task = self.task.snapshot()
-        self.observe = TaskObserver.of(self.task)
+        self.observe = observer_of(self.task)
 
 
 @dataclass
@@ -303,3 +309,12 @@ def test_a_task_that_another_process_began_is_counted_as_taken_over() -> None:
         watched.restart()
     assert resumed == {"tasks_resumed_total": 1}
     assert metrics.TASKS_RESUMED.values[()] >= 1
+
+
+def test_where_nobody_gets_metrics_or_traces_a_task_is_not_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = Watched().task
+    assert TaskObserver.of(task) is not None
+    monkeypatch.setattr(metrics.process, "counts", False)
+    assert TaskObserver.of(task) is None

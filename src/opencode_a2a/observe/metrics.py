@@ -1,8 +1,9 @@
 """The metrics of this process: each declared once, counted as plain numbers where it happens.
 
-The numbers are always counted, because that costs next to nothing. What exists elsewhere already,
-such as the tasks at work, is not counted but read when somebody asks (`Gauge`). Nothing of
-Prometheus is loaded before somebody does: see `exposition`.
+A number costs next to nothing, so it is counted also where nobody gets it, but on the way of every
+task and request (`process.counts`). What exists elsewhere already, such as the tasks at work, is
+not counted but read when somebody asks (`Gauge`). Nothing of Prometheus is loaded before somebody
+does: see `exposition`.
 
 Values of labels come from closed sets. Where they come from outside (models, principals, tools),
 `Names` keeps the first ones apart and calls all others `other`.
@@ -85,6 +86,14 @@ class Gauge:
     kind: ClassVar[str] = "gauge"
 
 
+class _Process:
+    """Whether anybody can get the metrics of this process."""
+
+    counts: bool = True
+
+
+process = _Process()
+
 Metric: TypeAlias = Counter | Histogram | Gauge
 M = TypeVar("M", Counter, Histogram, Gauge)
 
@@ -122,6 +131,7 @@ def reading(gauges: Mapping[Gauge, Callable[[], Values]]) -> Iterator[None]:
         for gauge, read in gauges.items():
             if gauge.read is read:  # another service of this process may have taken it over
                 gauge.read = None
+        process.counts = True  # until the next service says otherwise
 
 
 def one(value: float) -> Values:

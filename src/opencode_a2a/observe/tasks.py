@@ -64,8 +64,10 @@ class TaskObserver:
     _calls: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, task: Task) -> OnCommit:
-        """For a new task, or one that another process began."""
+    def of(cls, task: Task) -> OnCommit | None:
+        """For a new task, or one that another process began; None where nobody wants to know."""
+        if not metrics.process.counts and tracing.process.tracer is None:
+            return None
         self = cls(task)
         if task.last_seq:
             metrics.TASKS_RESUMED.add()

@@ -253,6 +253,8 @@ def _quoted(text: str) -> str:
 
 def _observe(method: str, segments: tuple[str, ...], *, began: int, outcome: str) -> None:
     """Count a request, and record its span. `began` is by the clock of the machine."""
+    if not metrics.process.counts and tracing.process.tracer is None:
+        return
     ended = time.time_ns()
     words = [word if word in _ROUTE_WORDS else "{id}" for word in segments]
     route = f"{method} /{'/'.join(words)}"

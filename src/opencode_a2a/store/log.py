@@ -402,6 +402,13 @@ class SqlTaskLog:
             self._dirty_since = dirty_since  # of those that are tried again
             return False
         self._cancel_deadline()
+        if metrics.process.counts or level.isEnabledFor(logging.DEBUG):
+            self._count_commit(batches, dirty_since)
+        for open_task, batch in zip(written, batches, strict=True):
+            self._publish(open_task, batch, refused.get(open_task.task.head.id))
+        return True
+
+    def _count_commit(self, batches: Sequence[sql.Batch], dirty_since: float) -> None:
         entries, now = sum([len(batch.entries) for batch in batches]), self._loop.time()
         metrics.COMMIT_SECONDS.observe(now - self._last_commit_at)
         metrics.COMMIT_ENTRIES.observe(entries)
@@ -409,9 +416,6 @@ class SqlTaskLog:
         if level.isEnabledFor(logging.DEBUG):
             ms = round((now - self._last_commit_at) * 1000, 1)
             logger.debug("store.commit", tasks=len(batches), entries=entries, ms=ms)
-        for open_task, batch in zip(written, batches, strict=True):
-            self._publish(open_task, batch, refused.get(open_task.task.head.id))
-        return True
 
     async def _settle(self) -> bool:
         """Look up which of the unsettled batches are stored. False when the store fails."""

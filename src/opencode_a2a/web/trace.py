@@ -127,6 +127,8 @@ class _Request:
 
     def answered(self, status: int) -> None:
         """Its answer begins, or will never do (0)."""
+        if not metrics.process.counts and not self._ref.sampled:
+            return
         state, path = self._scope["state"], self._scope["path"]
         document = _DOCUMENTS.get(path, UNKNOWN)
         operation, line, transport = state.get(OPERATION) or (document, "", "http")
