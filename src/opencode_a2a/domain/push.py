@@ -7,6 +7,7 @@ nothing is stored twice, and a process that starts goes on at the cursor.
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,34 @@ MAX_PROBE_SECONDS = 60.0  # between two probes of a receiver
 FAILURES_TO_OPEN = 5  # in a row, of one receiver: then it is only probed
 DEFAULT_ID = "default"  # of a config that comes with a message or from a client of 0.3
 HMAC_SCHEMES = frozenset({"hmac", "hmac-sha256"})  # the credentials are a key, and never sent
+WEB_PUSH = "webpush"  # the scheme of a browser's push service
+WEB_PUSH_BODY = 3_993  # bytes: push services take 4 096, of which the encryption needs some
+
+
+class BrowserKeys(NamedTuple):
+    """With which a notification for a browser is encrypted."""
+
+    public: bytes  # an uncompressed point of P-256
+    secret: bytes
+
+    @classmethod
+    def read(cls, credentials: str | None) -> BrowserKeys:
+        """From `p256dh.auth`, as `PushSubscription.toJSON()` writes them. ValueError: they are not.
+
+        Whether the point is on the curve is seen when it is used.
+        """
+        problem = ValueError("must be the keys of a PushSubscription: p256dh, a dot, auth")
+        try:
+            public, secret = (_decoded(part) for part in (credentials or "").split("."))
+        except ValueError:  # not two, or not base64
+            raise problem from None
+        if len(public) != 65 or public[0] != 4 or len(secret) != 16:
+            raise problem
+        return cls(public, secret)
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +68,11 @@ class PushTarget:
     every_event: bool = False  # also what only adds to an artifact
     hints: bool = False
     hitl: bool = False
+
+    @property
+    def is_browser(self) -> bool:
+        """Whether the receiver is the push service of a browser."""
+        return (self.scheme or "").lower() == WEB_PUSH
 
     @property
     def signing_secret(self) -> str | None:

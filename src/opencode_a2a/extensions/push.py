@@ -29,6 +29,13 @@ EVERY_EVENT = Extension(
             "A2A-Notification-JWT": "signed with a key of /.well-known/jwks.json; as Authorization "
             "where the config has the scheme Bearer without credentials",
         },
+        "web_push": {
+            "scheme": "WebPush",
+            "url": "the endpoint of a PushSubscription",
+            "credentials": "its p256dh, a dot, its auth",
+            "application_server_key": "the first key of /.well-known/jwks.json",
+            "events": "only that the task waits for a person, and its end; at most 3993 bytes",
+        },
         "dead_letters": "kept for 14 days after the end of the task",
     },
 )

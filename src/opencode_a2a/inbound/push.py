@@ -15,7 +15,7 @@ import orjson
 from pydantic import Field
 
 from ..contract.declare import Json
-from ..domain.push import DuePush, PushConfig, PushTarget
+from ..domain.push import WEB_PUSH, WEB_PUSH_BODY, BrowserKeys, DuePush, PushConfig, PushTarget
 from ..domain.task import Task
 from ..domain.updates import Ended, LogEntry
 from ..domain.values import TaskState
@@ -46,6 +46,11 @@ def target_of(
             raise InvalidParams.at(
                 f"{where}{name}", "must be printable ASCII: it is sent in a header"
             )
+    if (scheme or "").lower() == WEB_PUSH:
+        try:
+            BrowserKeys.read(credentials)
+        except ValueError as exc:
+            raise InvalidParams.at(f"{where}authentication.credentials", str(exc)) from None
     return PushTarget(
         url=given.url,
         id=given.id or None,
@@ -156,8 +161,10 @@ class PushRenderer:
         entry.encoded.clear()  # nobody else has this entry
         if event is None or not (target.every_event or entry.state is not None):
             return None
+        if target.is_browser and not (state.terminal or state is TaskState.INPUT_REQUIRED):
+            return None  # each is shown to a person
         body = _body(renderer, event, due.task if isinstance(entry.update, Ended) else None)
-        if len(body) > self._max_bytes:
+        if len(body) > (WEB_PUSH_BODY if target.is_browser else self._max_bytes):
             body = _body(renderer, renderer.last_status(head, entry, state), None)
         return body
 

@@ -25,10 +25,11 @@ from yarl import URL
 
 from ..domain.addresses import is_host, origin_of
 from ..domain.ports import Refused
-from ..domain.push import HMAC_SCHEMES, Answer, Notification, PushConfig
+from ..domain.push import HMAC_SCHEMES, Answer, BrowserKeys, Notification, PushConfig
 from .egress import Egress
 from .fetch import GuardedResolver, lookup_owner
 from .retry_after import retry_after
+from .webpush import TTL_SECONDS, encrypted
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -74,6 +75,13 @@ class SigningKeys:
     def published(self) -> Json:
         """The JSON Web Key Set, without anything private."""
         return {"keys": [key.jwk for key in self._keys]}
+
+    @property
+    def public_point(self) -> str:
+        """The public key that signs, as browsers write it: an uncompressed point."""
+        jwk = self._keys[0].jwk
+        x, y = (base64.urlsafe_b64decode(jwk[name] + "=") for name in ("x", "y"))
+        return base64.urlsafe_b64encode(b"\x04" + x + y).rstrip(b"=").decode()
 
     def token(self, claims: Mapping[str, Any]) -> str:
         import jwt
@@ -212,11 +220,14 @@ class Webhooks:
 
     async def post(self, config: PushConfig, notification: Notification) -> Answer:
         lookup_owner.set(config.head.owner)
-        headers = self._headers(config, notification)
+        headers, body = self._headers(config, notification), notification.body
         try:
             target = self._target(config.target.url)
+            if config.target.is_browser:
+                headers = self._web_push_headers(target)
+                body = encrypted(body, BrowserKeys.read(config.target.credentials))
             async with self._session.post(
-                target, data=notification.body, headers=headers, allow_redirects=False
+                target, data=body, headers=headers, allow_redirects=False
             ) as response:
                 return _answer(response)
         except Refused as exc:
@@ -227,6 +238,19 @@ class Webhooks:
             if isinstance(exc.__cause__, Refused):
                 return Answer(f"not allowed: {exc.__cause__}")
             return Answer(_problem(exc), unwell=True)
+
+    def _web_push_headers(self, target: URL) -> dict[str, str]:
+        """What a push service may know: who sends it (VAPID), and nothing of the task."""
+        now, claims = int(time.time()), {"aud": str(target.origin()), "sub": self._issuer}
+        token = self._keys.token({**claims, "exp": now + JWT_SECONDS})
+        return {
+            "Authorization": f"vapid t={token}, k={self._keys.public_point}",
+            "Content-Encoding": "aes128gcm",
+            "Content-Type": "application/octet-stream",
+            "TTL": str(TTL_SECONDS),
+            "Urgency": "high",
+            "User-Agent": USER_AGENT,
+        }
 
     def _headers(self, config: PushConfig, sent: Notification) -> dict[str, str]:
         target, now = config.target, int(time.time())
