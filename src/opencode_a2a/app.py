@@ -34,16 +34,17 @@ from .credentials import StoredToken
 from .domain.addresses import is_loopback, origin_of, url_of_listener
 from .domain.limits import UNLIMITED, Limits
 from .domain.nodes import Node
-from .domain.ports import Agent
+from .domain.ports import Agent, PeerInspector
 from .domain.release import Release
 from .domain.values import Caller, PermissionRule, Root
 from .errors import ServiceError
 from .extensions import ALL
+from .extensions.peers import PEER_TOGGLE
 from .extensions.services import Services
 from .inbound import negotiation
 from .inbound.card import CardFacts
 from .inbound.console import PATH as CONSOLE_PATH
-from .inbound.console import Console, ConsoleFacts
+from .inbound.console import Console, ConsoleFacts, is_built
 from .inbound.failures import failure
 from .inbound.forwarding import Forwarding
 from .inbound.health import Health
@@ -62,9 +63,11 @@ from .opencode.http import Endpoint
 from .opencode.identity import opencode_name
 from .outbound.egress import Egress
 from .outbound.files import NamedFiles
+from .outbound.inspector import Inspector
 from .outbound.target import CallablePeers
 from .paths import state_folder, tighten, write_private_file
-from .peers import callable_peers, egress_of, limits_of
+from .peers import callable_peers, egress_of, limits_of, may_call_peers
+from .service.calls import DEPTH_HEADER
 from .service.cluster import Cluster
 from .service.creator import Creator
 from .service.git import in_root, in_root_only
@@ -180,6 +183,7 @@ async def build(
                 rules=current.rules,
                 limiter=limiter,
                 watches=watches,
+                peers=_inspector(current),
                 push=push.notifications if push is not None else None,
             )
             options = _options(settings, adapters, services=services, sessions=sessions)
@@ -364,6 +368,7 @@ class _Application:
             services=parts.services,
             release=lambda: opencode.release,
             calls_peers=self._current.peers is not None,
+            has_console=is_built(),
             tokens=self._tokens.tokens,
         )
         forwarding = None
@@ -386,7 +391,7 @@ class _Application:
         )
         api = Api(published)
         limit = server.max_request_body_bytes
-        health, console = _health(parts.adapters), _console(settings)
+        health, console = _health(parts.adapters), _console(settings, self._issuer)
         add_routes(api, operations, health, body_limit=limit, console=console)
         if server.shows_payloads:
             # Whoever looks for a fault can read what is logged only if it is not compressed.
@@ -697,6 +702,7 @@ def _services(
     rules: Rules,
     limiter: Limiter,
     watches: TaskWatches,
+    peers: PeerInspector,
     push: PushNotifications | None,
 ) -> Services:
     server, locations = settings.server, worktrees.locations
@@ -733,8 +739,19 @@ def _services(
         usage=SqlUsage(adapters.database),
         watches=watches,
         nodes=_nodes(settings, adapters, scheduler),
+        peers=peers,
         push=push,
     )
+
+
+def _inspector(current: _CurrentSettings) -> PeerInspector:
+    def peers() -> CallablePeers:
+        found = callable_peers(current.settings, *current.own_urls, by_caller=True)
+        return found or CallablePeers({})
+
+    outbound = current.settings.outbound
+    headers = {DEPTH_HEADER: "1"}  # as for any agent that calls another
+    return Inspector(peers, egress_of(outbound), limits_of(outbound), headers=headers)
 
 
 def _options(
@@ -804,7 +821,7 @@ def _limits(settings: Settings) -> SchedulerLimits:
     )
 
 
-def _console(settings: Settings) -> Console:
+def _console(settings: Settings, issuer: Issuer | None) -> Console:
     server = settings.server
     if not server.console:
         return Console(None)
@@ -813,8 +830,9 @@ def _console(settings: Settings) -> Console:
         title=server.title,
         issuer=settings.oidc.issuer,
         client_id=server.console_oidc_client_id,
+        scope=server.console_oidc_scope,
     )
-    return Console(facts)
+    return Console(facts, token_endpoint=lambda: issuer.token_endpoint if issuer else None)
 
 
 def _health(adapters: _Adapters) -> Health:
@@ -848,11 +866,13 @@ def publication(
     services: Services | None = None,
     release: Callable[[], Release | None] = lambda: None,
     calls_peers: bool = True,
+    has_console: bool = True,
     tokens: Sequence[StoredToken] = (),
 ) -> Published:
     """What the service publishes with these settings. Without services, no method can be called.
 
-    `calls_peers`: the agent can get the tools for that, if the settings let it have them.
+    `calls_peers`: the agent can get the tools for that, if the settings let it have them;
+    `has_console`: its files are part of this installation.
     `release` is asked for the connected OpenCode whenever something is published. `tokens` are
     those of the credentials file.
     """
@@ -885,11 +905,15 @@ def publication(
         },
         peer_calls=_declared_calls(settings, offered=calls_peers),
         metrics=server.metrics,
-        console=server.console,
+        console=server.console and has_console,
         push=_declared_push(server) if server.push else None,
     )
-    shared = {"A2A_TASK_STORE_DATABASE_URL"} if settings.state.is_shared else set()
-    contract = Contract(ALL, enabled=server.toggles | shared, services=services)
+    enabled = set(server.toggles)
+    if settings.state.is_shared:
+        enabled.add("A2A_TASK_STORE_DATABASE_URL")
+    if may_call_peers(settings):
+        enabled.add(PEER_TOGGLE.setting)
+    contract = Contract(ALL, enabled=enabled, services=services)
     return Published(facts, contract, deployment=deployment, release=release)
 
 

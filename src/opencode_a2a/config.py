@@ -389,6 +389,13 @@ class Server(SettingsGroup):
         description="The public client as which people log in to the console at `A2A_OIDC_ISSUER` "
         "(code flow with PKCE). Without it they paste a token.",
     )
+    console_oidc_scope: str = Field(
+        default="openid",
+        pattern=r"^[\x21\x23-\x5b\x5d-\x7e]+( [\x21\x23-\x5b\x5d-\x7e]+)*$",
+        examples=["openid agent.run"],
+        description="What the console asks for at that login, words with spaces between them. A "
+        "token is good for nothing where its scopes do not say so.",
+    )
     title: str = Field(default="OpenCode", description="The agent's name in its card.")
     description: str = Field(
         default="A coding agent that works in its own workspace.",

@@ -27,6 +27,7 @@ from tests.shell import Shell, shell
 
 # Commands that no test should run, each with the reason. Everything else on the pages is run.
 NOT_RUN = {
+    "make console": "installs packages; whoever runs the tests in a browser has done it",
     "uv tool install .": "installs this program for the user",
     "make run": "installs packages, and ends in `opencode-a2a up`, which is run",
     "make test": "runs this test",

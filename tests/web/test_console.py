@@ -121,6 +121,30 @@ async def test_the_login_page_is_told_how_to_log_in(built: Path) -> None:
     assert connect in answer.headers["content-security-policy"].split("; ")
 
 
+@pytest.mark.parametrize(
+    ("token_endpoint", "more"),
+    [
+        (None, ""),
+        ("https://login.example.com/token", ""),
+        ("https://oauth.example.com:8443/token", " https://oauth.example.com:8443"),
+        ("https://x.example;script-src *", " https://x.example"),
+        ("https://x.example 'unsafe-inline'", " https://x.example"),
+        ("javascript:1", ""),
+    ],
+)
+async def test_it_may_connect_to_where_the_issuer_gives_tokens(
+    built: Path, token_endpoint: str | None, more: str
+) -> None:
+    facts = ConsoleFacts("1", "Agent", issuer="https://login.example.com", client_id="web")
+    console = Console(facts, built, token_endpoint=lambda: token_endpoint)
+    routes = [Route("/console", console.serve)]
+    transport = httpx.ASGITransport(app=Starlette(routes=routes))
+    async with httpx.AsyncClient(transport=transport, base_url="http://console") as page:
+        policy = (await page.get("/console")).headers["content-security-policy"].split("; ")
+    assert f"connect-src 'self' https://login.example.com{more}" in policy
+    assert "script-src 'self'" in policy
+
+
 async def test_where_it_is_off_or_not_built_the_answer_says_so(built: Path, tmp_path: Path) -> None:
     async with client(built, None) as page:
         for path in ("/console", "/console/config.json", "/console/assets/index-abc.js"):

@@ -178,6 +178,8 @@ def welcome(
         ]
     if settings.server.console and is_built():
         lines += ["", f"Console: {url}/console{_console_login(made)}"]
+    elif settings.server.console:
+        lines += ["", "Console: not part of this installation (`make console` before installing)"]
     if made and made.kept:
         lines += ["", f"Its token stays the same; to see it: {_token_command(root)}"]
     elif made:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -55,21 +56,22 @@ class ConsoleFacts:
     title: str
     issuer: str | None = None  # whose login page can be used …
     client_id: str | None = None  # … and as whom
+    scope: str = "openid"  # what is asked for there
 
     @property
     def config(self) -> Json:
         login: Json = {"token": True}
         if self.issuer is not None and self.client_id is not None:
-            oidc = {"issuer": self.issuer, "client_id": self.client_id, "scope": "openid"}
+            oidc = {"issuer": self.issuer, "client_id": self.client_id, "scope": self.scope}
             login["oidc"] = oidc
         return {"version": self.version, "title": self.title, "login": login}
 
-    @property
-    def headers(self) -> dict[str, str]:
+    def headers(self, token_endpoint: str | None) -> dict[str, str]:
+        """`token_endpoint` is the issuer's, which may be on another host."""
         connect = ["'self'"]
         if self.issuer is not None and self.client_id is not None:
-            issuer = urlsplit(self.issuer)
-            connect.append(f"{issuer.scheme}://{issuer.netloc}")
+            origins = (_origin(url) for url in (self.issuer, token_endpoint) if url is not None)
+            connect += dict.fromkeys(origin for origin in origins if origin)
         policy = [
             "default-src 'none'",
             "script-src 'self'",
@@ -95,12 +97,31 @@ class ConsoleFacts:
         }
 
 
+_ORIGIN = re.compile(r"https?://[\w.\-\[\]:]+")  # nothing that could end the policy's line
+
+
+def _origin(url: str) -> str:
+    """Of an address; empty where it is none that a policy can name."""
+    found = _ORIGIN.match(url)
+    return found[0] if found else ""
+
+
 class Console:
-    def __init__(self, facts: ConsoleFacts | None, folder: Path = FOLDER) -> None:
+    def __init__(
+        self,
+        facts: ConsoleFacts | None,
+        folder: Path = FOLDER,
+        *,
+        token_endpoint: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._folder = folder
         self._facts = facts  # None: it is switched off
         self._config = Document.of(facts.config) if facts is not None else None
-        self._headers = facts.headers if facts is not None else {}
+        self._token_endpoint = token_endpoint
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return self._facts.headers(self._token_endpoint()) if self._facts is not None else {}
 
     async def serve(self, request: Request) -> Response:
         name = request.path_params.get("path", "")

@@ -338,6 +338,7 @@ class Issuer:
         self._fetching: asyncio.Task[None] | None = None
         self._verified: dict[bytes, Identity] = {}
         self.on_keys: Callable[[], None] = lambda: None  # called when a key is gone
+        self.token_endpoint: str | None = None  # as its configuration says, once that is known
 
     @classmethod
     @asynccontextmanager
@@ -472,6 +473,8 @@ class Issuer:
             parts.scheme == "http" and is_loopback(parts.hostname or "")
         ):
             raise IssuerFault("its keys are not at an https URL")
+        token_endpoint = configuration.get("token_endpoint")
+        self.token_endpoint = token_endpoint if isinstance(token_endpoint, str) else None
         return read_keys(await self._fetch(keys_at), at=self._elapsed())
 
 
