@@ -34,6 +34,31 @@ test('what is finished of a growing text never changes: all pieces together are 
   expect(finished).toEqual(lex(text).filter((each) => each.type !== 'space').map((each) => `${each.type}:${each.raw.trim()}`));
 });
 
+test.each(['- item $\n', '$. item\n', '* item $\n\n  more\n'])('a list without end is finished item by item: %s', (item) => {
+  const text = Array.from({ length: 200 }, (_, at) => item.replace('$', String(at + 1))).join('');
+  const items: string[] = [];
+  let done = 0;
+  let longest = 0;
+  const take = (tokens: ReturnType<typeof lex>) => {
+    for (const each of tokens) if (each.type === 'list') for (const one of each.items) items.push(one.raw.trim());
+  };
+  for (let length = 0; length <= text.length; length += 7) {
+    const { frozen, length: cutAt, tail } = cut(text.slice(done, length));
+    take(frozen);
+    done += cutAt;
+    longest = Math.max(longest, tail.reduce((sum, each) => sum + each.raw.length, 0));
+  }
+  const { frozen, tail } = cut(text.slice(done));
+  take([...frozen, ...tail]);
+  expect(items).toEqual(lex(text).flatMap((each) => (each.type === 'list' ? each.items.map((one: { raw: string }) => one.raw.trim()) : [])));
+  expect(longest).toBeLessThan(text.length / 2);
+});
+
+test('a list that does not count is not taken apart', () => {
+  const text = '1. same\n'.repeat(100);
+  expect(cut(text).frozen).toEqual([]);
+});
+
 test('a code block is open until its fence has come', () => {
   expect(isOpenCode(lex('```js\nlet x')[0])).toBe(true);
   expect(isOpenCode(lex('```js\nlet x\n```')[0])).toBe(false);
@@ -112,7 +137,7 @@ test('everything that waits is listed, the oldest first', () => {
 });
 
 test('messages that tasks tell themselves are not shown twice', () => {
-  const said = { id: '', text: '', data: [], files: [] };
+  const said = { id: '', messageId: '', text: '', data: [], files: [] };
   const messages = [
     { id: 'm1', at: '', said, blocks: [] },
     { id: 'm2', at: '', blocks: [] },

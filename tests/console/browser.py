@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -68,13 +68,18 @@ class Browser:
         """The address of the console in front of a service."""
         return str(self.call("front", service=service))
 
-    @contextmanager
     def page(
-        self, front: str, *, token: str = TOKEN, path: str = "", **options: Any
-    ) -> Iterator[Page]:
-        number = next(self._numbers)
+        self, front: str, *, token: str = TOKEN, path: str = "", before: str = "", **options: Any
+    ) -> AbstractContextManager[Page]:
+        """The console in front of a service; `before` runs before any script of the page."""
         url = f"{front}/console{path}{f'#token={token}' if token else ''}"
-        self.call("open", page=number, url=url, options={**DESKTOP, "locale": "en-US", **options})
+        return self.visit(url, before=before, **options)
+
+    @contextmanager
+    def visit(self, url: str, *, before: str = "", **options: Any) -> Iterator[Page]:
+        number = next(self._numbers)
+        shown = {**DESKTOP, "locale": "en-US", **options}
+        self.call("open", page=number, url=url, options=shown, before=before)
         try:
             yield Page(self, number)
         finally:

@@ -91,8 +91,9 @@ const calls = {
   cut({ front: url }) {
     for (const socket of fronts.get(url).sockets) socket.destroy();
   },
-  async open({ page: number, url, options }) {
+  async open({ page: number, url, options, before }) {
     const context = await browser.newContext(options);
+    if (before) await context.addInitScript(before);
     const page = await context.newPage();
     page.setDefaultTimeout(PATIENCE_MS);
     const said = [];
@@ -116,17 +117,12 @@ const calls = {
   reload: ({ page }) => at(page).reload().then(() => null),
   fill: ({ page, selector, value }) => at(page).fill(selector, value),
   click: ({ page, selector }) => at(page).click(selector),
+  choose: ({ page, selector, value }) => at(page).selectOption(selector, value).then(() => null),
   press: ({ page, key }) => at(page).keyboard.press(key),
   attach: ({ page, selector, file, mimeType, base64 }) =>
     at(page).setInputFiles(selector, { name: file, mimeType, buffer: Buffer.from(base64, 'base64') }),
   wait: ({ page, selector, state }) => at(page).waitForSelector(selector, { state: state ?? 'visible' }).then(() => null),
-  async until({ page, script }) {
-    // Asked again and again from here: the policy of the page forbids to evaluate a string in it.
-    for (const end = Date.now() + PATIENCE_MS; !(await at(page).evaluate(script)); ) {
-      if (Date.now() > end) throw new Error(`never true: ${script}`);
-      await new Promise((resolve) => setTimeout(resolve, 50));
-    }
-  },
+  until: ({ page, script }) => until((it) => at(page).evaluate(it), script),
   evaluate: ({ page, script }) => at(page).evaluate(script),
   text: ({ page, selector }) => at(page).locator(selector).first().innerText(),
   texts: ({ page, selector }) => at(page).locator(selector).allInnerTexts(),
@@ -145,6 +141,34 @@ const calls = {
     await session.detach();
     return JSON.parse(result.value).map(({ id, impact, nodes }) => ({ id, impact, where: nodes.map((each) => each.html.slice(0, 200)) }));
   },
+  /** Run a script in the service worker of the page. */
+  worker: ({ page, script }) => pages.get(page).context.serviceWorkers()[0].evaluate(script),
+  'worker until': ({ page, script }) => until((it) => calls.worker({ page, script: it }), script),
+  /** Leave the page, and hand its service worker what a push service has delivered. */
+  async push({ page, origin, data }) {
+    const session = await pages.get(page).context.newCDPSession(at(page));
+    const found = new Promise((resolve) => {
+      session.on('ServiceWorker.workerRegistrationUpdated', ({ registrations }) => {
+        const own = registrations.find((each) => each.scopeURL.startsWith(origin) && !each.isDeleted);
+        if (own) resolve(own.registrationId);
+      });
+    });
+    await session.send('ServiceWorker.enable');
+    const registrationId = await found;
+    await at(page).goto('about:blank');
+    await session.send('ServiceWorker.deliverPushMessage', { origin, registrationId, data });
+    await session.detach();
+  },
+  /** CPU seconds and resident memory of the browser's processes, by what they are for. */
+  async processes() {
+    const session = await browser.newBrowserCDPSession();
+    const { processInfo } = await session.send('SystemInfo.getProcessInfo');
+    await session.detach();
+    return processInfo.map(({ type, id, cpuTime }) => {
+      const resident = /VmRSS:\s*(\d+)/.exec(readFileSync(`/proc/${id}/status`, 'utf8'));
+      return { type, cpu: cpuTime, mb: Number(resident?.[1] ?? 0) / 1000 };
+    });
+  },
   async metrics({ page }) {
     const session = await pages.get(page).context.newCDPSession(at(page));
     await session.send('Performance.enable');
@@ -153,6 +177,14 @@ const calls = {
     return Object.fromEntries(metrics.map(({ name, value }) => [name, value]));
   },
 };
+
+/** The page's policy forbids to evaluate a string in it, so it is asked again and again from here. */
+async function until(ask, script) {
+  for (const end = Date.now() + PATIENCE_MS; !(await ask(script)); ) {
+    if (Date.now() > end) throw new Error(`never true: ${script}`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
 
 const at = (number) => pages.get(number).page;
 const say = (line) => process.stdout.write(`${JSON.stringify(line)}\n`);

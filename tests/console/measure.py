@@ -12,6 +12,7 @@ import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ FRAMES = """globalThis.frames = [];
   })(performance.now()); null"""
 
 
+# Asked twenty times a second: what makes the browser lay out the page would be measured, too.
+LAST_IS_SHOWN = f"""[...document.querySelectorAll('.agent > .markdown')].at(-1)
+  ?.lastElementChild?.textContent.includes('{LINES - 1}') ?? false"""
+
+
 def frames(page: Page) -> dict[str, float]:
     times = page.evaluate("globalThis.frames")
     gaps = sorted(b - a for a, b in pairwise(times))
@@ -42,13 +48,38 @@ def frames(page: Page) -> dict[str, float]:
     }
 
 
-def used(page: Page, began: float) -> dict[str, float]:
-    after = page.call("metrics")
-    return {
-        "seconds": round(time.monotonic() - began, 1),
-        "heap_mb": round(after["JSHeapUsedSize"] / 1e6, 1),
-        "nodes": after["Nodes"],
-    }
+@dataclass(frozen=True)
+class Begin:
+    """When a page began, and what its browser had used by then."""
+
+    page: Page
+    at: float
+    cpu: float
+
+    @classmethod
+    def now(cls, page: Page) -> Begin:
+        page.evaluate(FRAMES)
+        return cls(page, time.monotonic(), _renderers(page)[0])
+
+    def used(self) -> dict[str, float]:
+        """Of the page's own process, which runs its scripts and draws it."""
+        metrics, (cpu, resident) = self.page.call("metrics"), _renderers(self.page)
+        seconds = time.monotonic() - self.at
+        return {
+            **frames(self.page),
+            "seconds": round(seconds, 1),
+            "cpu_seconds": round(cpu - self.cpu, 1),
+            "cpu_percent": round(100 * (cpu - self.cpu) / seconds, 1),
+            "heap_mb": round(metrics["JSHeapUsedSize"] / 1e6, 1),
+            "resident_mb": round(resident),
+            "nodes": metrics["Nodes"],
+        }
+
+
+def _renderers(page: Page) -> tuple[float, float]:
+    """CPU seconds of all of them, and the memory of the largest: the others have no page."""
+    found = [each for each in page.call("processes") if each["type"] == "renderer"]
+    return sum(each["cpu"] for each in found), max(each["mb"] for each in found)
 
 
 def long_answer(browser: Browser, front: str, running: Service) -> dict[str, Any]:
@@ -58,11 +89,21 @@ def long_answer(browser: Browser, front: str, running: Service) -> dict[str, Any
         page.send("Hello")
         page.wait(".turn-completed")
         context = str(page.call("url")).rpartition("/")[2]
-        began = time.monotonic()
-        page.evaluate(FRAMES)
+        begin = Begin.now(page)
         say(running, f"[[text:{text}]]", context)
         page.until("document.querySelectorAll('.turn-completed').length === 2")
-        return {**frames(page), **used(page, began), "characters": len(text)}
+        page.until(LAST_IS_SHOWN)
+        return {**begin.used(), "characters": len(text)}
+
+
+def opened_again(browser: Browser, front: str) -> dict[str, Any]:
+    """The same answer in a page that is loaded afresh: everything comes at once."""
+    with browser.page(front) as page:
+        page.wait(".conversation:has-text('Hello')")
+        begin = Begin.now(page)
+        page.click(".conversation:has-text('Hello')")
+        page.until(LAST_IS_SHOWN)
+        return begin.used()
 
 
 def say(running: Service, text: str, context: str = "") -> None:
@@ -75,16 +116,18 @@ def say(running: Service, text: str, context: str = "") -> None:
 
 
 def many_conversations(browser: Browser, front: str, running: Service) -> dict[str, Any]:
-    def talk(_: int) -> None:
-        say(running, "[[tokens:100]] [[delay:200]]")
-
+    """One of them is open; of the others the list shows the state."""
+    slow = "[[tokens:100]] [[delay:200]]"
     with browser.page(front) as page, ThreadPoolExecutor(CONVERSATIONS) as pool:
         page.wait(".link-live")
-        began = time.monotonic()
-        page.evaluate(FRAMES)
-        list(pool.map(talk, range(CONVERSATIONS)))
-        page.until(f"document.querySelectorAll('.dot-completed').length >= {CONVERSATIONS}")
-        return {**frames(page), **used(page, began)}
+        before = page.count(".dot-completed")
+        begin = Begin.now(page)
+        page.send(slow)
+        list(pool.map(lambda _: say(running, slow), range(CONVERSATIONS - 1)))
+        ended = before + CONVERSATIONS
+        page.until(f"document.querySelectorAll('.sidebar .dot-completed').length >= {ended}")
+        page.wait(".turn-completed")
+        return begin.used()
 
 
 def first_paint(browser: Browser, front: str) -> dict[str, float]:
@@ -105,6 +148,7 @@ def main() -> None:
         for name, figures in (
             ("first paint", first_paint(browser, front)),
             (f"{LINES} lines", long_answer(browser, front, running)),
+            ("the same, opened again", opened_again(browser, front)),
             (f"{CONVERSATIONS} conversations", many_conversations(browser, front, running)),
         ):
             sys.stdout.write(f"{name}: {json.dumps(figures)}\n")

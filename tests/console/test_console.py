@@ -152,6 +152,12 @@ def test_a_reload_in_the_middle_loses_nothing(
         is_complete(page)
         assert shown_answer(page) == answer_in_service(behind_console)
         assert len(shown_answer(page).split()) == 120
+        page.call("reload")  # now everything comes from the list
+        is_complete(page)
+        page.wait(".said-text")
+        assert page.text(".said-text").startswith("Go on")
+        page.until("document.querySelector('.turn .agent > .markdown')?.innerText.length > 600")
+        assert shown_answer(page) == answer_in_service(behind_console)
         assert page.said == []
 
 
@@ -268,29 +274,51 @@ def test_ten_thousand_lines_are_shown_to_the_last(browser: Browser, front: str) 
         assert page.said == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+PAGES = ("waiting", "tasks", "usage", "agent", "peers", "settings")
+
+
 @pytest.mark.parametrize("options", [{}, PHONE], ids=["desktop", "phone"])
 def test_every_page_can_be_used_by_everybody(
-    browser: Browser, front: str, scheme: str, options: dict[str, Any]
+    browser: Browser, front: str, options: dict[str, Any]
 ) -> None:
-    """axe-core finds no serious violation."""
+    """axe-core finds no serious violation, in light and dark."""
     found: dict[str, Any] = {}
-    with browser.page(front, colorScheme=scheme, **options) as page:
-        page.send(f"{tool('bash', command='rm -f x', description='Remove')} [[reason:2]]")
+
+    def look(page: Page, name: str) -> None:
+        for scheme in ("light", "dark"):
+            page.call("scheme", scheme=scheme)
+            page.until("!document.getAnimations().some((each) => each instanceof CSSTransition)")
+            found[f"{name}, {scheme}"] = serious(page)
+
+    ask = tool("bash", command="rm -f x", description="Remove")
+    write = tool("write", filePath="axe.txt", content="one\ntwo\n")
+    with browser.page(front, **options) as page:
+        page.wait(".link-live", "attached")
+        look(page, "new conversation")
+        page.send(f"[[reason:2]] {write} {ask} [[text:# Done\n\n- `a`\n\n| a |\n|---|\n| b |]]")
         page.wait(".ask")
         page.call("press", key="Escape")
-        for name in ("", "waiting", "tasks", "usage", "agent", "settings"):
-            if name:
-                page.call("goto", url=f"{front}/console/{name}")
-                page.wait(".page h1")
-            found[name] = serious(page)
+        look(page, "permission")
+        chat = page.call("url")
+        for name in PAGES:
+            page.call("goto", url=f"{front}/console/{name}")
+            page.wait(".page h1")
+            look(page, name)
         page.call("goto", url=f"{front}/console/waiting")
-        page.wait(".ask button.primary")
         page.click(".ask button.primary")
         page.wait(".empty")
-    with browser.page(front, token="", colorScheme=scheme, **options) as page:
+        page.call("goto", url=chat)
+        is_complete(page)
+        look(page, "conversation")
+        page.click(".turn-actions a")
+        page.wait(".events li")
+        look(page, "task")
+        page.call("goto", url=f"{front}/console/chat/nowhere")
+        page.wait(".composer")
+        look(page, "a conversation that is not there")
+    with browser.page(front, token="", **options) as page:
         page.wait(".login")
-        found["login"] = serious(page)
+        look(page, "login")
     assert {name: violations for name, violations in found.items() if violations} == {}
 
 
@@ -327,3 +355,125 @@ def test_a_task_shows_its_raw_events(browser: Browser, front: str) -> None:
         page.wait(".events li")
         page.until("document.querySelectorAll('.events li').length > 3")
         assert "GetTask" in page.text(".code pre")
+
+
+def test_files_are_pasted_and_dropped(browser: Browser, front: str) -> None:
+    give = """(kind, field, name) => {
+      const data = new DataTransfer();
+      data.items.add(new File(['[[text:Read by the model.]]'], name, { type: 'text/plain' }));
+      const event = kind === 'paste'
+        ? new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true })
+        : new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true });
+      document.querySelector(field).dispatchEvent(event);
+    }"""
+    with browser.page(front) as page:
+        page.wait(".composer textarea")
+        page.evaluate(f"({give})('paste', '.composer textarea', 'pasted.txt')")
+        page.wait(".attachments li:has-text('pasted.txt')")
+        page.evaluate(f"({give})('drop', '.composer', 'dropped.txt')")
+        page.wait(".attachments li:has-text('dropped.txt')")
+        page.click(".attachments li:has-text('dropped.txt') button")
+        page.send("Read it.")
+        is_complete(page)
+        assert shown_answer(page) == "Read by the model."
+        assert page.count(".said .file-chip") == 1
+
+
+def test_what_failed_is_asked_again(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.send("[[error:400:1]] [[text:Now it works.]]")
+        page.wait(".turn-failed .failed")
+        page.click(".failed button.primary")
+        is_complete(page)
+        assert words(page.text(".turn-completed .agent > .markdown")) == "Now it works."
+
+
+def test_everything_can_be_done_with_the_keyboard(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.send("maple [[text:One.]]")
+        is_complete(page)
+        page.call("press", key="Escape")
+        for key, place in (("w", "/waiting"), ("n", "/console/"), ("j", "/chat/")):
+            page.call("press", key=key)
+            page.until(f"location.pathname.includes('{place}')")
+            page.call("press", key="Escape")
+        page.call("press", key="/")
+        page.until("document.activeElement.id === 'search'")
+        page.call("fill", selector="#search", value="no such conversation")
+        page.wait(".conversations p:has-text('Nothing found')")
+        page.call("fill", selector="#search", value="maple")
+        page.wait(".conversation:has-text('maple')")
+
+
+def test_model_agent_and_place_are_chosen(
+    browser: Browser, front: str, working_opencode: Upstream
+) -> None:
+    with browser.page(front) as page:
+        page.wait("select[aria-label=Model]")
+        page.call("choose", selector="select[aria-label=Model]", value="demo/demo-small")
+        page.call("choose", selector="select[aria-label=Agent]", value="plan")
+        page.click(".place summary")
+        page.click(".place .check")
+        page.send(tool("bash", command="git branch --show-current", description="Branch"))
+        is_complete(page)
+        facts = page.text(".turn-facts")
+        assert "demo/demo-small" in facts
+        assert "plan" in facts
+        branch = page.text(".chat-head .tag")
+        assert branch
+        page.click(".tool summary")
+        assert branch in page.text(".tool-body")
+        page.click(".turn-actions a")
+        page.wait(".facts")
+        assert branch in page.text(".facts")
+        page.evaluate("localStorage.clear(); null")
+
+
+def test_what_a_subagent_did_is_shown_also_after_a_reload(browser: Browser, front: str) -> None:
+    prompt = tool("bash", command="echo from below", description="Say it")
+    below = tool("task", description="Look", prompt=prompt, subagent_type="general")
+    with browser.page(front) as page:
+        page.send(f"{below} [[text:Done.]]")
+        is_complete(page)
+        page.click(".tool:has-text('task') > summary")
+        page.wait(".subagent li:has-text('bash')")
+        page.call("reload")
+        is_complete(page)
+        page.click(".tool:has-text('task') > summary")
+        page.wait(".subagent li:has-text('bash')")
+        assert page.said == []
+
+
+def test_a_message_is_said_differently_in_a_fork(browser: Browser, front: str) -> None:
+    with browser.page(front) as page:
+        page.send("first [[text:One.]]")
+        is_complete(page)
+        page.send("second [[text:Two.]]")
+        page.until("document.querySelectorAll('.turn-completed').length === 2")
+        page.click(":nth-match(.turn, 2) >> .said-edit")
+        page.wait(".earlier .said-text")
+        assert page.count(".earlier .said-text") == 1
+        draft = page.evaluate("document.querySelector('.composer textarea').value")
+        assert draft == "second [[text:Two.]]"
+        page.send("other [[text:Three.]]")
+        is_complete(page)
+        assert "Two." not in page.text(".scroller")
+
+
+def test_an_admin_sees_the_nodes_and_nobody_else_does(
+    browser: Browser, front: str, working_opencode: Upstream, place: Path
+) -> None:
+    credential = {"scheme": "bearer", "token": "admin-token", "principal": "ada"}
+    credential |= {"scopes": ["tasks:read", "admin"]}  # type: ignore[dict-item]
+    settings = {"A2A_STATIC_AUTH_CREDENTIALS": json.dumps([credential]), "A2A_NODE_NAME": "first"}
+    with (
+        service(working_opencode, place, **settings) as run,
+        browser.page(run.url, token="admin-token", path="/agent") as page,
+    ):
+        page.wait(".nodes tbody tr")
+        assert "first" in page.text(".nodes tbody tr")
+        assert page.text(".nodes .tag-completed") == "running"
+        assert "works" in page.text(".tile:has-text('Task store')")
+    with browser.page(front, path="/agent") as page:
+        page.wait(".tile:has-text('Task store')")
+        assert page.count(".nodes") == 0

@@ -116,10 +116,11 @@ export class Service {
     return attempt(async () => (await (await this.authorized(new URL(path, this.root))).json()) as Json);
   }
 
-  /** The extension methods that the card declares. */
+  /** The extension methods that the card declares, and that are not switched off. */
   methods(): Set<string> {
     const declared = this.card.capabilities?.extensions ?? [];
-    return new Set(declared.flatMap((each) => Object.keys((each.params?.methods ?? {}) as Json)));
+    const methods = declared.flatMap((each) => Object.entries((each.params?.methods ?? {}) as Record<string, Json>));
+    return new Set(methods.filter(([, facts]) => facts.availability !== 'disabled').map(([name]) => name));
   }
 }
 

@@ -3,7 +3,8 @@
 import { bytesOf } from '../a2a/buffer';
 import type { Json } from '../a2a/service';
 import type { Interrupt, TaskView } from '../state/task';
-import { act, forget, loadSessions, showSending, showSent } from './store';
+import { act, forget, loadSessions, showSending, showSent, tasksOf } from './store';
+import { pushTarget } from './webpush';
 
 export interface Attachment {
   name: string;
@@ -36,7 +37,9 @@ export async function send(draft: NewMessage): Promise<boolean> {
 async function sendRequest(request: Json, contextId: string, text: string): Promise<boolean> {
   const interim = `sending:${crypto.randomUUID()}`;
   showSending(interim, contextId, text);
-  const task = await act((service) => service.send({ ...request, configuration: { returnImmediately: true } }));
+  const taskPushNotificationConfig = pushTarget.peek();
+  const configuration = { returnImmediately: true, ...(taskPushNotificationConfig ? { taskPushNotificationConfig } : {}) };
+  const task = await act((service) => service.send({ ...request, configuration }));
   forget(interim);
   if (task) showSent(task);
   return task !== undefined;
@@ -69,24 +72,18 @@ export async function resume(task: TaskView): Promise<boolean> {
 }
 
 /** A new conversation with everything up to the end of this task; its context. */
-export async function fork(task: TaskView): Promise<string> {
-  const last = task.blocks.reduce((found, each) => ('messageId' in each && each.messageId) || found, '');
-  const item = await act(async (service) => {
-    const { items } = await service.call<{ items: Json[] }>('opencode.sessions.messages.list', {
-      session_id: task.sessionId,
-      limit: 100,
-    });
-    const at = items.findIndex((each) => each.messageId === last);
-    const next = at < 0 ? undefined : items.slice(at + 1).find((each) => each.role === 'ROLE_USER');
-    const request = next ? { messageID: next.messageId } : undefined;
-    const answer = await service.call<{ item: Json }>('opencode.sessions.fork', {
-      session_id: task.sessionId,
-      ...(request ? { request } : {}),
-    });
-    return answer.item;
-  });
+export function fork(task: TaskView): Promise<string> {
+  const later = tasksOf(task.contextId);
+  const next = later.slice(later.findIndex((each) => each.id === task.id) + 1).flatMap((each) => each.said);
+  return forkAt(task.sessionId, next.find((each) => each.messageId)?.messageId ?? '');
+}
+
+/** A new conversation with everything before a message, or with everything where none is named; its context. */
+export async function forkAt(sessionId: string, messageId: string): Promise<string> {
+  const params = { session_id: sessionId, ...(messageId ? { request: { messageID: messageId } } : {}) };
+  const answer = await act((service) => service.call<{ item: Json }>('opencode.sessions.fork', params));
   void loadSessions();
-  return item ? String(item.context_id) : '';
+  return answer ? String(answer.item.context_id) : '';
 }
 
 export async function rename(sessionId: string, title: string): Promise<void> {

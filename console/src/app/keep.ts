@@ -12,6 +12,11 @@ export function recall(key: string, where: Where = 'device'): string {
   }
 }
 
+/** What was written and not sent yet: of a conversation, or of a new one. */
+export const draftOf = (conversation: string): string => recall(`draft.${conversation}`, 'tab');
+
+export const keepDraft = (conversation: string, text: string): void => keep(`draft.${conversation}`, text, 'tab');
+
 export function keep(key: string, value: string, where: Where = 'device'): void {
   try {
     if (value) storage(where).setItem(`console.${key}`, value);

@@ -81,7 +81,9 @@ export async function beginOidc(oidc: Oidc): Promise<void> {
 export async function endOidc(oidc: Oidc): Promise<string> {
   const answer = new URLSearchParams(location.search);
   const begun = recall('oidc', 'tab');
-  if (!answer.has('state') || !begun) return '';
+  if (!answer.has('state')) return '';
+  history.replaceState(null, '', import.meta.env.BASE_URL);
+  if (!begun) return '';
   keep('oidc', '', 'tab');
   const { verifier, state, path } = JSON.parse(begun) as { verifier: string; state: string; path: string };
   history.replaceState(null, '', path);

@@ -6,7 +6,8 @@ import { t } from '../i18n';
 import { whatWasAsked } from '../state/task';
 import { go, pathOf } from './route';
 import { notifications } from './settings';
-import { options, waitingNow } from './store';
+import { options, service, waitingNow } from './store';
+import { subscribe, unsubscribe } from './webpush';
 
 const told = new Set<string>();
 
@@ -24,17 +25,27 @@ export async function installShell(): Promise<void> {
     const path = (data as { open?: unknown } | undefined)?.open;
     if (typeof path === 'string' && path.startsWith(import.meta.env.BASE_URL)) go(path);
   });
-  await navigator.serviceWorker.register(scriptAddress(`${import.meta.env.BASE_URL}sw.js`)).catch(() => undefined);
+  const scope = import.meta.env.BASE_URL.replace(/\/$/, ''); // the page is there without the slash, too
+  await navigator.serviceWorker.register(scriptAddress(`${import.meta.env.BASE_URL}sw.js`), { scope }).catch(() => undefined);
 }
 
 export async function askForNotifications(): Promise<boolean> {
   if (!('Notification' in globalThis)) return false;
   const allowed = (await Notification.requestPermission()) === 'granted';
   notifications.value = allowed ? 'on' : 'off';
+  if (allowed) await subscribe();
   return allowed;
 }
 
+export function stopNotifications(): void {
+  notifications.value = 'off';
+  void unsubscribe();
+}
+
 export function tellOutside(): void {
+  effect(() => {
+    if (service.value && notifications.peek() === 'on') void subscribe();
+  });
   effect(() => {
     const count = waitingNow.value.length;
     document.title = `${count ? `(${count}) ` : ''}${options.value.title}`;

@@ -4,11 +4,11 @@ import { signal } from '@preact/signals';
 
 export type Route =
   | { page: 'chat'; contextId: string }
-  | { page: 'home' | 'waiting' | 'tasks' | 'usage' | 'agent' | 'settings' }
+  | { page: 'home' | 'waiting' | 'tasks' | 'usage' | 'agent' | 'peers' | 'settings' }
   | { page: 'task'; id: string };
 
 const BASE = import.meta.env.BASE_URL;
-const PAGES = ['waiting', 'tasks', 'usage', 'agent', 'settings'] as const;
+const PAGES = ['waiting', 'tasks', 'usage', 'agent', 'peers', 'settings'] as const;
 
 export function parse(pathname: string): Route {
   const [page, id] = pathname.replace(BASE.replace(/\/$/, ''), '').split('/').filter(Boolean);
@@ -23,16 +23,19 @@ export const pathOf = (page: string, id?: string): string =>
 
 export const route = signal<Route>(parse(location.pathname));
 
-export function go(path: string): void {
-  if (path === location.pathname) return;
-  history.pushState(null, '', path);
+/** After the address has changed without the page having been left. */
+export function readAddress(): void {
   route.value = parse(location.pathname);
 }
 
+export function go(path: string): void {
+  if (path === location.pathname) return;
+  history.pushState(null, '', path);
+  readAddress();
+}
+
 export function watchAddress(): void {
-  addEventListener('popstate', () => {
-    route.value = parse(location.pathname);
-  });
+  addEventListener('popstate', readAddress);
   // Links of the console change the page without loading it again; with a modifier key the browser does its own.
   document.addEventListener('click', (event) => {
     const link = (event.target as Element | null)?.closest?.('a');

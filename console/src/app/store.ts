@@ -8,10 +8,23 @@ import { failureOf } from '../a2a/failure';
 import { Service } from '../a2a/service';
 import { type Link, type Listener, Watch } from '../a2a/watch';
 import { group, inOrder, type Session, waiting } from '../state/conversations';
-import { apply, empty, fromTask, hasEnded, type TaskView, taskOf, withSummary } from '../state/task';
+import { earlierOf } from '../state/session';
+import {
+  apply,
+  empty,
+  fromTask,
+  hasEnded,
+  sessionOfSubagent,
+  type TaskView,
+  taskOf,
+  type ToolBlock,
+  withSubagentOf,
+  withSummary,
+} from '../state/task';
 import { forgetToken, keepToken, type LoginOptions } from './login';
 
 const PAGE = 100;
+const HISTORY = 1_000; // messages of a task; a list has none unless it is asked for them
 const RECENT_MS = 7 * 86_400_000; // of these tasks the stream tells everything; older ones are listed
 const FRAME_MS = 80; // events are collected and shown at most this often
 
@@ -151,7 +164,7 @@ export async function openConversation(contextId: string): Promise<void> {
   await act(async () => {
     let pageToken = '';
     do {
-      const page = await connected.list({ contextId, includeArtifacts: true, pageSize: 50, pageToken });
+      const page = await connected.list({ contextId, includeArtifacts: true, historyLength: HISTORY, pageSize: 50, pageToken });
       for (const task of page.tasks) change(task.id, (before) => withPast(before, fromTask(task, before)));
       pageToken = page.nextPageToken;
     } while (pageToken);
@@ -173,6 +186,19 @@ function leaveConversation(next: string): void {
   followed = next;
 }
 
+const recalled = new Set<string>();
+
+/** What a sub-agent did in a task that has ended: only the stream tells of it, and later the sub-agent's own session. */
+export async function recallSubagent(taskId: string, call: ToolBlock): Promise<void> {
+  const sessionId = sessionOfSubagent(call);
+  if (!sessionId || recalled.has(sessionId)) return;
+  recalled.add(sessionId);
+  const params = { session_id: sessionId, limit: PAGE };
+  const page = await act((connected) => connected.call<{ items: unknown[] }>('opencode.sessions.messages.list', params));
+  if (!page) recalled.delete(sessionId);
+  else change(taskId, (before) => before && withSubagentOf(before, call, earlierOf(page.items).flatMap((each) => each.blocks)));
+}
+
 /** Make a call; what goes wrong is said to the person. */
 export async function act<Result>(work: (connected: Service) => Promise<Result>): Promise<Result | undefined> {
   const connected = service.peek();
@@ -192,7 +218,7 @@ export function showSent(task: Task): void {
 /** A message is on its way: shown at once, under an id of its own until the service has answered. */
 export function showSending(id: string, contextId: string, text: string): void {
   const view: TaskView = { ...empty(id, contextId), state: 'submitted', at: new Date().toISOString() };
-  change(id, () => ({ ...view, said: [{ id, text, data: [], files: [] }] }));
+  change(id, () => ({ ...view, said: [{ id, messageId: '', text, data: [], files: [] }] }));
 }
 
 export function forget(id: string): void {

@@ -36,7 +36,7 @@ export function watchLanguage(): void {
 }
 
 /** The words for a key, with `{name}` filled in. */
-export function t(key: Key | `resolution.${string}`, values: Record<string, string | number> = {}): string {
+export function t(key: Key | `resolution.${string}` | `check.${string}` | `node.${string}`, values: Record<string, string | number> = {}): string {
   const words = (catalog.value as Record<string, string>)[key] ?? (en as Record<string, string>)[key] ?? key;
   return words.replace(/\{(\w+)\}/g, (_, name: string) => String(values[name] ?? ''));
 }

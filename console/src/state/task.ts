@@ -47,6 +47,8 @@ export interface FileContent {
 
 export interface Said {
   id: string;
+  /** Under which OpenCode knows it; '' where the service does not say. */
+  messageId: string;
   text: string;
   data: unknown[];
   files: FileContent[];
@@ -396,6 +398,19 @@ function withSubagent(view: TaskView, told: Loose, call?: Loose): TaskView {
   return { ...view, subagents };
 }
 
+/** The session in which the sub-agent of a tool call has worked, as OpenCode says it in the call's output. */
+export function sessionOfSubagent(call: ToolBlock): string {
+  return call.tool === 'task' ? (/\bses_[A-Za-z0-9]+/.exec(call.output)?.[0] ?? '') : '';
+}
+
+/** What the session of a sub-agent says that it did; what the stream has told is kept. */
+export function withSubagentOf(view: TaskView, call: ToolBlock, blocks: readonly Block[]): TaskView {
+  if (view.subagents.some((each) => each.callId === call.callId)) return view;
+  const calls = blocks.filter((each): each is ToolBlock => each.kind === 'tool');
+  const subagent = { sessionId: sessionOfSubagent(call), agent: text(call.input.subagent_type), callId: call.callId, calls };
+  return { ...view, subagents: [...view.subagents, subagent] };
+}
+
 function withCall(calls: SubagentCall[], told: Loose): SubagentCall[] {
   const call: SubagentCall = {
     callId: text(told.call_id),
@@ -419,7 +434,8 @@ function withMessage(view: TaskView, message: Message): TaskView {
 }
 
 export function saidOf(message: Message): Said {
-  const said: Said = { id: message.messageId, text: '', data: [], files: [] };
+  const messageId = text(loose(message.metadata?.opencode).message_id);
+  const said: Said = { id: message.messageId, messageId, text: '', data: [], files: [] };
   const words: string[] = [];
   for (const part of message.parts) {
     if (part.content?.$case === 'text' && !part.filename) words.push(part.content.value);

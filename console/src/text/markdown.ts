@@ -83,6 +83,7 @@ function append(parent: Parent, token: Token): void {
 
 function appendList(parent: Parent, token: Tokens.List): void {
   const list = document.createElement(token.ordered ? 'ol' : 'ul');
+  if ('goesOn' in token) list.className = 'goes-on';
   if (token.ordered && typeof token.start === 'number' && token.start !== 1) list.setAttribute('start', String(token.start));
   for (const item of token.items) {
     const element = document.createElement('li');

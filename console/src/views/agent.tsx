@@ -5,11 +5,14 @@ import { useEffect, useMemo, useState } from 'preact/hooks';
 
 import type { Json } from '../a2a/service';
 import { failureOf } from '../a2a/failure';
-import { act, options, service } from '../app/store';
+import { pathOf } from '../app/route';
+import { act, service } from '../app/store';
 import { t } from '../i18n';
 import { curlRpc } from '../state/curl';
 import { type Field, fieldsOf, type Schema, valueOf } from '../state/form';
-import { safeAddress } from '../text/markdown';
+import { Address, CardView } from './card';
+import { Icon } from './icons';
+import { Health, Nodes } from './nodes';
 import { Page, Raw } from './parts';
 import { Shell } from './tasks';
 
@@ -18,79 +21,27 @@ export function AgentPage() {
   const [description, setDescription] = useState<Json>();
   useEffect(() => void act((it) => it.read('/openapi.json')).then(setDescription), []);
   if (!card) return null;
+  const raw = AgentCard.toJSON(card) as Json;
   return (
-    <Page title={card.name}>
-      <p class="lead">{card.description}</p>
+    <Page
+      title={card.name}
+      actions={
+        <a class="button" href={pathOf('peers')}>
+          <Icon name="globe" size={16} /> {t('inspect')}
+        </a>
+      }
+    >
       <Health />
-      <h2>{t('interfaces')}</h2>
-      <ul class="plain">
-        {card.supportedInterfaces.map((each) => (
-          <li key={`${each.protocolBinding}${each.protocolVersion}`}>
-            <span class="tag">{each.protocolBinding}</span> <span class="tag">A2A {each.protocolVersion}</span> <code>{each.url}</code>
-          </li>
-        ))}
-      </ul>
-      <h2>{t('skills')}</h2>
-      <ul class="skills">
-        {card.skills.map((each) => (
-          <li key={each.id} class="card">
-            <strong>{each.name}</strong>
-            <p>{each.description}</p>
-            {each.tags.map((tag) => (
-              <span key={tag} class="tag">
-                {tag}
-              </span>
-            ))}
-          </li>
-        ))}
-      </ul>
+      <Nodes />
+      <CardView card={raw} />
       <h2>{t('extensions')}</h2>
       {(card.capabilities?.extensions ?? []).map((each) => (
         <Extension key={each.uri} uri={each.uri} summary={each.description} params={each.params ?? {}} description={description} />
       ))}
       <h2>{t('card')}</h2>
-      <Raw value={AgentCard.toJSON(card)} />
+      <Raw value={raw} />
     </Page>
   );
-}
-
-function Health() {
-  const [facts, setFacts] = useState<[string, string, boolean][]>([]);
-  useEffect(() => {
-    const look = async () => {
-      const begun = performance.now();
-      const found = await Promise.all(['/health', '/ready'].map(statusOf));
-      const took = Math.round(performance.now() - begun);
-      setFacts([
-        [t('health'), found[0] ?? '', found[0] === 'ok'],
-        [t('readiness'), found[1] ?? '', found[1] === 'ready'],
-        [t('roundTrip'), `${took} ms`, true],
-        [t('version'), options.value.version || service.peek()?.card.version || '', true],
-      ]);
-    };
-    void look();
-    const timer = setInterval(() => void look(), 10_000);
-    return () => clearInterval(timer);
-  }, []);
-  return (
-    <dl class="tiles">
-      {facts.map(([name, value, good]) => (
-        <div key={name} class={`tile ${good ? '' : 'bad'}`}>
-          <dt>{name}</dt>
-          <dd>{value}</dd>
-        </div>
-      ))}
-    </dl>
-  );
-}
-
-async function statusOf(path: string): Promise<string> {
-  try {
-    const answer = (await (await fetch(path)).json()) as { status?: string };
-    return answer.status ?? '';
-  } catch (error) {
-    return (error as Error).message;
-  }
 }
 
 interface ExtensionProps {
@@ -102,7 +53,6 @@ interface ExtensionProps {
 
 function Extension({ uri, summary, params, description }: ExtensionProps) {
   const methods = Object.entries((params.methods ?? {}) as Record<string, Json>);
-  const address = safeAddress(uri);
   return (
     <details class="card extension">
       <summary class="card-head">
@@ -112,13 +62,7 @@ function Extension({ uri, summary, params, description }: ExtensionProps) {
       </summary>
       <p>{summary}</p>
       <p class="small">
-        {address ? (
-          <a href={address} target="_blank" rel="noopener noreferrer">
-            {uri}
-          </a>
-        ) : (
-          uri
-        )}
+        <Address value={uri} />
       </p>
       {methods.map(([name, facts]) => (
         <Method key={name} name={name} summary={String(facts.summary ?? '')} description={description} />

@@ -4,6 +4,7 @@ import { Component, type ComponentChildren } from 'preact';
 import { useEffect, useMemo, useState } from 'preact/hooks';
 
 import { showReasoning } from '../app/settings';
+import { recallSubagent } from '../app/store';
 import { t } from '../i18n';
 import type { Block, FileContent, Subagent, SubagentCall, TextBlock, Todo, ToolBlock } from '../state/task';
 import { Diff } from './diff';
@@ -13,6 +14,8 @@ import { Markdown } from './markdown';
 import { CopyButton, useNow } from './parts';
 
 interface Props {
+  /** Of the task that it belongs to, if there is one. */
+  taskId?: string;
   block: Block;
   /** Nothing more comes for it. */
   final: boolean;
@@ -26,14 +29,16 @@ export class BlockView extends Component<Props> {
     return next.block !== block || next.final !== final || next.subagents !== subagents;
   }
 
-  override render({ block, final, subagents }: Props): ComponentChildren {
+  override render({ taskId, block, final, subagents }: Props): ComponentChildren {
     switch (block.kind) {
       case 'text':
         return <Markdown text={block.text} final={final} />;
       case 'reasoning':
         return <Reasoning block={block} final={final} />;
       case 'tool':
-        return <Tool block={block} final={final} subagents={subagents.filter((each) => each.callId === block.callId)} />;
+        return (
+          <Tool taskId={taskId} block={block} final={final} subagents={subagents.filter((each) => each.callId === block.callId)} />
+        );
       case 'file':
         return <FileView file={block.file} />;
       case 'changes':
@@ -75,7 +80,7 @@ const TOOL_ICONS: Record<string, IconName> = {
 
 const isRunning = (status: string): boolean => status === 'running' || status === 'pending';
 
-function Tool({ block, final, subagents }: { block: ToolBlock; final: boolean; subagents: Subagent[] }) {
+function Tool({ taskId, block, final, subagents }: { taskId?: string; block: ToolBlock; final: boolean; subagents: Subagent[] }) {
   const running = isRunning(block.status) && !final;
   const now = useNow(running);
   const end = running ? new Date(now).toISOString() : block.endedAt;
@@ -89,6 +94,7 @@ function Tool({ block, final, subagents }: { block: ToolBlock; final: boolean; s
       onToggle={(event) => {
         const is = event.currentTarget.open;
         if (is !== shown) setOpen(is);
+        if (is && taskId && final && !subagents.length) void recallSubagent(taskId, block);
       }}
     >
       <summary class="card-head">

@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 
 import { type Attachment, cancel, send } from '../app/actions';
 import { agents, models, worktrees } from '../app/catalog';
-import { keep, recall } from '../app/keep';
+import { draftOf, keepDraft } from '../app/keep';
 import { chosenAgent, chosenModel } from '../app/settings';
 import { t } from '../i18n';
 import type { TaskView } from '../state/task';
@@ -25,15 +25,15 @@ interface Props {
 }
 
 export function Composer({ contextId, running, fresh, sent }: Props) {
-  const draftKey = `draft.${fresh ? 'new' : contextId}`;
-  const [text, setText] = useState(() => recall(draftKey, 'tab'));
+  const draftKey = fresh ? 'new' : contextId;
+  const [text, setText] = useState(() => draftOf(draftKey));
   const [files, setFiles] = useState<Attachment[]>([]);
   const [over, setOver] = useState(false);
   const place = useSignal({ directory: '', worktree: false, variant: '' });
   const field = useRef<HTMLTextAreaElement>(null);
 
   useEffect(() => {
-    setText(recall(draftKey, 'tab'));
+    setText(draftOf(draftKey));
     setFiles([]);
     if (matchMedia('(min-width: 800px)').matches) field.current?.focus();
   }, [draftKey]);
@@ -42,7 +42,7 @@ export function Composer({ contextId, running, fresh, sent }: Props) {
     if (!element) return;
     element.style.height = 'auto';
     element.style.height = `${Math.min(element.scrollHeight, TALLEST)}px`;
-    keep(draftKey, text, 'tab');
+    keepDraft(draftKey, text);
   }, [text, draftKey]);
 
   const add = async (list: Iterable<File>) => setFiles([...files, ...(await Promise.all([...list].map(read)))]);

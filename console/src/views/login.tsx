@@ -1,9 +1,14 @@
 import { useState } from 'preact/hooks';
 
-import { failureOf } from '../a2a/failure';
+import { type Failure, failureOf } from '../a2a/failure';
 import { beginOidc, isRemembered } from '../app/login';
 import { connect, loginFailure, options } from '../app/store';
 import { t } from '../i18n';
+
+function whatFailed(failure: Failure, expired: boolean): string {
+  if (failure.kind === 'login') return t(expired ? 'tokenExpired' : 'tokenWrong');
+  return failure.kind === 'network' ? t('unreachable', { why: failure.message }) : failure.message;
+}
 
 export function Login({ expired }: { expired: boolean }) {
   const [token, setToken] = useState('');
@@ -34,7 +39,7 @@ export function Login({ expired }: { expired: boolean }) {
         <p class="muted">{t('loginIntro')}</p>
         {failure && (
           <p class="login-error" role="alert">
-            {failure.kind === 'login' ? t(expired ? 'tokenExpired' : 'tokenWrong') : t('unreachable', { why: failure.message })}
+            {whatFailed(failure, expired)}
           </p>
         )}
         {login.oidc && (

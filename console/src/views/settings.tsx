@@ -1,8 +1,9 @@
 import { useState } from 'preact/hooks';
 
-import { askForNotifications } from '../app/notify';
+import { askForNotifications, stopNotifications } from '../app/notify';
 import { diffLayout, notifications, showReasoning, theme } from '../app/settings';
 import { logOut, options } from '../app/store';
+import { pushTarget } from '../app/webpush';
 import { chosenLanguage, LANGUAGES, t } from '../i18n';
 import { Page } from './parts';
 
@@ -34,12 +35,13 @@ export function SettingsPage() {
             type="checkbox"
             checked={notifications.value === 'on'}
             onChange={(event) => {
-              if (!event.currentTarget.checked) notifications.value = 'off';
+              if (!event.currentTarget.checked) stopNotifications();
               else void askForNotifications().then((allowed) => setRefused(!allowed));
             }}
           />
           {t('notifyMe')}
         </label>
+        {notifications.value === 'on' && <p class="muted small">{t(pushTarget.value ? 'toldAlways' : 'toldWhileOpen')}</p>}
         {refused && <p class="login-error">{t('notificationsRefused')}</p>}
       </div>
       <h2>{t('keys')}</h2>

@@ -93,6 +93,11 @@ function ConversationItem({ conversation }: { conversation: Conversation }) {
   );
 }
 
+const isAt = (page: string): boolean => {
+  const at = route.value.page;
+  return at === page || (at === 'task' && page === 'tasks') || (at === 'peers' && page === 'agent');
+};
+
 export function Navigation() {
   const count = waitingNow.value.length;
   return (
@@ -102,7 +107,7 @@ export function Navigation() {
         <span>{t('page.chat')}</span>
       </a>
       {PAGES.map(({ page, icon }) => (
-        <a key={page} href={pathOf(page)} aria-current={route.value.page === page ? 'page' : undefined}>
+        <a key={page} href={pathOf(page)} aria-current={isAt(page) ? 'page' : undefined}>
           <Icon name={icon} />
           <span class="wide-only">{t(`page.${page}`)}</span>
           <span class="narrow-only">{t(page === 'waiting' ? 'page.waiting.short' : `page.${page}`)}</span>

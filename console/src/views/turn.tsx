@@ -1,6 +1,7 @@
 /** One task of a conversation: what was said, what the agent did, what it answered, what it cost. */
 
-import { cancel, fork, resume, retry } from '../app/actions';
+import { cancel, fork, forkAt, resume, retry } from '../app/actions';
+import { keepDraft } from '../app/keep';
 import { go, pathOf } from '../app/route';
 import { t } from '../i18n';
 import { answerOf, type Block, type Decision, hasEnded, type Said, type TaskView } from '../state/task';
@@ -16,16 +17,29 @@ export function Turn({ task }: { task: TaskView }) {
   const changes = task.blocks.filter((each) => each.kind === 'changes');
   const others = task.blocks.filter((each) => each.kind !== 'changes');
   const answer = ended && others.at(-1)?.kind === 'text' ? others.slice(-1) : [];
+  const last = task.blocks.at(-1);
+  const view = (each: Block) => (
+    <BlockView
+      key={each.id}
+      taskId={task.id}
+      block={each}
+      final={ended || (each !== last && each.kind !== 'tool')}
+      subagents={task.subagents}
+    />
+  );
   return (
     <article class={`turn turn-${task.state}`} data-task={task.id} aria-busy={task.state === 'working'}>
       {task.said.map((each) => (
-        <SaidView key={each.id} said={each} />
+        <SaidView key={each.id} said={each} edit={editOf(task, each)} />
       ))}
       <div class="agent" aria-live={ended ? 'off' : 'polite'}>
-        <Blocks blocks={others.slice(0, others.length - answer.length)} task={task} />
-        <Decisions decisions={task.decisions} />
-        <Blocks blocks={answer} task={task} />
-        <Blocks blocks={changes} task={task} />
+        {/* One list: a block that changes its place among the others is not drawn again. */}
+        {[
+          ...others.slice(0, others.length - answer.length).map(view),
+          <Decisions key="decisions" decisions={task.decisions} />,
+          ...answer.map(view),
+          ...changes.map(view),
+        ]}
         {task.interrupts.map((each) => (
           <AskCard key={each.id} interrupt={each} />
         ))}
@@ -36,23 +50,23 @@ export function Turn({ task }: { task: TaskView }) {
   );
 }
 
-function Blocks({ blocks, task }: { blocks: Block[]; task: TaskView }) {
-  const last = task.blocks.at(-1);
-  const ended = hasEnded(task.state);
-  return (
-    <>
-      {blocks.map((each) => (
-        <BlockView key={each.id} block={each} final={ended || (each !== last && each.kind !== 'tool')} subagents={task.subagents} />
-      ))}
-    </>
-  );
+/** Say it differently: in a conversation that is forked before this message. */
+function editOf(task: TaskView, said: Said): (() => void) | undefined {
+  if (!task.sessionId || !said.messageId || !hasEnded(task.state)) return undefined;
+  return () =>
+    void forkAt(task.sessionId, said.messageId).then((contextId) => {
+      if (!contextId) return;
+      keepDraft(contextId, said.text);
+      go(pathOf('chat', contextId));
+    });
 }
 
-export function SaidView({ said }: { said: Said }) {
+export function SaidView({ said, edit }: { said: Said; edit?: () => void }) {
   const text = said.text || said.data.map((each) => JSON.stringify(each)).join('\n');
   return (
     <div class="said">
       <span class="off-screen">{t('you')}</span>
+      {edit && <IconButton icon="edit" class="said-edit" label={t('sayDifferently')} onClick={edit} />}
       {text && <div class="said-text">{text}</div>}
       {said.files.length > 0 && (
         <div class="files">
