@@ -65,6 +65,7 @@ PROCESSES = tuple(
         "opencode/test_agent.py",
         "opencode/test_guardian.py",
         "opencode/test_process.py",
+        "store/test_encryption.py",
     )
 )
 

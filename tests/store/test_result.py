@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import Connection
 
 from opencode_a2a.domain.events import BlockKind, ToolCall
 from opencode_a2a.domain.task import Task
@@ -208,3 +209,27 @@ async def test_a_cursor_that_is_overtaken_by_the_sweep_ends_with_the_same_text(
             }
             assert (client.ended, client.last_seq) == (task.ended, task.last_seq)
         assert await rest(log.follow("t", task.last_seq)) == []
+
+
+async def test_sweeping_a_long_task_goes_on_in_small_steps(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statements, "SWEEP_ENTRIES", 3)
+    async with soon(), SqlTaskLog.open(database, clock=clock) as log:
+        await log.create(head("t"), [HELLO, *(step(n) for n in range(8))])
+        await log.write("t", [DONE])
+        told = await log.get(OWNER, "t")
+        clock.now += 10_000
+        left = []
+        while await database.write(statements.sweep, clock.now):
+            page = await database.read(statements.next_entries, "t", 0)
+            assert await log.get(OWNER, "t") == told
+            assert page.entries[-1].update == DONE
+            left.append(await database.read(_count_entries))
+        assert left == [7, 4, 1, 0]
+        assert await database.write(statements.forget, clock.now) == 1
+
+
+def _count_entries(db: Connection) -> int:
+    found: int = db.exec_driver_sql("SELECT count(*) FROM entries").scalar_one()
+    return found

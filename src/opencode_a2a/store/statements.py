@@ -64,9 +64,11 @@ from . import codec, interrupts, usage
 from .database import Conflict
 from .holder import Holder, Lease
 from .migrate import touch
-from .prepared import Prepared
+from .prepared import Prepared, RowsInsert
 from .roots import adopt
 from .tables import (
+    CLEARED,
+    CLEARING,
     IS_OPEN,
     OPEN_STATES,
     contexts,
@@ -107,6 +109,7 @@ EARLIER_TASKS = 50  # of a context, that a new session is told of
 ADOPTION_MS = 30_000  # for another node to take up what a lost one has not begun
 LOST = "lost"  # holds a task whose readers were told that it waits for a node
 SWEEP_ROWS = 20  # that one transaction deletes: commits wait meanwhile
+SWEEP_ENTRIES = 2_000  # of these tasks that one transaction deletes
 SHRINK_PAGES = 16  # that one transaction frees, for the same reason
 
 
@@ -209,7 +212,7 @@ def _commit_together(db: Connection, batches: Sequence[Batch], lease: Lease) -> 
         if progress:
             batch.counted.extend(usage.note_steps(db, batch.task.head, progress))
     if rows:
-        _INSERT_ENTRY.change(db, *rows)
+        _INSERT_ENTRIES.add(db, rows)
     return refused
 
 
@@ -249,7 +252,7 @@ _NEW_TASK = (
     "opencode",
 )
 _INSERT_TASK = Prepared(insert(tasks), (*_NEW_TASK, "holder", "held_until"))
-_INSERT_ENTRY = Prepared(insert(entries), ("task_id", "seq", "at", "kind", "body"))
+_INSERT_ENTRIES = RowsInsert(entries, ("task_id", "seq", "at", "kind", "body"))
 _INSERT_KEY = Prepared(insert(keys), ("owner", "name", "digest", "at", "task_id"))
 
 
@@ -687,7 +690,7 @@ def _give_up(db: Connection, task_id: str, *, now: int, problem: Problem) -> Non
     task.apply(LogEntry(task.last_seq + 1, now, ended))
     end = {"state": task.state.value, "status_at": now, "message": problem.message}
     given_up = update(tasks).where(tasks.c.id == task_id).values(end)
-    db.execute(given_up.values(folded=codec.fold(task), cleared=1))
+    db.execute(given_up.values(folded=codec.fold(task), cleared=CLEARED))
     db.execute(delete(entries).where(entries.c.task_id == task_id))
 
 
@@ -868,6 +871,7 @@ def sweep(db: Connection, cleared_before: int) -> int:
         select(push_configs.c.id).where(*told).exists(),
         select(push_dead.c.seq).where(push_dead.c.task_id == tasks.c.id).exists(),
     )
+    begun = select(tasks.c.id).where(tasks.c.cleared == CLEARING).limit(SWEEP_ROWS)
     statement = (
         select(tasks.c.id)
         .where(tasks.c.cleared == 0, tasks.c.status_at < cleared_before)
@@ -875,19 +879,34 @@ def sweep(db: Connection, cleared_before: int) -> int:
         .where(or_(tasks.c.status_at < cleared_before - PUSH_KEPT_MS, ~owed))
         .limit(SWEEP_ROWS)
     )
-    done = list(db.execute(statement).scalars())
-    if done:
-        db.execute(delete(entries).where(entries.c.task_id.in_(done)))
-        db.execute(delete(push_dead).where(push_dead.c.task_id.in_(done)))
-        db.execute(update(tasks).where(tasks.c.id.in_(done)).values(cleared=1))
-    return len(done)
+    done = list(db.execute(begun).scalars()) or list(db.execute(statement).scalars())
+    if not done:
+        return 0
+    is_complete = _delete_entries(db, done)
+    db.execute(delete(push_dead).where(push_dead.c.task_id.in_(done)))
+    cleared = CLEARED if is_complete else CLEARING
+    db.execute(update(tasks).where(tasks.c.id.in_(done)).values(cleared=cleared))
+    return len(done) if is_complete else SWEEP_ROWS
+
+
+def _delete_entries(db: Connection, task_ids: Sequence[str]) -> bool:
+    """Delete entries of these tasks, but not too many at once. Whether all are deleted."""
+    theirs = entries.c.task_id.in_(task_ids)
+    some = select(entries.c.task_id, entries.c.seq).where(theirs).limit(SWEEP_ENTRIES + 1)
+    there: int = db.execute(select(func.count()).select_from(some.subquery())).scalar_one()
+    if there <= SWEEP_ENTRIES:
+        db.execute(delete(entries).where(theirs))
+        return True
+    these = tuple_(entries.c.task_id, entries.c.seq).in_(some.limit(SWEEP_ENTRIES))
+    db.execute(delete(entries).where(these))
+    return False
 
 
 def forget(db: Connection, ended_before: int) -> int:
     """Delete tasks that ended before then, with the keys and push configs of their requests."""
     statement = (
         select(tasks.c.id)
-        .where(tasks.c.cleared == 1, tasks.c.status_at < ended_before)
+        .where(tasks.c.cleared == CLEARED, tasks.c.status_at < ended_before)
         .limit(SWEEP_ROWS)
     )
     done = list(db.execute(statement).scalars())

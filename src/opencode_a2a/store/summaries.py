@@ -17,9 +17,10 @@ from ..domain.updates import Ended
 from ..domain.values import SessionRef, TaskState
 from . import codec
 from .statements import head_of
-from .tables import IS_OPEN, OPEN_STATES, entries, tasks
+from .tables import CLEARED, CLEARING, IS_OPEN, OPEN_STATES, entries, tasks
 
 _OUTPUT = ("BlockText", "BlockTool", "BlockOutput", "BlockFile", "BlockPhase", "ChangesMade")
+_ANY_CLEARED = (0, CLEARED, CLEARING)
 _HISTORY = ("MessageAdded", "RequestRecord", "DecisionRecord")
 _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body)
 _LAST_SEQ = (
@@ -44,8 +45,8 @@ def held_by_others(db: Connection, holder: str, since: int) -> list[TaskVersion]
     found = [
         _version(row) for row in db.execute(select(*_VERSION, _LAST_SEQ).where(IS_OPEN, others))
     ]
-    # `cleared` is 0 or 1, and named so that the index on it and the time is used.
-    recent = (tasks.c.cleared.in_((0, 1)), tasks.c.status_at >= since)
+    # `cleared` has all of its values, so that the index on it and the time is used.
+    recent = (tasks.c.cleared.in_(_ANY_CLEARED), tasks.c.status_at >= since)
     ended = select(*_VERSION).where(*recent, tasks.c.state.not_in(OPEN_STATES))
     return [*found, *(TaskVersion(row.id, row.owner, row.state, 0) for row in db.execute(ended))]
 
@@ -60,7 +61,7 @@ def ended(db: Connection, owner: str | None, *, after: tuple[int, str], limit: i
     if owner is not None:
         wanted.append(tasks.c.owner == owner)
     else:
-        wanted += [tasks.c.cleared.in_((0, 1)), tasks.c.status_at >= after[0]]
+        wanted += [tasks.c.cleared.in_(_ANY_CLEARED), tasks.c.status_at >= after[0]]
     oldest_first = select(*_ROW).where(*wanted).order_by(tasks.c.status_at, tasks.c.id)
     return [_ended(db, row) for row in db.execute(oldest_first.limit(limit)).all()]
 

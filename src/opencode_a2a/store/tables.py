@@ -18,6 +18,8 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
+CLEARED, CLEARING = 1, 2  # … all of them, or some, in `tasks.cleared`
+
 OPEN_STATES = ("submitted", "working", "input-required")
 IS_OPEN = text("tasks.state IN ('submitted', 'working', 'input-required')")
 _is_open = text("state IN ('submitted', 'working', 'input-required')")
@@ -38,7 +40,7 @@ tasks = Table(
     Column("holder", String(80)),  # the process that writes it
     Column("held_until", BigInteger, nullable=False, server_default="0"),
     Column("stop_asked", BigInteger, nullable=False, server_default="0"),
-    Column("cleared", BigInteger, nullable=False, server_default="0"),  # entries were deleted
+    Column("cleared", BigInteger, nullable=False, server_default="0"),  # entries were deleted …
     Column("folded", LargeBinary),  # behind what is read often, which is then read without it
     Column("root", String(600)),  # the workspace root; nothing: an earlier version wrote it
     Column("opencode", String(255)),  # which OpenCode works on it; nothing: they are not told apart
