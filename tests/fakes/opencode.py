@@ -583,6 +583,7 @@ class FakeOpenCode:
             "POST /question/*/reply": lambda: self.decide(ids[0], here, **body),
             "POST /question/*/reject": lambda: self.decide(ids[0], here),
             "GET /session/status": lambda: {r.session.id: r.status for r in runs if r.status},
+            "GET /session": lambda: [s.info for s in reversed(self.sessions.values())][:limit],
             "POST /session": lambda: self.create(body, here),
             "GET /session/*": lambda: session.info,
             "PATCH /session/*": lambda: self.update(session, **body),

@@ -219,6 +219,30 @@ async def _nodes(client: Client) -> dict[str, Any]:
     return {node["name"]: node for node in (await _call(client, "opencode.nodes.list"))["items"]}
 
 
+async def test_sessions_of_all_nodes_are_listed_by_any(fleet: Fleet) -> None:
+    one, two = fleet.nodes
+    async with connected(one) as ours, connected(two) as theirs:
+        here, there = ours[REST], theirs[REST]
+        made = [
+            (await here.send(f"number {n}", metadata=_at(name))).session
+            for n, name in enumerate(("one", "two", "one", "two"))
+        ]
+        for client in (here, there):
+            found = await _call(client, "opencode.sessions.list")
+            assert [item["id"] for item in found["items"]] == made[::-1]
+            assert found["missing"] == []
+            newest = await _call(client, "opencode.sessions.list", limit=1)
+            assert [item["id"] for item in newest["items"]] == made[-1:]
+            status = await _call(client, "opencode.sessions.status")
+            assert {item["session_id"] for item in status["items"]} == set(made)
+        gone = (await _nodes(there))["one"]["opencode"]
+        one.program.kill()
+        await _nodes_once(there, lambda nodes: nodes["one"]["state"] == "gone")
+        found = await _call(there, "opencode.sessions.list")
+        assert [item["id"] for item in found["items"]] == [made[3], made[1]]
+        assert found["missing"] == [gone]
+
+
 async def test_a_drained_node_gets_no_new_work_and_stops(fleet: Fleet) -> None:
     one, two = fleet.nodes
     async with connected(one) as ours, connected(two) as theirs:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..errors import AuthorizationForbidden, MethodDisabled
 from .declare import Extension, Method
 from .params import Result, validated
+
+ALL_NODES = "all"  # a fact of a method: `items` of every node, `missing` those that did not answer
 
 
 class HasScopes(Protocol):
@@ -40,6 +42,16 @@ class Contract:
 
     def scope_of(self, name: str) -> str:
         return self._methods[name].scope
+
+    def lists_all_nodes(self, name: str) -> bool:
+        """Whether the `items` of its result are those of every node, or else of the asked one."""
+        return self._methods[name].facts.get("nodes") == ALL_NODES
+
+    def limit_of(self, name: str, params: Mapping[str, Any]) -> int | None:
+        """How many items are asked for; None where there is no limit."""
+        field = self._methods[name].params.model_fields.get("limit")
+        limit: int | None = params.get("limit", field.default if field is not None else None)
+        return limit
 
     def streams(self, name: str) -> bool:
         """Whether a method answers with events, or else with one result."""

@@ -16,6 +16,7 @@ from ..contract.a2a import Message as MessageShape
 from ..contract.a2a import Rendered
 from ..contract.a2a import Task as TaskShape
 from ..contract.declare import Extension
+from ..contract.dispatch import ALL_NODES
 from ..contract.params import Directory, MessageId, Params, PartId, Result, SessionId
 from ..domain.catalog import (
     SessionInfo,
@@ -76,6 +77,13 @@ SESSIONS = Extension(
     },
 )
 
+Missing = Annotated[
+    list[str],
+    Field(
+        description="Where nodes have an OpenCode each: the OpenCodes of this workspace root that "
+        "could not be asked, so that their sessions are not in the list"
+    ),
+]
 _READ = (SessionNotFound, SessionForbidden)
 _CHANGE = (*_READ, UpstreamBusy)
 _read = partial(SESSIONS.method, scope=Scope.SESSIONS_READ, errors=_READ, effect="read")
@@ -138,6 +146,10 @@ class TaskResult(Result):
 
 class Tasks(Result):
     items: list[SessionTask]
+
+
+class TasksOfNodes(Tasks):
+    missing: Missing = Field(default=[])
 
 
 S = TypeVar("S", bound=Session, contravariant=True)
@@ -227,9 +239,10 @@ class DirectoryParams(LocationParams):
 
 class Statuses(Result):
     items: list[SessionStatus]
+    missing: Missing = Field(default=[])
 
 
-@_read("opencode.sessions.status", errors=())
+@_read("opencode.sessions.status", errors=(), nodes=ALL_NODES)
 async def status(services: Services, caller: Caller, params: DirectoryParams) -> Statuses:
     """What the latest 100 sessions of a directory are doing."""
     location = await params.location(services, caller, directory=params.directory)
@@ -246,8 +259,8 @@ class Listing(DirectoryParams):
     search: str | None = Field(default=None, min_length=1, max_length=255, description="In titles")
 
 
-@_read("opencode.sessions.list", errors=())
-async def list_sessions(services: Services, caller: Caller, params: Listing) -> Tasks:
+@_read("opencode.sessions.list", errors=(), nodes=ALL_NODES)
+async def list_sessions(services: Services, caller: Caller, params: Listing) -> TasksOfNodes:
     """The sessions of the project, or of one directory, latest change first.
 
     Among the latest 6400 of all callers; older ones are found by `search` or `directory`.
@@ -263,7 +276,7 @@ async def list_sessions(services: Services, caller: Caller, params: Listing) -> 
         search=params.search,
     )
     sessions = await services.ownership.latest(caller, location, query=query)
-    return Tasks(items=await _tasks(services, caller, sessions=sessions))
+    return TasksOfNodes(items=await _tasks(services, caller, sessions=sessions))
 
 
 @_read("opencode.sessions.get")

@@ -26,6 +26,7 @@ from ..errors import (
     OtherOpenCode,
     OtherWorkspace,
     OutcomeUnknown,
+    ServiceError,
     StoreUnavailable,
     TaskHandover,
     TaskNotCancelable,
@@ -41,6 +42,7 @@ from .render import Renderer
 
 ATTEMPTS = 12  # while a task passes from one node to another
 PAUSE_SECONDS = 1.0
+LIST_SECONDS = 10.0  # for another node to say what it has
 UNANSWERED = 3  # nodes that may have done it and have not said so, before the client is told
 _DIALECTS = {dialect.name: dialect for dialect in (V1, V03, V03_REST)}
 
@@ -153,16 +155,40 @@ class Forwarding:
         """What a method of an extension returns at another node; None if it is for this one."""
         given = params if isinstance(params, dict) else {}
         session_id, request_id = given.get("session_id"), given.get("request_id")
+        body = {"caller": _caller(caller), "method": name, "params": given, "dialect": dialect}
         find: Find
         if isinstance(request_id, str):
             find = lambda: self._cluster.for_request(caller.principal, request_id)  # noqa: E731
         elif isinstance(session_id, str):
             find = lambda: self._cluster.for_session(session_id)  # noqa: E731
+        elif self._contract.lists_all_nodes(name) and not self._cluster.is_alone:
+            return (await self._of_all_nodes(body),)
         else:
             return None
-        body = {"caller": _caller(caller), "method": name, "params": given, "dialect": dialect}
         found = await self._ask(find, _Asked("method", body))
         return None if found is None else (found["value"],)
+
+    async def _of_all_nodes(self, body: Json) -> Json:
+        """What a method lists here, and at one node of each other OpenCode of this root."""
+        found: Json = (await self._on_method(body))["value"]  # or it is refused
+        others, away = self._cluster.others_of_root()
+        there = await asyncio.gather(*(self._listed_by(node, body) for node in others))
+        lists = [found, *(each for each in there if each is not None)]
+        items = [item for each in lists for item in each["items"]]
+        items.sort(key=_changed_at, reverse=True)
+        asked = zip(others, there, strict=True)
+        missing = [*away, *(node.opencode for node, each in asked if each is None)]
+        limit = self._contract.limit_of(body["method"], body["params"])
+        return {**found, "items": items[:limit], "missing": sorted(missing)}
+
+    async def _listed_by(self, node: Node, body: Json) -> Json | None:
+        """What another node lists; None if it does not answer in time."""
+        try:
+            async with asyncio.timeout(LIST_SECONDS):
+                listed: Json = (await self._cluster.ask(node, "method", body))["value"]
+                return listed
+        except (NotTaken, ServiceError, TimeoutError):
+            return None
 
     async def _node_for(self, caller: Caller, request: Request) -> Node | None:
         cluster, owner = self._cluster, caller.principal
@@ -225,6 +251,12 @@ class Forwarding:
     async def _on_method(self, body: Json) -> Json:
         found = await self._contract.call(body["method"], _caller_of(body), body["params"])
         return {"value": written(found, Renderer(_DIALECTS[body["dialect"]]).value)}
+
+
+def _changed_at(item: Json) -> str:
+    """When a session was changed; sessions without that stay in their order."""
+    status = item.get("status")
+    return str(status.get("timestamp", "")) if isinstance(status, dict) else ""
 
 
 def _caller(caller: Caller) -> Json:

@@ -154,6 +154,17 @@ class Cluster:
         others = [node for node in self.nodes if node.holder != here.holder]
         return not any(each.is_alive(now) or each.opencode != here.opencode for each in others)
 
+    def others_of_root(self) -> tuple[Sequence[Node], Sequence[str]]:
+        """A node of each other OpenCode of this root, and the OpenCodes that have none now."""
+        here, now = self.here, self._store.clock()
+        known: dict[str, Node | None] = {}
+        for node in sorted(self.nodes, key=lambda each: (each.draining, each.used)):
+            if node.root == here.root and node.opencode != here.opencode:
+                alive = node if node.is_alive(now) else None
+                known[node.opencode] = known.get(node.opencode) or alive
+        found = [node for node in known.values() if node is not None]
+        return found, [opencode for opencode, node in known.items() if node is None]
+
     # -- who does it; None: this node
 
     async def for_task(self, owner: str, task_id: str) -> Node | None:

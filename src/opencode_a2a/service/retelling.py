@@ -7,11 +7,13 @@ the task of another one finds the same. The session itself says whether it was t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ..domain.ports import AgentSession, TaskLog
 from ..domain.retelling import retell
 from ..domain.task import Task, TaskHead
 from ..domain.updates import Continued, MessageAdded, Retold
+from ..errors import TaskNotFound
 
 
 class Retelling:
@@ -24,10 +26,13 @@ class Retelling:
         if not any(each.elsewhere for each in earlier):
             return None
         task = await self._log.get(head.owner, head.id)
-        tasks = [await self._log.get(head.owner, each.id) for each in earlier]
+        tasks: list[Task] = []
+        for each in earlier:
+            with suppress(TaskNotFound):  # its time was up just now
+                tasks.append(await self._log.get(head.owner, each.id))
         here = {each.id for each in earlier if each.session == session.ref.id}
-        for each in (task, *(each for each in reversed(tasks) if each.head.id in here)):
-            for sent in _prompts(each):
+        for told in (task, *(each for each in reversed(tasks) if each.head.id in here)):
+            for sent in _prompts(told):
                 if sent != message_id and await session.has(sent):
                     return None
         if (said := retell(tasks)) is not None and not task.retold:
