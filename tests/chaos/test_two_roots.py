@@ -15,7 +15,6 @@ async def test_no_task_runs_in_the_folder_of_another_service_or_twice() -> None:
         rounds=1,
         between_tasks=2,
         between_faults=1,
-        worlds=(False,),
         loses_opencode=False,  # the long form does, and tests/faults/test_restarts.py
     )
     report = await run(plan, print)

@@ -50,7 +50,6 @@ class Plan:
     rounds: int = 5  # then a fresh world
     between_tasks: float = 2.5  # seconds on average, for each service
     between_faults: float = 2.0
-    worlds: tuple[bool, ...] = (False, True)  # in turn: with a shared database of tasks?
     loses_opencode: bool = True  # it is killed as well, and takes seconds to start again
 
 
@@ -97,14 +96,12 @@ class Report:
 
 
 class World:
-    def __init__(
-        self, folder: Path, sides: list[Side], shared: bool, http: aiohttp.ClientSession
-    ) -> None:
-        self.folder, self.sides, self.shared, self._http = folder, sides, shared, http
+    def __init__(self, folder: Path, sides: list[Side], http: aiohttp.ClientSession) -> None:
+        self.folder, self.sides, self._http = folder, sides, http
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, shared: bool) -> AsyncIterator[World]:
+    async def open(cls) -> AsyncIterator[World]:
         async with AsyncExitStack() as stack:
             made = tempfile.TemporaryDirectory(prefix="two-roots-", ignore_cleanup_errors=True)
             folder = _resolved(stack.enter_context(made))
@@ -117,15 +114,17 @@ class World:
             sides = []
             for name in ("alpha", "beta"):
                 upstream = await stack.enter_async_context(Real.start(folder / name, http, home))
-                database = folder / "shared.db"
-                settings = {"HOME": str(home), "OPENCODE_MAX_CONCURRENT_STREAMS": "2"}
-                if not shared:
-                    settings["A2A_TASK_STORE_DATABASE_URL"] = ""
+                database = folder / "unused.db"
+                settings = {
+                    "HOME": str(home),
+                    "OPENCODE_MAX_CONCURRENT_STREAMS": "2",
+                    "A2A_TASK_STORE_DATABASE_URL": "",
+                }
                 victim = await stack.enter_async_context(
                     Victim.open(upstream, upstream.url, folder / name, database, http, **settings)
                 )
                 sides.append(Side(name, upstream, victim))
-            yield cls(folder, sides, shared, http)
+            yield cls(folder, sides, http)
 
     def other(self, side: Side) -> Side:
         return next(each for each in self.sides if each is not side)
@@ -218,8 +217,6 @@ class World:
             )
             if status == 200:
                 task = found["task"]
-                if sent.foreign and self.shared:
-                    report.counts["foreign contexts nobody had used"] += 1
                 sent.task_id, context = task["id"], task["contextId"]
                 report.counts["acknowledged"] += 1
                 if not sent.foreign:
@@ -228,8 +225,7 @@ class World:
             if status == 409 and sent.context is not None:
                 reason = found["error"]["details"][0]["reason"]
                 report.counts[f"refused: {reason}"] += 1
-                if not (sent.foreign and self.shared):
-                    report.blame(f"{sent.tag} was refused in its own root: {found}")
+                report.blame(f"{sent.tag} was refused in its own root: {found}")
                 return
             await asyncio.sleep(0.3)
         report.blame(f"{sent.tag} could not be sent in {PATIENCE:g} seconds")
@@ -270,8 +266,6 @@ class World:
 
     async def _check_list(self, side: Side, report: Report) -> None:
         known = {sent.task_id for sent in side.sent}
-        if self.shared:
-            known |= {sent.task_id for sent in self.other(side).sent}
         _, found = await self._ask(side, "GET", "/tasks?pageSize=100", headers=HEADERS)
         for task in found.get("tasks", []):
             if task["id"] not in known:
@@ -342,7 +336,7 @@ async def run(plan: Plan, say: Callable[[str], None]) -> Report:
     end = began + plan.seconds
     while time.monotonic() < end:
         number += 1
-        async with World.open(shared=plan.worlds[number % len(plan.worlds)]) as world:
+        async with World.open() as world:
             report.counts["worlds"] += 1
             report.counts["ran in earlier worlds"] = report.counts["ran"]
             blamed = len(report.violations)
@@ -361,8 +355,7 @@ async def run(plan: Plan, say: Callable[[str], None]) -> Report:
                 await world.check(report)
                 counts = report.counts
                 say(
-                    f"{time.monotonic() - began:6.0f} s, world {number} "
-                    f"({'shared database' if world.shared else 'default state'}): "
+                    f"{time.monotonic() - began:6.0f} s, world {number}: "
                     f"{counts['kills']} kills, {counts['acknowledged']} tasks, {counts['ran']} "
                     f"ran, {len(report.violations)} violations"
                 )

@@ -15,7 +15,7 @@ import fcntl
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -52,8 +52,9 @@ async def sole_service(url: str, *, root: Path) -> AsyncIterator[None]:
     try:
         if await _locked(descriptor, path):
             said = f"process {os.getpid()} on {socket.gethostname()}, for the workspace {root}"
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, said.encode(), 0)
+            with suppress(OSError):  # a full disk: then nobody is told who has the lock
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, said.encode(), 0)
         yield
     finally:
         os.close(descriptor)
