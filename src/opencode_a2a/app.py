@@ -153,61 +153,82 @@ async def build(
     made_secrets = (secret for each in endpoints for secret in each.secrets)  # for this run
     logs.redactor.add(*settings.secrets, *made_secrets)
     current = _CurrentSettings(settings, own_urls=(url, *(each.base_url for each in endpoints)))
-    limiter = Limiter(of=current.limits_of, has_budgets=current.has_budgets)
     async with (
         open_issuer(lambda: current.settings) as issuer,
         _open_adapters(settings, endpoints, rules=current.rules) as adapters,
         _peer_calls(current, adapters, endpoint=endpoint) as peer_calls,
         _push(settings, adapters, issuer=url) as push,
+        _open_parts(
+            current,
+            adapters,
+            agent=agent or adapters.opencode,
+            calls=peer_calls if agent is None else None,
+            push=push,
+            stopping=stopping,
+        ) as parts,
     ):
-        agent = agent or adapters.opencode
-        limiter.store, adapters.log.on_usage = SqlUsage(adapters.database), limiter.count
-        locations = _locations(settings, adapters, limiter=limiter)
-        worktrees = _worktrees(settings, adapters, locations=locations)
-        sessions = Sessions(
-            agent, adapters.bindings, locations=locations, worktrees=worktrees, limiter=limiter
+        application = _Application(current, parts, url=url, issuer=issuer)
+        async with application.watching_tokens(), _working(parts):
+            with metrics.reading(_gauges(adapters, parts.scheduler)):
+                yield _built(settings.server, application, parts=parts, url=url)
+
+
+@asynccontextmanager
+async def _open_parts(
+    current: _CurrentSettings,
+    adapters: _Adapters,
+    *,
+    agent: Agent,
+    calls: PeerCalls | None,
+    push: _Push | None,
+    stopping: asyncio.Future[None],
+) -> AsyncIterator[_Parts]:
+    settings, log = current.settings, adapters.log
+    limiter = Limiter(
+        of=current.limits_of, has_budgets=current.has_budgets, store=SqlUsage(adapters.database)
+    )
+    log.on_usage = limiter.count
+    locations = _locations(settings, adapters, limiter=limiter)
+    worktrees = _worktrees(settings, adapters, locations=locations)
+    sessions = Sessions(
+        agent, adapters.bindings, locations=locations, worktrees=worktrees, limiter=limiter
+    )
+    scheduler = _scheduler(settings, adapters, sessions=sessions, limiter=limiter, calls=calls)
+    watches = TaskWatches(log=log, summaries=log, clock=adapters.database.clock)
+    log.on_change = watches.on_change
+    async with scheduler.running(stopping), watches.running():
+        services = _services(
+            current,
+            adapters,
+            agent=agent,
+            worktrees=worktrees,
+            scheduler=scheduler,
+            watches=watches,
+            push=push.notifications if push is not None else None,
         )
-        calls = peer_calls if agent is adapters.opencode else None
-        scheduler = _scheduler(settings, adapters, sessions=sessions, limiter=limiter, calls=calls)
-        watches = TaskWatches(
-            log=adapters.log, summaries=adapters.log, clock=adapters.database.clock
+        options = _options(settings, adapters, services=services, sessions=sessions)
+        yield _Parts(
+            adapters,
+            services,
+            scheduler=scheduler,
+            tasks=_tasks(adapters, scheduler, services=services, options=options),
+            stopping=stopping,
+            push=push,
+            cluster=_cluster(settings, adapters, services.nodes),
         )
-        adapters.log.on_change = watches.on_change
-        async with scheduler.running(stopping), watches.running():
-            services = _services(
-                settings,
-                adapters,
-                agent=agent,
-                worktrees=worktrees,
-                scheduler=scheduler,
-                rules=current.rules,
-                limiter=limiter,
-                watches=watches,
-                peers=_inspector(current),
-                push=push.notifications if push is not None else None,
-            )
-            options = _options(settings, adapters, services=services, sessions=sessions)
-            tasks = _tasks(adapters, scheduler, services=services, options=options)
-            cluster = _cluster(settings, adapters, services.nodes)
-            parts = _Parts(
-                adapters,
-                services,
-                scheduler=scheduler,
-                tasks=tasks,
-                stopping=stopping,
-                push=push,
-                cluster=cluster,
-            )
-            application = _Application(current, parts, url=url, issuer=issuer)
-            async with (
-                limiter.refreshing(),
-                application.watching_tokens(),
-                Recovery.open(adapters.log, scheduler, inputs=services.inputs),
-                worktrees.sweeping(),
-                cluster.running() if cluster is not None else nullcontext(),
-            ):
-                with metrics.reading(_gauges(adapters, scheduler)):
-                    yield _built(settings.server, application, parts=parts, url=url)
+
+
+@asynccontextmanager
+async def _working(parts: _Parts) -> AsyncIterator[None]:
+    """Do what goes on without requests: take tasks up, look at budgets, at nodes, clean up."""
+    services, cluster = parts.services, parts.cluster
+    async with (
+        services.limiter.refreshing(),
+        Recovery.open(parts.adapters.log, parts.scheduler, inputs=services.inputs),
+        services.worktrees.sweeping(),
+        cluster.running() if cluster is not None else nullcontext(),
+    ):
+        yield
 
 
 def _built(server: Server, application: _Application, *, parts: _Parts, url: str) -> Built:
@@ -693,19 +714,17 @@ def _worktrees(
 
 
 def _services(
-    settings: Settings,
+    current: _CurrentSettings,
     adapters: _Adapters,
     *,
     agent: Agent,
     worktrees: ContextWorktrees,
     scheduler: Scheduler,
-    rules: Rules,
-    limiter: Limiter,
     watches: TaskWatches,
-    peers: PeerInspector,
     push: PushNotifications | None,
 ) -> Services:
-    server, locations = settings.server, worktrees.locations
+    server, locations = current.settings.server, worktrees.locations
+    limiter = locations.limiter
     return Services(
         agent=agent,
         catalog=locations.catalog,
@@ -716,7 +735,7 @@ def _services(
             shared=server.shared_sessions,
             clock=adapters.database.clock,
             claim_ms=int(server.pending_session_claim_ttl_seconds * 1_000),
-            rules=rules,
+            rules=current.rules,
             limiter=limiter,
         ),
         locations=locations,
@@ -738,8 +757,8 @@ def _services(
         limiter=limiter,
         usage=SqlUsage(adapters.database),
         watches=watches,
-        nodes=_nodes(settings, adapters, scheduler),
-        peers=peers,
+        nodes=_nodes(current.settings, adapters, scheduler),
+        peers=_inspector(current),
         push=push,
     )
 

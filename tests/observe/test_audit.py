@@ -89,7 +89,10 @@ def test_the_file_is_for_its_user_only_and_is_appended_to(tmp_path: Path) -> Non
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_file_that_was_moved_away_is_begun_again(tmp_path: Path) -> None:
+def test_a_file_that_was_moved_away_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "LOOK_SECONDS", 0.0)
     path = tmp_path / "audit.log"
     with closing(File(path)) as log:
         log.write(b"one")

@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,6 +32,7 @@ JOURNALD = "journald"
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 IDENTIFIER = "opencode-a2a-audit"
 NOTICE = "5"  # the priority of its lines in the journal
+LOOK_SECONDS = 1.0  # between two looks whether the file was moved away
 LONGEST = 200  # characters of a value
 # Of a request's parameters: only names of things, no content.
 PARAMETERS = ("id", "taskId", "contextId", "session_id", "request_id", "reply", "workspace_id")
@@ -48,12 +50,16 @@ class Output(Protocol):
 
 
 class File:
-    """A file that is appended to. One that was moved away, as by logrotate, is made anew."""
+    """A file that is appended to. One that was moved away, as by logrotate, is made anew.
+
+    What is written within a second of that is in the file that was moved.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor, self._file = self._open()
         self._is_torn = False  # the last line is there in part
+        self._looked_at = time.monotonic()
 
     def _open(self) -> tuple[int, os.stat_result]:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -70,8 +76,10 @@ class File:
         self._descriptor, self._file, self._is_torn = fresh, file, False
 
     def write(self, line: bytes) -> None:
-        if not self._is_there():
-            self.reopen()
+        if (now := time.monotonic()) - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = now
+            if not self._is_there():
+                self.reopen()
         data = (b"\n" if self._is_torn else b"") + line + b"\n"
         written = os.write(self._descriptor, data)
         if written < len(data):  # what follows must not be taken for the rest of this line

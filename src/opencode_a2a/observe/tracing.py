@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from .ids import new_hex
@@ -53,6 +54,7 @@ def new_span_id() -> str:
     return new_hex(16)
 
 
+@lru_cache(maxsize=1_024)  # each is needed three or four times
 def derived(ref: SpanRef, about: str, name: str) -> SpanRef:
     """The span about something that has a name in the log; the same in every process."""
     digest = hashlib.blake2b(f"{ref.trace} {about} {name}".encode(), digest_size=8)
