@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 SECONDS = 60.0  # for the server to start or to stop
 COLUMNS = (
@@ -54,6 +54,11 @@ def _user() -> pwd.struct_passwd | None:
     return None
 
 
+class HasPort(Protocol):
+    @property
+    def port(self) -> int: ...
+
+
 @dataclass
 class Postgres:
     folder: Path
@@ -67,7 +72,7 @@ class Postgres:
         """A server with one database, on loopback."""
         with tempfile.TemporaryDirectory(prefix="a2a-postgres-") as name:
             server = cls(Path(name), free_port())
-            if (user := _runs_as()) is not None:
+            if (user := runs_as()) is not None:
                 os.chown(name, user.pw_uid, user.pw_gid)
             cluster = ("-D", f"{name}/data", "-A", "trust", "-U", "a2a", "-E", "UTF8")
             server._run("initdb", *cluster, "--locale=C", "--no-instructions", "-N")
@@ -77,10 +82,36 @@ class Postgres:
             finally:
                 server.stop(signal.SIGQUIT)
 
-    def url(self, wire: Wire | None = None) -> str:
-        """For SQLAlchemy; along a wire if one is named."""
-        where = f"127.0.0.1:{wire.port if wire else self.port}/postgres"
-        return f"postgresql+psycopg://a2a@{where}?sslmode=disable&gssencmode=disable"
+    def url(self, wire: HasPort | None = None, standby: Postgres | None = None) -> str:
+        """For SQLAlchemy; along a wire if one is named, or to whichever of two takes writes."""
+        where = f"127.0.0.1:{wire.port if wire else self.port}"
+        plain = "sslmode=disable&gssencmode=disable"
+        if standby is not None:
+            both = f"host=127.0.0.1:{self.port}&host=127.0.0.1:{standby.port}"
+            plain = f"{both}&target_session_attrs=read-write&{plain}"
+            where = ""
+        return f"postgresql+psycopg://a2a@{where}/postgres?{plain}"
+
+    @contextmanager
+    def with_standby(self) -> Iterator[Postgres]:
+        """Another server that has what this one has; a commit waits until both have it."""
+        with tempfile.TemporaryDirectory(prefix="a2a-standby-") as name:
+            standby = Postgres(Path(name), free_port())
+            if (user := runs_as()) is not None:
+                os.chown(name, user.pw_uid, user.pw_gid)
+            source = f"host=127.0.0.1 port={self.port} user=a2a application_name=standby"
+            self._run("pg_basebackup", "-D", f"{name}/data", "-R", "-X", "stream", "-d", source)
+            standby.start()
+            self.say("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+            self.say("SELECT pg_reload_conf()")
+            try:
+                yield standby
+            finally:
+                standby.stop(signal.SIGQUIT)
+
+    def promote(self) -> None:
+        """A standby becomes a server that takes writes."""
+        self.say("SELECT pg_promote()")
 
     def start(self) -> None:
         log = (self.folder / "log").open("ab")
@@ -93,7 +124,7 @@ class Postgres:
         }
         more = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         command = self._command("postgres", "-D", f"{self.folder}/data", "-p", str(self.port))
-        self.process = subprocess.Popen([*command, *more], stdout=log, stderr=log, **_as_user())
+        self.process = subprocess.Popen([*command, *more], stdout=log, stderr=log, **as_user())
         log.close()
         self._wait_until_ready()
 
@@ -103,6 +134,16 @@ class Postgres:
             self.process.send_signal(how)
             self.process.wait(SECONDS)
             self.process = None
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes, at whatever they are."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        for pid in (self.process.pid, *map(int, children.split())):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(SECONDS)
+        self.process = None
 
     def say(self, statement: str) -> list[tuple[object, ...]]:
         """Run a statement outside of a transaction."""
@@ -175,17 +216,17 @@ class Postgres:
     def _run(self, program: str, *words: str) -> None:
         command: Sequence[str] = self._command(program, *words)
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **_as_user()
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **as_user()
         )
         assert done.returncode == 0, done.stdout.decode()
 
 
-def _runs_as() -> pwd.struct_passwd | None:
+def runs_as() -> pwd.struct_passwd | None:
     return _user() if os.geteuid() == 0 else None
 
 
-def _as_user() -> dict[str, Any]:
-    user = _runs_as()
+def as_user() -> dict[str, Any]:
+    user = runs_as()
     more: dict[str, Any] = {"cwd": "/"}
     if user is not None:
         more |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}

@@ -1,67 +1,78 @@
-"""Three nodes on one PostgreSQL, killed, paused and cut off at random, and asked in turn.
+"""Three nodes on one PostgreSQL behind a load balancer; everything is killed, paused and cut off.
 
-    python -m tests.chaos.cluster --faults 1000 --seed 7
+    python -m tests.chaos.cluster --faults 350 --seconds 360 --seed 7
+    python -m tests.chaos.cluster --upstream real --faults 100 --topology fleet
 
-Two nodes stand in front of one OpenCode, the third has its own. What clients have seen is recorded
-and judged in the end by `tests/chaos/history.py`. The last line says RESULT.
+`--topology` says which OpenCode each node uses: `mixed` (two nodes at one, the third has its own),
+`shared` (all at one), `fleet` (one each). Every connection has a proxy that can be cut: between
+clients and nodes, nodes and OpenCodes, nodes and PostgreSQL. Two of the nodes have a process
+namespace of their own, so that others cannot see that they are dead, and all have a clock that can
+be set (libfaketime), where that is possible. What clients have seen is recorded, and judged in the
+end by `tests/chaos/history.py`. The last line says RESULT.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import os
 import random
 import signal
 import sys
 import tempfile
 import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
-from tests.chaos.history import ENDS, Final, History, Seen, Wanted
-from tests.fakes.opencode import expected_text
-from tests.faults.steering import control
+from tests.chaos.crowd import HEADERS, Crowd
+from tests.chaos.line import Balancer, Line
+from tests.chaos.upstreams import Fake, Real, Upstream
+from tests.chaos.victim import Victim
 from tests.postgres import Postgres
-from tests.running import TOKEN, Service, Upstream, fake_opencode, service
 
-Json = dict[str, Any]
-
-PATIENCE = 120.0  # seconds for a request to be answered at last, and for all tasks to end
-PAUSE = 13.0  # seconds a node is paused: longer than its lease
-HEADERS = {"authorization": f"Bearer {TOKEN}", "a2a-version": "1.0"}
-FAULTS = ("kill", "pause", "terminate", "postgres", "feeds")
-WEIGHTS = (4, 1, 6, 1, 3)
+TOPOLOGIES = {"mixed": (0, 0, 1), "shared": (0, 0, 0), "fleet": (0, 1, 2)}
+PAUSE_SECONDS = 13.0  # for which a node is paused, or cut off from PostgreSQL: more than its lease
+SKEWS = (-900, -300, -120, 0, 120, 300, 900)  # seconds by which the clock of a node is wrong
+REPLAYS = 40  # tasks whose events are read once more in the end, at any node
+LAST_WORDS = 240.0  # seconds for what clients have begun
+FAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 
 
 @dataclass
 class Place:
-    """Where a node runs, again and again."""
+    """A node: its process, again and again, and what connects it."""
 
-    name: str
-    upstream: Upstream
-    folder: Path
-    settings: dict[str, str]
-    running: Service | None = None
-    _opened: AbstractContextManager[Service] | None = None
+    victim: Victim
+    to_opencode: Line
+    to_postgres: Line
+    clock: Path
+    busy: bool = False  # it is killed or paused already
 
-    def start(self) -> None:
-        self._opened = service(self.upstream, self.folder, A2A_NODE_NAME=self.name, **self.settings)
-        self.running = self._opened.__enter__()
+    def skew(self, seconds: int) -> None:
+        """Set its clock."""
+        new = self.clock.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.replace(self.clock)
 
-    def kill(self) -> None:
-        if self.running is not None and self._opened is not None:
-            self.running.program.process.send_signal(signal.SIGCONT)
-            self.running.program.kill()
-            self.running = None
-            self._opened.__exit__(None, None, None)
+
+def faketime(clock: Path) -> dict[str, str]:
+    """Settings for a process whose clock a file sets. How much time passes stays true."""
+    library = next(iter(sorted(Path("/").glob(FAKETIME[1:]))), None)
+    if library is None:
+        return {}
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
+    }
 
 
 @dataclass
@@ -69,251 +80,268 @@ class Cluster:
     postgres: Postgres
     upstreams: list[Upstream]
     places: list[Place]
-    http: aiohttp.ClientSession
-    random: random.Random
-    history: History = field(default_factory=History)
+    balancer: Balancer
+    crowd: Crowd
+    dice: random.Random
+    has_clocks: bool
     counts: Counter[str] = field(default_factory=Counter)
-    stopping: bool = False
-    _next: int = 0
+    background: set[asyncio.Task[None]] = field(default_factory=set)
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, seed: int) -> AsyncIterator[Cluster]:
-        with ExitStack() as stack:
+    async def open(cls, kind: str, topology: str, seed: int) -> AsyncIterator[Cluster]:
+        async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-")))
             postgres = stack.enter_context(Postgres.started())
-            (folder / "work").mkdir()
-            settings = {
-                "A2A_TASK_STORE_DATABASE_URL": postgres.url(),
-                "OPENCODE_WORKSPACE_ROOT": str(folder / "work"),
-                "A2A_NODE_RETURN_SECONDS": "600",
-            }
-            upstreams = []
-            for name in ("oc-1", "oc-2"):
-                (folder / name).mkdir()
-                upstreams.append(stack.enter_context(fake_opencode(folder / name)))
-            places = []
-            for name, upstream in zip("abc", (*upstreams[:1], *upstreams), strict=True):
-                (folder / name).mkdir()
-                places.append(Place(name, upstream, folder / name, settings))
-            async with AsyncExitStack() as more:
-                connector = aiohttp.TCPConnector(limit=0, force_close=True)
-                http = await more.enter_async_context(
-                    aiohttp.ClientSession(connector=connector, headers=HEADERS)
-                )
-                try:
-                    await asyncio.gather(*(asyncio.to_thread(place.start) for place in places))
-                    yield cls(postgres, upstreams, places, http, random.Random(seed))
-                finally:
-                    for place in places:
-                        await asyncio.to_thread(place.kill)
+            work = folder / "work"
+            work.mkdir()
+            session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+                headers=HEADERS,
+                read_bufsize=1 << 20,
+            )
+            http = await stack.enter_async_context(session)
+            start = partial(Real.start, asks=True) if kind == "real" else Fake.start
+            which = TOPOLOGIES[topology]
+            upstreams: list[Upstream] = [
+                await stack.enter_async_context(start(folder / f"oc-{number}", http))
+                for number in range(max(which) + 1)
+            ]
+            balancer = await stack.enter_async_context(Balancer().laid())
+            dice = random.Random(seed)
+            crowd = Crowd(balancer.url, upstreams[0], http, random.Random(dice.random()))
+            crowd.waits = upstreams[0].waiting_phrase("") is not None
+            self = cls(postgres, upstreams, [], balancer, crowd, dice, bool(faketime(work)))
+            for name, number in zip("abc", which, strict=True):
+                self.places.append(await self._place(stack, folder, name, number))
+            balancer.targets = [place.victim.url for place in self.places]
+            yield self
+            for place in self.places:
+                _complain(place.victim.log)
 
-    # -- a proxy that asks one node after the other
-
-    def url(self) -> str | None:
-        alive = [place.running.url for place in self.places if place.running is not None]
-        self._next += 1
-        return alive[self._next % len(alive)].rstrip("/") if alive else None
-
-    async def ask(self, method: str, path: str, body: Json | None = None, key: str = "") -> Json:
-        """Ask until somebody answers; what a client does who may not give up."""
-        headers = {"idempotency-key": key} if key else {}
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                url = self.url()
-                try:
-                    if url is not None:
-                        self.counts["requests"] += 1
-                        wait = aiohttp.ClientTimeout(total=30)
-                        async with self.http.request(
-                            method, url + path, json=body, headers=headers, timeout=wait
-                        ) as response:
-                            found: Json = await response.json()
-                            if response.status not in (429, 503, 504):
-                                found["http"] = response.status
-                                return found
-                            self.counts[f"answered {response.status}"] += 1
-                except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-                    self.counts["not answered"] += 1
-                await asyncio.sleep(0.3)
-
-    # -- what clients do
-
-    async def client(self) -> None:
-        contexts: list[str] = []
-        while not self.stopping:
-            kind = self.random.choices(("text", "permission", "cancel"), (8, 1, 1))[0]
-            context = self.random.choice([*contexts[-3:], None])
-            tokens = self.random.randrange(20, 400)
-            words = {
-                "text": f"[[tokens:{tokens}]] [[rate:{self.random.choice((100, 400))}]]",
-                "permission": "[[permission]]",
-                "cancel": "[[hang]]",
-            }[kind]
-            key = str(uuid.uuid4())
-            self.history.wanted[key] = Wanted(key, cancels=kind == "cancel")
-            sent = await self._send(words, key, contextId=context)
-            task = sent["id"]
-            if kind == "text":
-                contexts.append(sent["contextId"])
-                if self.random.random() < 0.5:
-                    await self._follow(task)
-            elif kind == "permission":
-                await self._until(task, "input-required", *ENDS)
-                answer = str(uuid.uuid4())
-                self.history.wanted[answer] = self.history.wanted[key]
-                await self._send("yes", answer, taskId=task, contextId=sent["contextId"])
-            else:
-                await self._until(task, "working", *ENDS)
-                found = await self.ask("POST", f"/tasks/{task}:cancel", {})
-                if found["http"] == 200:
-                    self.history.canceled.setdefault(task, time.monotonic())
-            await self._until(task, *ENDS)
-            final = await self._get(task)
-            self.history.finals[task] = self._final(final, tokens if kind == "text" else None)
-            self.counts[f"tasks {final['state']}"] += 1
-
-    async def _send(self, text: str, key: str, **members: str | None) -> Json:
-        message = {"messageId": key, "role": "ROLE_USER", "parts": [{"text": text}]}
-        message |= {name: value for name, value in members.items() if value is not None}
-        body = {"message": message, "configuration": {"returnImmediately": True}}
-        found = await self.ask("POST", "/message:send", body, key)
-        assert found["http"] == 200, (text, found)
-        task: Json = found["task"]
-        self.history.acknowledged.append((key, task["id"]))
-        if self.random.random() < 0.1:  # the answer got lost, says the client
-            again = await self.ask("POST", "/message:send", body, key)
-            assert again["http"] == 200, again
-            self.history.acknowledged.append((key, again["task"]["id"]))
-        return task
-
-    async def _get(self, task: str) -> Json:
-        began = time.monotonic()
-        found = await self.ask("GET", f"/tasks/{task}")
-        assert found["http"] == 200, found
-        found["state"] = found["status"]["state"].removeprefix("TASK_STATE_").lower()
-        found["state"] = found["state"].replace("_", "-")
-        self.history.seen.append(Seen(task, found["state"], began, time.monotonic()))
-        return found
-
-    async def _until(self, task: str, *states: str) -> None:
-        async with asyncio.timeout(3 * PATIENCE):
-            while True:
-                if (await self._get(task))["state"] in states:
-                    return
-                await asyncio.sleep(0.3)
-
-    def _final(self, task: Json, tokens: int | None) -> Final:
-        texts = [
-            "".join(part.get("text", "") for part in artifact["parts"])
-            for artifact in task.get("artifacts", [])
-            if artifact["name"] == "answer"
-        ]
-        metadata = task.get("metadata", {})
-        session = metadata.get("shared", {}).get("session", {}).get("id", "")
-        problem = metadata.get("opencode", {}).get("error", {}).get("type")
-        expected = expected_text(session, tokens) if tokens else None
-        return Final(task["state"], texts[-1] if texts else "", problem, expected)
-
-    async def _follow(self, task: str) -> None:
-        """Read its events, whoever sends them, from where the stream before was cut."""
-        numbers: list[int] = []
-        for _ in range(40):
-            url = self.url()
-            headers = {"last-event-id": str(numbers[-1])} if numbers else {}
-            wait = aiohttp.ClientTimeout(total=None, sock_read=15, sock_connect=5)
-            try:
-                path = f"{url}/tasks/{task}:subscribe"
-                async with self.http.get(path, headers=headers, timeout=wait) as response:
-                    if response.status == 400:
-                        break  # it has ended
-                    if response.status == 200 and await self._read(task, response, numbers):
-                        break
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                self.counts["streams cut"] += 1
-            await asyncio.sleep(0.2)
-        self.history.streams.append((task, numbers))
-        self.counts["streams"] += 1
-
-    async def _read(self, task: str, response: aiohttp.ClientResponse, numbers: list[int]) -> bool:
-        """Whether it was read to the end."""
-        number, first, event = 0, True, ""
-        async for line in response.content:
-            if line.startswith(b"event:"):
-                event = line[6:].strip().decode()
-            elif line.startswith(b"id: "):
-                number = int(line[4:])
-            elif line.startswith(b"data: "):
-                if event == "error":
-                    return False
-                body = json.loads(line[6:])
-                if "task" not in body:
-                    numbers.append(number)
-                    self.history.frames.setdefault((task, number), set()).add(line)
-                    self.counts["events"] += 1
-                elif first and not numbers:
-                    numbers.append(number)
-                first = False
-                state = body.get("statusUpdate", {}).get("status", {}).get("state", "")
-                if state.removeprefix("TASK_STATE_").lower() in ENDS:
-                    return True
-        return False
+    async def _place(self, stack: AsyncExitStack, folder: Path, name: str, number: int) -> Place:
+        own = folder / name
+        own.mkdir()
+        upstream = self.upstreams[number]
+        to_opencode = await stack.enter_async_context(Line.to(upstream.url))
+        database = f"http://127.0.0.1:{self.postgres.port}"
+        to_postgres = await stack.enter_async_context(Line.to(database))
+        clock = own / "clock"
+        clock.write_text(f"{self.dice.choice(SKEWS):+d}\n")
+        settings = {
+            "A2A_TASK_STORE_DATABASE_URL": self.postgres.url(to_postgres),
+            "OPENCODE_WORKSPACE_ROOT": str(folder / "work"),
+            "A2A_NODE_NAME": name,
+            "A2A_NODE_OPENCODE": f"oc-{number}",
+            "A2A_NODE_RETURN_SECONDS": "600",
+            "A2A_SESSION_TITLES": "message",
+            **faketime(clock),
+        }
+        apart = name != "a" and os.geteuid() == 0
+        victim = Victim(
+            upstream,
+            to_opencode.url,
+            own,
+            own / "unused",
+            self.crowd.http,
+            settings,
+            apart=apart,
+        )
+        await stack.enter_async_context(victim.running())
+        return Place(victim, to_opencode, to_postgres, clock)
 
     # -- what goes wrong
 
-    async def break_things(self, faults: int, until: float) -> None:
-        while self.counts["faults"] < faults and time.monotonic() < until:
-            await asyncio.sleep(self.random.uniform(0.2, 2.0))
-            fault = self.random.choices(FAULTS, WEIGHTS)[0]
-            await getattr(self, f"_{fault}")()
-            self.counts["faults"] += 1
-            self.counts[f"fault {fault}"] += 1
+    async def storm(self, faults: int, until: float, calm: float) -> None:
+        """Several things at once: each kind of fault has its own rhythm."""
+        lines: list[tuple[float, list[tuple[int, Callable[[], Awaitable[bool]]]]]] = [
+            (1.0, [(6, self._kill), (2, self._stop), (2, self._pause), (1, self._cut_off)]),
+            (1.0, [(6, self._cut_postgres), (4, self._terminate), (2, self._kill_postgres),
+                   (1, self._read_only)]),
+            (1.0, [(5, self._cut_feed), (3, self._cut_calls), (3, self._trap), (2, self._lose),
+                   (1, self._pause_opencode)]),
+            (1.0, [(5, self._cut_clients), (3 if self.has_clocks else 0, self._set_clock)]),
+        ]  # fmt: skip
 
-    async def _kill(self) -> None:
-        place = self.random.choice(self.places)
-        await asyncio.to_thread(place.kill)
-        await asyncio.sleep(self.random.uniform(0, 3))
-        await asyncio.to_thread(place.start)
+        async def rage(pace: float, kinds: list[tuple[int, Callable[[], Awaitable[bool]]]]) -> None:
+            weights, functions = zip(*kinds, strict=True)
+            while self.counts["faults"] < faults and time.monotonic() < until:
+                await asyncio.sleep(self.dice.expovariate(1 / (pace * calm)))
+                function = self.dice.choices(functions, weights)[0]
+                if await function():
+                    self.counts["faults"] += 1
+                    self.counts[f"fault{function.__name__.replace('_', ' ')}"] += 1
 
-    async def _pause(self) -> None:
-        place = self.random.choice(self.places)
-        assert place.running is not None
-        process = place.running.program.process
-        process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(PAUSE)
-        process.send_signal(signal.SIGCONT)
+        await asyncio.gather(*(rage(pace, kinds) for pace, kinds in lines))
+        if self.background:
+            await asyncio.wait(self.background)
+        await asyncio.gather(*(place.victim.start() for place in self.places))
 
-    async def _terminate(self) -> None:
-        """Cut all connections to the database."""
+    def _meanwhile(self, work: Awaitable[None]) -> bool:
+        task = asyncio.ensure_future(work)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+        return True
+
+    def _free_place(self) -> Place | None:
+        """A node to which nothing happens; one at least is left alone."""
+        free = [place for place in self.places if not place.busy]
+        return self.dice.choice(free) if len(free) > 1 else None
+
+    async def _kill(self) -> bool:
+        return self._down(signal.SIGKILL)
+
+    async def _stop(self) -> bool:
+        return self._down(signal.SIGTERM)
+
+    def _down(self, how: signal.Signals) -> bool:
+        if (place := self._free_place()) is None:
+            return False
+        place.busy = True
+
+        async def down() -> None:
+            await place.victim.end(how)
+            await asyncio.sleep(self.dice.uniform(0, 2))
+            await place.victim.start()
+            place.busy = False
+
+        return self._meanwhile(down())
+
+    async def _pause(self) -> bool:
+        """SIGSTOP, for longer than a lease."""
+        if (place := self._free_place()) is None:
+            return False
+        place.busy = True
+
+        async def pause() -> None:
+            await place.victim.pause(PAUSE_SECONDS)
+            place.busy = False
+
+        return self._meanwhile(pause())
+
+    async def _cut_off(self) -> bool:
+        """From PostgreSQL, for longer than a lease, while it works on."""
+        if (place := self._free_place()) is None:
+            return False
+        place.busy = True
+
+        async def cut_off() -> None:
+            place.to_postgres.open = False
+            place.to_postgres.cut()
+            await asyncio.sleep(PAUSE_SECONDS)
+            place.to_postgres.open = True
+            place.busy = False
+
+        return self._meanwhile(cut_off())
+
+    async def _cut_postgres(self) -> bool:
+        return bool(self.dice.choice(self.places).to_postgres.cut())
+
+    async def _terminate(self) -> bool:
         ours = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
         statement = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}"
-        await asyncio.to_thread(self.postgres.say, statement)
+        return bool(await asyncio.to_thread(self.postgres.say, statement))
 
-    async def _postgres(self) -> None:
-        await asyncio.to_thread(self.postgres.stop, signal.SIGQUIT)
-        await asyncio.sleep(self.random.uniform(0, 3))
+    async def _kill_postgres(self) -> bool:
+        await asyncio.to_thread(self.postgres.kill)
+        await asyncio.sleep(self.dice.uniform(0, 2))
         await asyncio.to_thread(self.postgres.start)
+        return True
 
-    async def _feeds(self) -> None:
-        await control(self.random.choice(self.upstreams), "drop")
+    async def _read_only(self) -> bool:
+        await asyncio.to_thread(self._set_read_only, "on")
+        await asyncio.sleep(self.dice.uniform(0.5, 3))
+        await asyncio.to_thread(self._set_read_only, "off")
+        return True
+
+    def _set_read_only(self, value: str) -> None:
+        self.postgres.say(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+        self.postgres.say("SELECT pg_reload_conf()")
+
+    async def _cut_feed(self) -> bool:
+        return bool(self.dice.choice(self.places).to_opencode.cut(only_events=True))
+
+    async def _cut_calls(self) -> bool:
+        return bool(self.dice.choice(self.places).to_opencode.cut())
+
+    async def _trap(self) -> bool:
+        """The next prompt is cut before OpenCode gets it, or after, without its answer."""
+        line = self.dice.choice(self.places).to_opencode
+        before = line.sprung
+        line.trap(self.dice.choice(("before", "after")))
+        await asyncio.sleep(self.dice.uniform(0, 1.5))
+        line.disarm()
+        return line.sprung > before
+
+    async def _lose(self) -> bool:
+        """OpenCode dies and comes back: with the fake, as far as anybody can see."""
+        upstream = self.dice.choice(self.upstreams)
+        self.crowd.history.losses.append(time.monotonic())
+        await upstream.lose()
+        return True
+
+    async def _pause_opencode(self) -> bool:
+        return self._meanwhile(self.dice.choice(self.upstreams).pause(self.dice.uniform(0.5, 4)))
+
+    async def _cut_clients(self) -> bool:
+        return bool(self.balancer.cut())
+
+    async def _set_clock(self) -> bool:
+        self.dice.choice(self.places).skew(self.dice.choice(SKEWS))
+        return True
+
+    # -- what is there in the end
+
+    async def look(self) -> None:
+        """What the database and the OpenCodes have, and all events once more."""
+        history = self.crowd.history
+        rows = await asyncio.to_thread(
+            self.postgres.say, "SELECT task_id, seq, kind FROM entries ORDER BY task_id, seq"
+        )
+        for task, seq, kind in rows:
+            assert isinstance(seq, int)
+            history.entries.setdefault(str(task), []).append((seq, str(kind)))
+        tasks = await asyncio.to_thread(self.postgres.say, "SELECT id, opencode FROM tasks")
+        where = {str(task): str(opencode) for task, opencode in tasks}
+        history.stored = set(where)
+        for number, upstream in enumerate(self.upstreams):
+            sessions = {
+                session
+                for task, session in self.crowd.sessions.items()
+                if session and where.get(task) == f"oc-{number}"
+            }
+            history.heard.update(await upstream.heard(sessions))
+        ended = sorted(history.finals)
+        for task in self.dice.sample(ended, min(REPLAYS, len(ended))):
+            await self.crowd.replay(task)
 
 
-async def campaign(faults: int, seconds: float, seed: int, clients: int) -> Cluster:
-    async with Cluster.open(seed) as cluster:
-        working = [asyncio.create_task(cluster.client()) for _ in range(clients)]
-        breaking = asyncio.create_task(cluster.break_things(faults, time.monotonic() + seconds))
-        await asyncio.wait([breaking, *working], return_when=asyncio.FIRST_COMPLETED)
-        if not breaking.done():
-            breaking.cancel()
-        cluster.stopping = True
-        outcomes = await asyncio.gather(breaking, *working, return_exceptions=True)
+def _complain(log: Path) -> None:
+    """Say what a node should never log."""
+    for line in log.read_text(errors="replace").splitlines():
+        if "internal_error" in line or "Traceback" in line:
+            say(f"LOG {log.parent.name} {line[:300]}")
+
+
+async def campaign(given: argparse.Namespace) -> Cluster:
+    async with Cluster.open(given.upstream, given.topology, given.seed) as cluster:
+        crowd, until = cluster.crowd, time.monotonic() + given.seconds
+        working = [asyncio.create_task(crowd.client(number)) for number in range(given.clients)]
+        raging = asyncio.create_task(cluster.storm(given.faults, until, given.calm))
+        await asyncio.wait([raging, *working], return_when=asyncio.FIRST_COMPLETED)
+        crowd.stopping = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS):
+                await asyncio.wait([raging, *working])
+        for each in (raging, *working):
+            each.cancel()
+        outcomes = await asyncio.gather(raging, *working, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                cluster.counts["clients that gave up"] += 1
+            if isinstance(outcome, BaseException):
+                cluster.counts["gave up"] += 1
                 say(f"GAVE UP {outcome!r}"[:600])
-        for upstream in cluster.upstreams:
-            stats = await control(upstream, "stats")
-            cluster.history.prompts += [message for _, message, _ in stats["prompts"]]
+        if not cluster.counts["gave up"]:
+            await cluster.look()
         return cluster
 
 
@@ -324,20 +352,25 @@ def say(line: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.cluster", description=__doc__)
+    parser.add_argument("--upstream", choices=("fake", "real"), default="fake")
+    parser.add_argument("--topology", choices=TOPOLOGIES, default="mixed")
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--calm", type=float, default=4.0, help="seconds between faults of a kind")
     given = parser.parse_args()
-    cluster = asyncio.run(campaign(given.faults, given.seconds, given.seed, given.clients))
-    found = list(cluster.history.violations())
-    for name, count in sorted(cluster.counts.items()):
-        say(f"{name:32} {count:>8}")
+    began = time.monotonic()
+    cluster = asyncio.run(campaign(given))
+    found = list(cluster.crowd.history.violations())
+    for name, count in sorted((cluster.counts + cluster.crowd.counts).items()):
+        say(f"{name:48} {count:>8}")
     for sentence in found[:20]:
         say(f"VIOLATION {sentence}")
-    gave_up = cluster.counts["clients that gave up"]
-    say(f"RESULT {'ok' if not found and not gave_up else f'FAILED, {len(found)} violations'}")
-    return 1 if found or gave_up else 0
+    say(f"{time.monotonic() - began:.0f} seconds")
+    failed = bool(found) or bool(cluster.counts["gave up"])
+    say(f"RESULT {'ok' if not failed else f'FAILED, {len(found)} violations'}")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """What clients of a cluster have seen, and whether one service could have shown them that.
 
-Pure: a campaign records, `violations` judges. Times are those of one clock, that of the campaign. A
-request that was answered at one moment and a request that began later are in this order; those that
-overlap are in any.
+Pure: a campaign records, `violations` judges. Times are those of one clock, that of the campaign.
 """
 
 from __future__ import annotations
@@ -11,27 +9,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-ENDS = ("completed", "failed", "canceled")
-LOST = "UPSTREAM_INTERRUPTED"  # what a task may fail with, when its OpenCode was lost
+from tests.chaos.linear import ENDS, Operation, Rules, is_linearizable
 
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A task, as an answer showed it."""
-
-    task: str
-    state: str
-    began: float
-    ended: float
+LOST = ("UPSTREAM_INTERRUPTED", "UPSTREAM_UNREACHABLE")  # what a task may fail with, if its
+# OpenCode was lost while it was open
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a task was for."""
 
-    key: str
-    text: str | None = None  # of its answer; None where it is not known before
-    cancels: bool = False  # somebody has asked to cancel it
+    tag: str  # stands in its prompt; empty where prompts are not counted
+    began: float = 0.0  # when it was sent for the first time
+    asks: bool = False  # the agent asks for a permission
+    cancels: bool = False  # somebody asks to cancel it; the agent never ends by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +30,28 @@ class Final:
     state: str
     answer: str
     problem: str | None = None
-    expected: str | None = None  # the answer that OpenCode gave, where that is known
+    expected: str | None = None  # the answer that OpenCode gives, where that is known
+    at: float = 0.0  # when this was known
 
 
 @dataclass(slots=True)
 class History:
     acknowledged: list[tuple[str, str]] = field(default_factory=list)  # key and task
     wanted: dict[str, Wanted] = field(default_factory=dict)  # by key
-    seen: list[Seen] = field(default_factory=list)
-    canceled: dict[str, float] = field(default_factory=dict)  # when that was acknowledged
+    operations: dict[str, list[Operation]] = field(default_factory=lambda: defaultdict(list))
     frames: dict[tuple[str, int], set[bytes]] = field(default_factory=dict)  # by task and number
     streams: list[tuple[str, list[int]]] = field(default_factory=list)  # numbers, as they came
     finals: dict[str, Final] = field(default_factory=dict)
-    prompts: list[str] = field(default_factory=list)  # ids of messages that OpenCodes have got
-    loses_opencode: bool = False
+    heard: Counter[str] = field(default_factory=Counter)  # by tag: how often the model was asked
+    stored: set[str] = field(default_factory=set)  # all tasks in the database
+    entries: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # there: number, kind
+    losses: list[float] = field(default_factory=list)  # when an OpenCode was lost
 
     def violations(self) -> Iterator[str]:
         yield from self._repeats()
-        yield from self._order()
+        yield from self._orders()
         yield from self._streams()
+        yield from self._rows()
         yield from self._ends()
 
     def _repeats(self) -> Iterator[str]:
@@ -65,42 +59,74 @@ class History:
         for key, task in self.acknowledged:
             tasks[key].add(task)
         yield from (f"{key} became {found}" for key, found in tasks.items() if len(found) > 1)
-        twice = [message for message, count in Counter(self.prompts).items() if count > 1]
-        yield from (f"prompt {message} was sent twice" for message in twice)
+        for tag, count in self.heard.items():
+            if count > 1:
+                yield f"the prompt {tag} was executed {count} times"
 
-    def _order(self) -> Iterator[str]:
-        """The first end of a task is its end, for everybody who asks later."""
-        by_task: dict[str, list[Seen]] = defaultdict(list)
-        for seen in self.seen:
-            by_task[seen.task].append(seen)
-        for task, answers in by_task.items():
-            ends = [each for each in answers if each.state in ENDS]
-            if len({each.state for each in ends}) > 1:
-                yield f"{task} has ended as {sorted({each.state for each in ends})}"
-            known = min((each.ended for each in ends), default=float("inf"))
-            known = min(known, self.canceled.get(task, known))
-            late = [each.state for each in answers if each.began > known]
-            if any(state not in ENDS for state in late):
-                yield f"{task} had ended, and was shown as {sorted(set(late))}"
-            if task in self.canceled and any(state not in ("canceled",) for state in late):
-                yield f"{task} was canceled, and was shown as {sorted(set(late))}"
+    def _orders(self) -> Iterator[str]:
+        wanted = {task: self.wanted[key] for key, task in self.acknowledged}
+        for task, operations in self.operations.items():
+            if task not in wanted:
+                yield f"{task} was acknowledged to nobody"
+                continue
+            this = wanted[task]
+            rules = Rules(asks=this.asks, hangs=this.cancels, may_fail=bool(self._lost_in(task)))
+            if not is_linearizable(operations, rules):
+                yield f"{task} could not have shown this: {_shown(operations)}"
+
+    def _lost_in(self, task: str) -> list[float]:
+        """When an OpenCode was lost in the time of a task."""
+        keys = [key for key, each in self.acknowledged if each == task]
+        final = self.finals.get(task)
+        until = final.at if final is not None else float("inf")
+        began = min(self.wanted[key].began for key in keys)
+        return [at for at in self.losses if began <= at <= until]
 
     def _streams(self) -> Iterator[str]:
+        numbers_of: dict[str, set[int]] = defaultdict(set)
         for (task, number), bodies in self.frames.items():
+            numbers_of[task].add(number)
             if len(bodies) > 1:
                 yield f"event {number} of {task} has {len(bodies)} forms"
         for task, numbers in self.streams:
             if numbers != sorted(set(numbers)):
                 yield f"a stream of {task} has the numbers {numbers[:50]}"
+            elif numbers:
+                between = {n for n in numbers_of[task] if numbers[0] < n <= numbers[-1]}
+                if missing := between - set(numbers):
+                    yield f"a stream of {task} lacks {sorted(missing)[:20]}"
+
+    def _rows(self) -> Iterator[str]:
+        known = {task for _, task in self.acknowledged}
+        for task in sorted(self.stored - known):
+            yield f"{task} is stored, and was acknowledged to nobody"
+        for task, entries in self.entries.items():
+            numbers = [number for number, _ in entries]
+            ends = [number for number, kind in entries if kind == "Ended"]
+            if numbers != list(range(1, len(numbers) + 1)) or ends != [len(numbers)]:
+                yield f"{task} has the entries {numbers[:50]}, and ends at {ends}"
 
     def _ends(self) -> Iterator[str]:
         for key, task in sorted(set(self.acknowledged)):
             wanted, final = self.wanted[key], self.finals.get(task)
             if final is None or final.state not in ENDS:
                 yield f"{task} has not ended: {final}"
-            elif final.state == "failed" and not (self.loses_opencode and final.problem == LOST):
+            elif final.state == "failed" and not (self._lost_in(task) and final.problem in LOST):
                 yield f"{task} has failed: {final.problem}"
             elif final.state == "canceled" and not wanted.cancels:
                 yield f"{task} was canceled by nobody"
-            elif final.state == "completed" and final.expected not in (None, final.answer):
-                yield f"{task} has answered {final.answer[:80]!r}, not {final.expected!r}"[:300]
+            elif final.state == "completed":
+                if final.expected not in (None, final.answer):
+                    yield f"{task} has answered {final.answer[:80]!r}, not {final.expected!r}"[:300]
+                if wanted.tag and (times := self.heard[wanted.tag]) != 1:
+                    yield f"{task} has completed, and the model was asked {times} times"
+
+
+def _shown(operations: list[Operation]) -> str:
+    first = min(each.began for each in operations)
+    told = [
+        f"{each.kind}{' ' + each.choice if each.choice else ''} "
+        f"{each.began - first:.2f}–{each.ended - first:.2f}: {each.result or '?'}"
+        for each in sorted(operations, key=lambda each: each.began)
+    ]
+    return "; ".join(told[-40:])

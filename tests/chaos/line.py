@@ -1,4 +1,4 @@
-"""The line between the service and OpenCode: a TCP proxy that can be cut at the worst moment."""
+"""A TCP proxy that can be cut at the worst moment: between the service and OpenCode, or others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 EVENTS = b"GET /global/event"
@@ -39,15 +39,20 @@ class Line:
         self._answering: set[asyncio.Task[None]] = set()
         self._traps: deque[Moment] = deque(maxlen=8)
         self.open = True
-        self.url = ""
+        self.url, self.port = "", 0
         self.sprung = 0
 
     @classmethod
     @asynccontextmanager
     async def to(cls, target: str, trapped: bytes = PROMPT) -> AsyncIterator[Line]:
-        self = cls(target, trapped)
+        async with cls(target, trapped).laid() as self:
+            yield self
+
+    @asynccontextmanager
+    async def laid(self) -> AsyncIterator[Self]:
         server = await asyncio.start_server(self._take, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self.port = server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
         try:
             yield self
         finally:
@@ -81,7 +86,7 @@ class Line:
             near.transport.abort()
             return
         try:
-            answers, far = await asyncio.open_connection(self._host, self._port)
+            answers, far = await self._connect()
         except OSError:
             near.transport.abort()
             return
@@ -97,6 +102,9 @@ class Line:
         finally:
             self._calls.discard(call)
             call.cut()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(self._host, self._port)
 
     async def _there(self, call: _Call, reader: asyncio.StreamReader) -> None:
         with suppress(OSError):
@@ -118,3 +126,21 @@ class Line:
                     return
                 call.near.write(chunk)
                 await call.near.drain()
+
+
+class Balancer(Line):
+    """Asks one server after the other, a new one for each connection; those that refuse are left
+    out, as a load balancer does that connects again."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.targets: list[str] = []
+        self._turn = 0
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        for _ in self.targets:
+            self._turn += 1
+            where = urlsplit(self.targets[self._turn % len(self.targets)])
+            with suppress(OSError):
+                return await asyncio.open_connection(where.hostname, where.port)
+        raise ConnectionRefusedError

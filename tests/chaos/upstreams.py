@@ -150,13 +150,22 @@ class Real:
     password: str | None = PASSWORD
 
     def __init__(
-        self, folder: Path, model_url: str, http: aiohttp.ClientSession, home: Path
+        self,
+        folder: Path,
+        model_url: str,
+        http: aiohttp.ClientSession,
+        home: Path,
+        *,
+        asks: bool = False,
     ) -> None:
         self._folder, self._model, self._http = folder, model_url.removesuffix("/v1"), http
+        self._asks = asks
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self.workspace = folder / "workspace"
         config = model.opencode_config(model_url) | {"snapshot": False}
+        if asks:
+            config["permission"] = {"bash": "ask"}
         self._env = child_environment(isolated(home), PASSWORD, config)
         self._login = Endpoint(self.url, password=PASSWORD).authorization
         self._process: subprocess.Popen[bytes] | None = None
@@ -165,10 +174,16 @@ class Real:
     @classmethod
     @asynccontextmanager
     async def start(
-        cls, folder: Path, http: aiohttp.ClientSession, home: Path | None = None
+        cls,
+        folder: Path,
+        http: aiohttp.ClientSession,
+        home: Path | None = None,
+        *,
+        asks: bool = False,
     ) -> AsyncIterator[Real]:
+        """`asks`: before it runs a command."""
         async with model.serve() as model_url:
-            self = cls(folder, model_url, http, home or folder / "home")
+            self = cls(folder, model_url, http, home or folder / "home", asks=asks)
             self.workspace.mkdir(parents=True)
             try:
                 await self._run()
@@ -207,7 +222,8 @@ class Real:
         return f"{tag} [[tokens:{tokens}]] [[delay:{int(1500 * length * dice.random() / tokens)}]]"
 
     def waiting_phrase(self, tag: str) -> str | None:
-        return None
+        """Without its tag: the model is asked twice, before the command and after it."""
+        return '[[tool:bash {"command": "echo hi"}]]' if self._asks else None
 
     def expected(self, session: str, text: str) -> str:
         answer = model.plan(model.ChatRequest(text=text))

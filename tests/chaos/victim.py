@@ -20,6 +20,7 @@ from opencode_a2a.opencode.process import free_port
 from tests.chaos.upstreams import Upstream, stopped_for
 from tests.running import ROOT, TOKEN, isolated
 
+APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 UP_SECONDS = 180.0  # beside a load of 30 a start was seen to take more than 60
 
 
@@ -32,8 +33,12 @@ class Victim:
         database: Path,
         http: aiohttp.ClientSession,
         settings: Mapping[str, str],
+        *,
+        apart: bool = False,
+        port: int = 0,
     ) -> None:
-        port = free_port()
+        """`apart`: others cannot see whether its process is alive, as if on another machine."""
+        port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.database = database
         self.log = folder / "service.log"
@@ -55,8 +60,10 @@ class Victim:
             **({"OPENCODE_AUTH_PASSWORD": upstream.password} if upstream.password else {}),
         )
         self._env |= settings
+        self._apart = apart
+        nursery = [sys.executable, "-m", "tests.chaos.nursery"]
         self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.nursery"],
+            [*APART, *nursery] if apart else nursery,
             env=self._env,
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -75,7 +82,11 @@ class Victim:
         http: aiohttp.ClientSession,
         **settings: str,
     ) -> AsyncIterator[Victim]:
-        self = cls(upstream, line, folder, database, http, settings)
+        async with cls(upstream, line, folder, database, http, settings).running() as self:
+            yield self
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Victim]:
         try:
             await self.start()
             yield self
@@ -116,7 +127,8 @@ class Victim:
         assert self._nursery.stdin and self._nursery.stdout
         self._nursery.stdin.write(order + "\n")
         self._nursery.stdin.flush()
-        return int(self._nursery.stdout.readline())
+        pid = int(self._nursery.stdout.readline())
+        return _seen_from_here(self._nursery.pid, pid) if self._apart else pid
 
     async def reconnected(self) -> float:
         """Wait until it talks to OpenCode again; how long that took."""
@@ -186,3 +198,24 @@ class Victim:
 
 def _ended(pidfd: int, seconds: float) -> bool:
     return bool(select.select([pidfd], [], [], seconds)[0])
+
+
+def _seen_from_here(parent: int, inner: int) -> int:
+    """The number here of a process that has that number among the descendants of this one."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):
+            found = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            numbers = found["NSpid"].split()
+            inside = len(numbers) > 1 and int(numbers[-1]) == inner
+            if inside and _has_ancestor(int(numbers[0]), parent):
+                return int(numbers[0])
+    return 0  # it has ended already
+
+
+def _has_ancestor(pid: int, wanted: int) -> bool:
+    while pid > 1:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pid = int(stat[1])
+        if pid == wanted:
+            return True
+    return False
