@@ -72,6 +72,7 @@ pin: .venv/.dev ## compile requirements/*.txt again from pyproject.toml
 	$(PIN) -o requirements/build.txt -c requirements/run.txt --group build
 	$(PIN) -o requirements/uv.txt --group uv
 	$(PIN) -o requirements/dev.txt -c requirements/run.txt -c requirements/build.txt -c requirements/uv.txt --group dev pyproject.toml
+	$(PIN) -o requirements/postgres.txt -c requirements/dev.txt --extra postgres pyproject.toml
 	$(PIN) -o requirements/bench.txt -c requirements/dev.txt --group bench pyproject.toml
 # Extras are kept: pip looks for `coverage[toml]`, which a package asks for, among newer versions if only `coverage` is pinned.
 PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras $(ARGS)
