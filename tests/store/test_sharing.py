@@ -56,6 +56,12 @@ async def next_of(cursor: Cursor) -> list[int]:
     return numbers(list(await cursor.read()))
 
 
+async def listening(*logs: SqlTaskLog) -> None:
+    for log in logs:
+        while not log._database.wakeups.connected:  # noqa: ASYNC110 (tells nobody)
+            await asyncio.sleep(0.01)
+
+
 # -- whose clock
 
 
@@ -93,8 +99,7 @@ async def test_readers_in_another_process_are_woken_and_share_what_is_read(
     monkeypatch.setattr(log_module, "read_patiently", counted)
     async with soon(), process(url) as log, process(url) as another:
         await log.create(head("t"), [HELLO])
-        while not another._database.wakeups.connected:  # noqa: ASYNC110 (tells nobody)
-            await asyncio.sleep(0.01)
+        await listening(log, another)
         cursors = [another.follow("t", 0) for _ in range(20)]
         assert [await next_of(cursor) for cursor in cursors] == [[1]] * 20
         waiting = [asyncio.create_task(next_of(cursor)) for cursor in cursors]
@@ -108,6 +113,70 @@ async def test_readers_in_another_process_are_woken_and_share_what_is_read(
         assert [await next_of(cursor) for cursor in cursors] == [[]] * 20
         late = await rest(another.follow("t", 2))
         assert numbers(late) == [3, 4, 5, 6]
+
+
+async def test_only_processes_that_follow_a_task_hear_of_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "POLL_SECONDS", 600.0)
+    async with soon(), process(url) as log, process(url) as reader, process(url) as idle:
+        await listening(log, reader, idle)
+        heard: list[str] = []
+        unsubscribe = idle._database.wakeups.subscribe(heard.extend)
+        for name in ("t", "u"):
+            await log.create(head(name, context_id=name), [HELLO])
+        cursor = reader.follow("t", 0)
+        assert await next_of(cursor) == [1]
+        for seq in range(2, 6):
+            reading = asyncio.create_task(next_of(cursor))
+            for name in ("t", "u"):
+                await log.write(name, [step(seq)])
+            assert await reading == [seq]
+        await log.write("t", [DONE])
+        assert await next_of(cursor) == [6]
+        unsubscribe()
+        assert set(heard) == {f"follow:t:{reader._database.wakeups.channel}"}
+
+
+async def test_who_follows_a_task_hears_of_it_from_whoever_takes_it_up(
+    url: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(following, "POLL_SECONDS", 600.0)
+    monkeypatch.setattr(following, "ANNOUNCE_SECONDS", 600.0)
+    async with (
+        soon(),
+        process(url, clock) as first,
+        process(url, clock) as second,
+        process(url) as reader,
+    ):
+        await listening(first, second, reader)
+        await first.create(head("t"), [HELLO])
+        cursor = reader.follow("t", 0)
+        assert await next_of(cursor) == [1]
+        reading = asyncio.create_task(next_of(cursor))
+        clock.outlast_leases()
+        assert await claimed_ids(second) == ["t"]
+        await second.write("t", [step(2)])
+        assert await reading == [2]
+        reading = asyncio.create_task(next_of(cursor))
+        await second.write("t", [DONE])
+        assert await reading == [3]
+
+
+def test_interest_is_forgotten_in_time() -> None:
+    now = 100.0
+    interest = following.Interest(lambda: now)
+    assert interest.note("t", "one")
+    assert not interest.note("t", "one")
+    assert interest.note("t", "two")
+    assert interest.channels(["t", "u"]) == {"t": {"one", "two"}}
+    now += following.INTEREST_SECONDS - 1
+    assert not interest.note("t", "one")
+    now += 2
+    assert interest.channels(["t"]) == {"t": {"one"}}
+    assert interest.note("t", "two")
+    interest.keep(["u"])
+    assert interest.channels(["t"]) == {}
 
 
 async def test_a_reader_that_comes_late_reads_all_of_it(url: str) -> None:

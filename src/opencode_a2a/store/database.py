@@ -54,6 +54,7 @@ IN_USE = "a command such as `opencode-a2a restore` has the database for itself"
 IDLE_MILLISECONDS = 60_000  # between two statements of a transaction on a server
 STATEMENT_MILLISECONDS = 30_000  # for one statement on a server, locks included
 READER_THREADS = 4
+KEPT_SECONDS = 1.0  # for which a connection to a server is used again without trying it first
 # When to give up a connection to a server that no longer answers, in seconds (`tcp_user_timeout`:
 # milliseconds). Options in the URL override these.
 POSTGRES_OPTIONS = {
@@ -192,7 +193,9 @@ def _may_be_committed(failed: DBAPIError) -> bool:
 class _Connections:
     """One connection for each thread, kept from one transaction to the next where that is safe.
 
-    To take a connection out of the pool and put it back takes longer than most transactions.
+    To take a connection out of the pool and put it back takes longer than most transactions. One to
+    a server may have broken meanwhile: then the pool finds another, and the transaction is tried
+    once more. One that was not used for a while goes through the pool, which tries it first.
     """
 
     def __init__(self, engine: Engine, file: _File, *, writes: bool = False) -> None:
@@ -204,7 +207,16 @@ class _Connections:
 
     def transact(self, work: Callable[[Connection], T]) -> T:
         self._file.check()
-        connection: Connection = getattr(self._mine, "connection", None) or self._engine.connect()
+        connection = self._take_kept()
+        if connection is not None:
+            try:
+                return self._transact(connection, work)
+            except DBAPIError as exc:
+                if isinstance(exc.orig, sqlite3.Error) or not exc.connection_invalidated:
+                    raise
+        return self._transact(self._engine.connect(), work)
+
+    def _transact(self, connection: Connection, work: Callable[[Connection], T]) -> T:
         kept = False
         try:
             with connection.begin() as transaction:
@@ -215,19 +227,31 @@ class _Connections:
             return result
         finally:
             if not kept:  # the pool finds out whether it can still be used
-                self._mine.connection = None
-                self._kept.discard(connection)
-                connection.close()
+                self._drop(connection)
+
+    def _take_kept(self) -> Connection | None:
+        """The connection that this thread has kept, if it was used just now or cannot break."""
+        connection: Connection | None = getattr(self._mine, "connection", None)
+        if connection is not None and self._mine.until < time.monotonic():
+            self._drop(connection)
+            return None
+        return connection
+
+    def _drop(self, connection: Connection) -> None:
+        self._mine.connection = None
+        self._kept.discard(connection)
+        connection.close()
 
     def _keep(self, connection: Connection) -> bool:
-        """Keep it for the next transaction of this thread, if it cannot break or fall behind."""
-        if connection in self._kept:
-            return True
-        raw = connection.connection.driver_connection
-        if not isinstance(raw, sqlite3.Connection) or isinstance(raw, _ReadOnlyConnection):
-            return False
-        self._mine.connection = connection
-        self._kept.add(connection)
+        """Keep it for the next transaction of this thread, unless it will fall behind."""
+        if connection not in self._kept:
+            raw = connection.connection.driver_connection
+            if isinstance(raw, _ReadOnlyConnection):
+                return False
+            self._mine.connection = connection
+            self._mine.is_file = isinstance(raw, sqlite3.Connection)
+            self._kept.add(connection)
+        self._mine.until = math.inf if self._mine.is_file else time.monotonic() + KEPT_SECONDS
         return True
 
     def close(self) -> None:

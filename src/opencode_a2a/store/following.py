@@ -3,12 +3,19 @@
 `FollowedTask` keeps the newest entries in memory, like the process that writes the task does. It
 looks into the table when a notification names the task, and otherwise now and then. While the
 database cannot be used, readers wait.
+
+Who writes a task notifies only processes that follow it. These say so to all when they begin to
+(`follow:TASK:CHANNEL`), every few seconds while they do, and when another process has taken the
+task up (`claimed:TASK:0`). The one that writes it remembers that for a while (`Interest`). A word
+that is lost costs time and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from time import monotonic
 from weakref import WeakSet
 
 import structlog
@@ -17,6 +24,7 @@ from ..domain.updates import LogEntry
 from ..errors import StoreUnavailable
 from . import statements as sql
 from .database import Database
+from .wakeups import notify
 
 logger = structlog.get_logger()
 
@@ -24,6 +32,40 @@ POLL_SECONDS = 1.0  # between two looks, while notifications arrive
 POLL_SECONDS_UNHEARD = 0.25  # … and while they do not
 OUTAGE_SECONDS = (0.2, 0.5, 1.0, 2.0)  # between two attempts to read
 TAIL_ENTRIES = 2_048  # in memory; older ones are read from the table
+ANNOUNCE_SECONDS = 5.0  # between two times that a process says what it follows
+INTEREST_SECONDS = 16.0  # for which that is remembered
+ANNOUNCED_AT_ONCE = 90  # tasks in a notification
+
+
+class Interest:
+    """Which tasks of this process others follow, as they have said."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._until: dict[str, dict[str, float]] = {}  # by task and channel
+
+    def note(self, task_id: str, channel: str) -> bool:
+        """A process follows a task. Whether that is new."""
+        now, channels = self._clock(), self._until.setdefault(task_id, {})
+        is_new = channels.get(channel, 0.0) < now
+        channels[channel] = now + INTEREST_SECONDS
+        return is_new
+
+    def channels(self, task_ids: Iterable[str]) -> dict[str, frozenset[str]]:
+        """Who is to know of news of these tasks, by task."""
+        if not self._until:
+            return {}
+        now = self._clock()
+        return {
+            task_id: frozenset(channel for channel, until in channels.items() if until >= now)
+            for task_id in task_ids
+            if (channels := self._until.get(task_id))
+        }
+
+    def keep(self, task_ids: Collection[str]) -> None:
+        """Forget all other tasks."""
+        for task_id in [each for each in self._until if each not in task_ids]:
+            del self._until[task_id]
 
 
 async def read_patiently(database: Database, task_id: str, after: int) -> sql.Page:
@@ -122,6 +164,9 @@ class Followers:
         self._database = database
         self._followed: dict[str, FollowedTask] = {}
         self._reading: set[asyncio.Task[None]] = set()
+        self._announcing: asyncio.Task[None] | None = None
+        self._unannounced: set[str] = set()
+        self._to_announce = asyncio.Event()
         self._unsubscribe: Callable[[], None] = database.wakeups.subscribe(self._on_words)
 
     def follow(self, task_id: str, *, after: int, reader: object) -> FollowedTask:
@@ -133,8 +178,31 @@ class Followers:
             reading = asyncio.create_task(self._read(task_id, followed))
             self._reading.add(reading)
             reading.add_done_callback(self._reading.discard)
+            self._announce([task_id])
         followed.readers.add(reader)
         return followed
+
+    def _announce(self, task_ids: Iterable[str]) -> None:
+        self._unannounced.update(task_ids)
+        self._to_announce.set()
+        if self._announcing is None or self._announcing.done():
+            self._announcing = asyncio.create_task(self._announce_while_following())
+
+    async def _announce_while_following(self) -> None:
+        """Say which tasks are followed here: new ones at once, all of them now and then."""
+        channel = self._database.wakeups.channel
+        while self._followed:
+            task_ids = sorted(self._unannounced or self._followed)
+            self._to_announce.clear()
+            self._unannounced.clear()
+            for start in range(0, len(task_ids), ANNOUNCED_AT_ONCE):
+                some = task_ids[start : start + ANNOUNCED_AT_ONCE]
+                with suppress(StoreUnavailable):
+                    words = [f"follow:{task_id}:{channel}" for task_id in some]
+                    await self._database.write(notify, words)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANNOUNCE_SECONDS):
+                    await self._to_announce.wait()
 
     async def _read(self, task_id: str, followed: FollowedTask) -> None:
         try:
@@ -150,12 +218,16 @@ class Followers:
             for followed in self._followed.values():
                 followed.look()
         for word in words:
-            task_id = word.partition(":")[2].rpartition(":")[0]
-            if word.startswith("task:") and (found := self._followed.get(task_id)) is not None:
-                found.look()
+            if word.startswith(("task:", "claimed:")):
+                task_id = word.partition(":")[2].rpartition(":")[0]
+                if (found := self._followed.get(task_id)) is not None:
+                    found.look()
+                    if word.startswith("claimed:"):
+                        self._announce([task_id])
 
     async def close(self) -> None:
         self._unsubscribe()
-        for reading in self._reading:
-            reading.cancel()
-        await asyncio.gather(*self._reading, return_exceptions=True)
+        jobs = [*self._reading, *([self._announcing] if self._announcing is not None else [])]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)

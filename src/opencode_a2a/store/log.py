@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -55,8 +55,9 @@ from ..observe.tasks import OnCommit, TaskObserver, kind_of
 from . import codec, conversations, interrupts, summaries, usage
 from . import statements as sql
 from .database import Conflict, Database
-from .following import FollowedTask, Followers, read_patiently
+from .following import FollowedTask, Followers, Interest, read_patiently
 from .holder import LEASE, Holder, Lease
+from .wakeups import notify_each
 
 logger = structlog.get_logger()
 level = logging.getLogger("opencode_a2a")  # may change while the service runs
@@ -218,6 +219,9 @@ class SqlTaskLog:
         self._claiming = asyncio.Lock()
         self._renewed_at = self._loop.time()  # all leases
         self._followers = Followers(database)
+        self._interest = Interest()  # of other processes, in tasks of this one
+        self._telling: set[asyncio.Task[None]] = set()
+        self._unsubscribe = database.wakeups.subscribe(self._on_words)
         # Told of each step once, when it is committed.
         self.on_usage: Callable[[Sequence[StepUsage]], None] | None = None
         self._dirty_since = 0.0  # by the loop's clock: since when the oldest update waits
@@ -250,9 +254,11 @@ class SqlTaskLog:
                         with suppress(StoreUnavailable):
                             await self._database.write(sql.release, self._holder, self._root.path)
             finally:
-                sweeping.cancel()
-                writing.cancel()
-                await asyncio.gather(sweeping, writing, return_exceptions=True)
+                self._unsubscribe()
+                jobs = [sweeping, writing, *self._telling]
+                for job in jobs:
+                    job.cancel()
+                await asyncio.gather(*jobs, return_exceptions=True)
                 await self._followers.close()
                 self._cancel_deadline()
                 for open_task in self._open.values():
@@ -384,7 +390,7 @@ class SqlTaskLog:
         written = [open_task for open_task in dirty.values() if open_task.waiting]
         if not written:
             return True
-        batches = [self._make_batch(open_task) for open_task in written]
+        batches = self._make_batches(written)
         dirty_since = self._dirty_since
         self._start_deadline(written, COMMIT_SECONDS)
         try:
@@ -475,7 +481,14 @@ class SqlTaskLog:
     def _lease(self) -> Lease:
         return Lease(self._holder, until=self._clock() + LEASE)
 
-    def _make_batch(self, open_task: OpenTask) -> sql.Batch:
+    def _make_batches(self, written: Sequence[OpenTask]) -> list[sql.Batch]:
+        followers = self._interest.channels([each.task.head.id for each in written])
+        return [
+            self._make_batch(each, followers.get(each.task.head.id, frozenset()))
+            for each in written
+        ]
+
+    def _make_batch(self, open_task: OpenTask, followers: frozenset[str]) -> sql.Batch:
         """Number the waiting updates. A number is used up only by a commit."""
         open_task.being_written, open_task.waiting = open_task.waiting, []
         writes = open_task.being_written
@@ -489,7 +502,26 @@ class SqlTaskLog:
             keys=[key for write in writes for key in write.keys],
             root=self._root.path,
             opencode=self.opencode,
+            followers=followers,
         )
+
+    def _on_words(self, words: list[str]) -> None:
+        """Remember who follows which task, and tell who is new that there may be news already."""
+        fresh: dict[str, list[str]] = {}
+        for word in words:
+            if word.startswith("follow:"):
+                task_id, _, channel = word.removeprefix("follow:").rpartition(":")
+                ours = task_id in self._open and channel != self._database.wakeups.channel
+                if ours and self._interest.note(task_id, channel):
+                    fresh.setdefault(channel, []).append(f"task:{task_id}:0")
+        if fresh:
+            telling = asyncio.create_task(self._tell(fresh))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+
+    async def _tell(self, words: Mapping[str, Sequence[str]]) -> None:
+        with suppress(StoreUnavailable):  # they look by themselves, a little later
+            await self._database.write(notify_each, words)
 
     def _publish(self, open_task: OpenTask, batch: sql.Batch, refused: sql.Refusal | None) -> None:
         if refused is not None and refused.taken and not open_task.is_new:
@@ -566,6 +598,7 @@ class SqlTaskLog:
 
     async def renew_leases(self) -> Sequence[str]:
         await self._database.read_clock()
+        self._interest.keep(self._open)
         if not self._open:
             self._renewed_at = self._loop.time()  # what is opened next has a new lease
             return ()

@@ -81,7 +81,7 @@ from .tables import (
     tasks,
     totals,
 )
-from .wakeups import notify
+from .wakeups import CHANNEL, notify, notify_each
 
 _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
     entries.c.seq
@@ -125,6 +125,7 @@ class Batch:
     root: str = ""  # where a new task belongs
     opencode: str | None = None  # which OpenCode works on a new task
     counted: list[StepUsage] = field(default_factory=list)  # steps that its commit counts
+    followers: Collection[str] = ()  # the channels of other processes that follow the task
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +154,19 @@ def commit(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, 
 
 
 def _notify(db: Connection, batches: Sequence[Batch], refused: Collection[str]) -> None:
-    """Let other processes know how far these logs go, and whether a task's state has changed."""
-    words: list[str] = []
+    """Let all processes know which states have changed, and those that follow a task of its news.
+
+    Text comes many times a second, so that is not for everybody.
+    """
+    words: dict[str, list[str]] = {}
     for batch in batches:
         if batch.entries and batch.task.head.id not in refused:
             where = f"{batch.task.head.id}:{batch.entries[-1].seq}"
-            words.append(f"task:{where}")
+            for channel in batch.followers:
+                words.setdefault(channel, []).append(f"task:{where}")
             if any(entry.state is not None for entry in batch.entries):
-                words.append(f"state:{where}")
-    notify(db, words)
+                words.setdefault(CHANNEL, []).append(f"state:{where}")
+    notify_each(db, words)
 
 
 def commit_apart(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, Refusal]:
@@ -612,6 +617,7 @@ def claim_expired(
         taken = update(tasks).where(tasks.c.id.in_(ours))
         held = {"holder": lease.holder, "held_until": lease.until, "root": root.path}
         db.execute(taken.values(held | ({"opencode": opencode} if opencode is not None else {})))
+        notify(db, [f"claimed:{task_id}:0" for task_id in ours])
     # In the same transaction: otherwise a task could be held here without being open here.
     loaded: list[Task] = []
     for task_id in ours:

@@ -1,7 +1,9 @@
 """Tells the processes that share a PostgreSQL server that there is something new to read.
 
-A transaction that others should know of sends one notification with its commit. Each process has
-one connection that listens. Notifications are hints: none is sent again, and those of the time
+A transaction that others should know of sends a notification with its commit. Each process has one
+connection that listens, to what all should know and to a channel of its own: PostgreSQL wakes every
+process that listens to a channel, so what is said many times a second is said to those who have
+asked for it (`following.py`). Notifications are hints: none is sent again, and those of the time
 without a connection are lost. So everybody who waits for one also looks every second or so, and
 after each connection everybody looks at once.
 """
@@ -9,6 +11,7 @@ after each connection everybody looks at once.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -20,18 +23,24 @@ from .prepared import run
 
 logger = structlog.get_logger()
 
-CHANNEL = "opencode_a2a"
+CHANNEL = "opencode_a2a"  # of all processes
 MAX_BYTES = 7_900  # of a notification; PostgreSQL takes 8000
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)  # between attempts to connect
 LOOK = "look"  # instead of too many words: there may be anything new
 
 
-def notify(db: Connection, words: Iterable[str]) -> None:
-    """Let all processes know these words when this transaction is committed."""
+def notify(db: Connection, words: Iterable[str], channel: str = CHANNEL) -> None:
+    """Let who listens to a channel know these words when this transaction is committed."""
     payload = " ".join(words)
     if payload and db.dialect.name == "postgresql":
         said = payload if len(payload) <= MAX_BYTES else LOOK
-        run(db, "SELECT pg_notify(%s, %s)", (CHANNEL, said))
+        run(db, "SELECT pg_notify(%s, %s)", (channel, said))
+
+
+def notify_each(db: Connection, words: Mapping[str, Iterable[str]]) -> None:
+    """The same for several channels, each with its own words."""
+    for channel, some in words.items():
+        notify(db, some, channel)
 
 
 class Wakeups:
@@ -39,6 +48,7 @@ class Wakeups:
 
     def __init__(self, engine: Engine, options: Mapping[str, Any]) -> None:
         """`options`: for the connection, besides those in the URL."""
+        self.channel = f"{CHANNEL}_{secrets.token_hex(8)}"  # of this process
         self._engine = engine
         self._options = options
         self._connection: Any = None
@@ -97,7 +107,8 @@ class Wakeups:
         args, options = dialect.create_connect_args(self._engine.url)
         connection = dialect.connect(*args, **{**self._options, **options})
         connection.autocommit = True
-        connection.execute(f"LISTEN {CHANNEL}")
+        for channel in (CHANNEL, self.channel):
+            connection.execute(f"LISTEN {channel}")
         return connection
 
     def _receive(self) -> None:
