@@ -163,6 +163,21 @@ async def test_who_follows_a_task_hears_of_it_from_whoever_takes_it_up(
         assert await reading == [3]
 
 
+async def test_who_follows_a_task_that_ends_meanwhile_hears_of_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "POLL_SECONDS", 600.0)
+    monkeypatch.setattr(following, "ANNOUNCE_SECONDS", 600.0)
+    async with soon(), process(url) as log, process(url) as reader:
+        await listening(log, reader)
+        for number in range(20):
+            task_id = f"t{number}"
+            await log.create(head(task_id, context_id=task_id), [HELLO])
+            reading = asyncio.create_task(rest(reader.follow(task_id, 0)))
+            await log.write(task_id, [DONE])
+            assert numbers(await reading) == [1, 2]
+
+
 def test_interest_is_forgotten_in_time() -> None:
     now = 100.0
     interest = following.Interest(lambda: now)

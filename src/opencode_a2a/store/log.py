@@ -72,6 +72,7 @@ SWEEP_SECONDS = 60.0
 FIRST_SWEEP_SECONDS = 5.0  # after the start, for a service that never runs for a minute
 PRUNE_WAITERS = 64  # waiters of one task, before those that left are removed
 CONFIRM_SECONDS = LEASE / 2_000  # after the last renewal, a lease is looked up before it is used
+ENDED_SECONDS = 5.0  # for which who begins to follow a task is told that it has ended
 POLL_SECONDS = 0.25  # between two reads of a task that another process writes
 
 _CAN_WAIT = (BlockOutput, Started)
@@ -220,6 +221,7 @@ class SqlTaskLog:
         self._renewed_at = self._loop.time()  # all leases
         self._followers = Followers(database)
         self._interest = Interest()  # of other processes, in tasks of this one
+        self._ended: dict[str, float] = {}  # tasks that have ended here just now, and when
         self._telling: set[asyncio.Task[None]] = set()
         self._unsubscribe = database.wakeups.subscribe(self._on_words)
         # Told of each step once, when it is committed.
@@ -511,8 +513,10 @@ class SqlTaskLog:
         for word in words:
             if word.startswith("follow:"):
                 task_id, _, channel = word.removeprefix("follow:").rpartition(":")
-                ours = task_id in self._open and channel != self._database.wakeups.channel
-                if ours and self._interest.note(task_id, channel):
+                if channel == self._database.wakeups.channel:
+                    continue
+                is_open = task_id in self._open
+                if (is_open and self._interest.note(task_id, channel)) or task_id in self._ended:
                     fresh.setdefault(channel, []).append(f"task:{task_id}:0")
         if fresh:
             telling = asyncio.create_task(self._tell(fresh))
@@ -542,6 +546,7 @@ class SqlTaskLog:
             write.answer()
         if open_task.over:
             self._open.pop(open_task.task.head.id, None)
+            self._ended[open_task.task.head.id] = self._loop.time()
         open_task.wake()
         if batch.counted and self.on_usage is not None:
             # Not from here: an exception would end the writer, and with it every task.
@@ -599,6 +604,8 @@ class SqlTaskLog:
     async def renew_leases(self) -> Sequence[str]:
         await self._database.read_clock()
         self._interest.keep(self._open)
+        since = self._loop.time() - ENDED_SECONDS
+        self._ended = {task_id: at for task_id, at in self._ended.items() if at > since}
         if not self._open:
             self._renewed_at = self._loop.time()  # what is opened next has a new lease
             return ()
