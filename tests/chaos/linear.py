@@ -52,6 +52,7 @@ class State:
     name: str = "submitted"
     choice: str = ""  # the answer that the agent was given
     stops: bool = False  # somebody has asked to cancel it
+    lost: bool = False  # the agent waits no longer; that will be found out
 
     def by_itself(self, rules: Rules) -> Iterator[State]:
         """What may happen to it without any request."""
@@ -66,6 +67,8 @@ class State:
             yield replace(self, name="canceled")
         if self.name not in ENDS and rules.may_fail:
             yield replace(self, name="failed")
+        if self.name == "input-required" and rules.may_fail:
+            yield replace(self, lost=True)
 
     def after(self, operation: Operation) -> State | None:
         """The state after a request, or None if it would have been answered otherwise."""
@@ -77,12 +80,12 @@ class State:
             case "cancel" if done:
                 return replace(self, stops=True) if self.name not in ENDS else None
             case "answer" if done:
-                waits = self.name == "input-required"
+                waits = self.name == "input-required" and not self.lost
                 return replace(self, name="working", choice=operation.choice) if waits else None
             case "cancel":
                 return self if self.name in ENDS else None
             case _:
-                return self if self.name != "input-required" else None
+                return self if self.name != "input-required" or self.lost else None
 
 
 def is_linearizable(operations: Sequence[Operation], rules: Rules) -> bool:

@@ -26,6 +26,12 @@ def answer(choice: str, result: str, began: float, ended: float) -> Operation:
 NEVER = float("inf")
 TEXT, ASKS, HANGS = Rules(), Rules(asks=True), Rules(hangs=True)
 LOSES = Rules(hangs=True, may_fail=True)
+LOSES_ASKING = Rules(asks=True, may_fail=True)
+LOST = [
+    get("input-required", 0, 1),
+    answer("once", "refused", 2, 3),
+    get("input-required", 4, 5),
+]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +67,7 @@ LOSES = Rules(hangs=True, may_fail=True)
             ],
         ),
         (LOSES, [get("working", 0, 1), cancel("refused", 2, 3), get("failed", 4, 5)]),
+        (LOSES_ASKING, [*LOST, get("failed", 6, 7)]),
     ],
 )
 def test_what_one_task_can_show_is_accepted(rules: Rules, operations: list[Operation]) -> None:
@@ -88,6 +95,8 @@ def test_what_one_task_can_show_is_accepted(rules: Rules, operations: list[Opera
         (ASKS, [get("input-required", 2, 3), answer("once", "refused", 4, 5),
                 get("input-required", 6, 7)]),
         (LOSES, [get("failed", 0, 1), cancel("done", 2, 3)]),
+        (LOSES_ASKING, [*LOST, answer("once", "done", 6, 7)]),
+        (LOSES_ASKING, [*LOST, get("completed", 6, 7)]),
     ],
 )  # fmt: skip
 def test_what_no_task_can_show_is_found(rules: Rules, operations: list[Operation]) -> None:

@@ -173,3 +173,18 @@ async def test_a_write_that_failed_leaves_no_key(
         with pytest.raises(UnsupportedOperation):
             await log.write("t", [step(2)], [KEY])
         assert await log.known(OWNER, KEY.name) is None
+
+
+async def test_a_task_whose_caller_could_not_be_answered_is_there_when_it_is_asked_for_again(
+    log: SqlTaskLog,
+) -> None:
+    async with soon():
+        creating = asyncio.create_task(log.create(head("t"), [HELLO], [KEY]))
+        await asyncio.sleep(0)  # it is to be written
+        creating.cancel()  # such as when the service stops
+        await asyncio.gather(creating, return_exceptions=True)
+        while log.is_mine("t"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await log.known(OWNER, KEY.name) == ("t", KEY.digest)
+        assert (await log.get(OWNER, "t")).ended is None
+        assert await claimed_ids(log) == ["t"], "somebody works on it"

@@ -403,13 +403,18 @@ async def test_a_process_hears_at_once_what_another_has_written(
         def tell(task_id: str | None, seq: int, *, has_state: bool) -> None:
             news.put_nowait((task_id, seq, has_state))
 
-        listen_no_more = SqlPush(here, clock).on_news(tell)
-        while not here.wakeups.connected:  # noqa: ASYNC110 (tells nobody)
-            await asyncio.sleep(0.01)
+        push = SqlPush(here, clock)
+        listen_no_more = push.on_news(tell)
+        for database in (here, there):
+            while not database.wakeups.connected:  # noqa: ASYNC110 (tells nobody)
+                await asyncio.sleep(0.01)
         seen = list[tuple[str | None, int, bool]]()
         async with SqlTaskLog.open(there, clock=clock) as log:
             await log.create(head("t"), [HELLO])
             await log.write("t", [STARTED])
+            await push.follow(["t"])
+            while ("t", 0, False) not in seen:  # from now on it hears of everything
+                seen.append(await news.get())
             await log.write("t", [delta("a")])
             while ("t", 3, False) not in seen:
                 seen.append(await news.get())

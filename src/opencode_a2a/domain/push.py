@@ -329,6 +329,10 @@ class PushStore(Protocol):
         """
         ...
 
+    async def follow(self, task_ids: Sequence[str]) -> None:
+        """Have news of these tasks told for some seconds that do not change their states, too."""
+        ...
+
     async def due(self, cursor: PushCursor) -> DuePush | None:
         """What comes after the cursor; None if the config is gone."""
         ...

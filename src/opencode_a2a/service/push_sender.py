@@ -210,6 +210,8 @@ class PushSender:
         if stored.replaced:  # what is on its way goes to the receiver that it had
             self.remove(stored.cursor.key)
         self._add(stored.cursor)
+        if stored.cursor.every_event:
+            self._look_soon.set()  # and follow its task
 
     def _add(self, cursor: PushCursor) -> None:
         if cursor.key in self._deliveries or cursor.over:
@@ -512,4 +514,8 @@ class PushSender:
         for key, receiver in list(self._receivers.items()):
             self._probe_later(receiver)
             self._forget_if_idle(key, receiver)
+        whole = {
+            each.cursor.task_id for each in self._deliveries.values() if each.cursor.every_event
+        }
+        await self._store.follow(sorted(whole))
         return found.more

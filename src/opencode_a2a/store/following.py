@@ -4,7 +4,8 @@
 looks into the table when a notification names the task, and otherwise now and then. While the
 database cannot be used, readers wait.
 
-Who writes a task notifies only processes that follow it. These say so to all when they begin to
+Who writes a task notifies all processes of a new state (`state:TASK:NUMBER`), and of everything
+else only those that follow it (`task:TASK:NUMBER`). These say so to all when they begin to
 (`follow:TASK:CHANNEL`), every few seconds while they do, and when another process has taken the
 task up (`claimed:TASK:0`). The one that writes it remembers that for a while (`Interest`). A word
 that is lost costs time and nothing else.
@@ -66,6 +67,15 @@ class Interest:
         """Forget all other tasks."""
         for task_id in [each for each in self._until if each not in task_ids]:
             del self._until[task_id]
+
+
+async def announce(database: Database, task_ids: Sequence[str]) -> None:
+    """Have whoever writes these tasks notify this process for a while."""
+    for start in range(0, len(task_ids), ANNOUNCED_AT_ONCE):
+        some = task_ids[start : start + ANNOUNCED_AT_ONCE]
+        words = [f"follow:{task_id}:{database.wakeups.channel}" for task_id in some]
+        with suppress(StoreUnavailable):
+            await database.write(notify, words)
 
 
 async def read_patiently(database: Database, task_id: str, after: int) -> sql.Page:
@@ -190,16 +200,11 @@ class Followers:
 
     async def _announce_while_following(self) -> None:
         """Say which tasks are followed here: new ones at once, all of them now and then."""
-        channel = self._database.wakeups.channel
         while self._followed:
             task_ids = sorted(self._unannounced or self._followed)
             self._to_announce.clear()
             self._unannounced.clear()
-            for start in range(0, len(task_ids), ANNOUNCED_AT_ONCE):
-                some = task_ids[start : start + ANNOUNCED_AT_ONCE]
-                with suppress(StoreUnavailable):
-                    words = [f"follow:{task_id}:{channel}" for task_id in some]
-                    await self._database.write(notify, words)
+            await announce(self._database, task_ids)
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANNOUNCE_SECONDS):
                     await self._to_announce.wait()
@@ -218,7 +223,7 @@ class Followers:
             for followed in self._followed.values():
                 followed.look()
         for word in words:
-            if word.startswith(("task:", "claimed:")):
+            if word.startswith(("task:", "state:", "claimed:")):
                 task_id = word.partition(":")[2].rpartition(":")[0]
                 if (found := self._followed.get(task_id)) is not None:
                     found.look()

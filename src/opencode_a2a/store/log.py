@@ -72,7 +72,6 @@ SWEEP_SECONDS = 60.0
 FIRST_SWEEP_SECONDS = 5.0  # after the start, for a service that never runs for a minute
 PRUNE_WAITERS = 64  # waiters of one task, before those that left are removed
 CONFIRM_SECONDS = LEASE / 2_000  # after the last renewal, a lease is looked up before it is used
-ENDED_SECONDS = 5.0  # for which who begins to follow a task is told that it has ended
 POLL_SECONDS = 0.25  # between two reads of a task that another process writes
 
 _CAN_WAIT = (BlockOutput, Started)
@@ -221,7 +220,6 @@ class SqlTaskLog:
         self._renewed_at = self._loop.time()  # all leases
         self._followers = Followers(database)
         self._interest = Interest()  # of other processes, in tasks of this one
-        self._ended: dict[str, float] = {}  # tasks that have ended here just now, and when
         self._telling: set[asyncio.Task[None]] = set()
         self._unsubscribe = database.wakeups.subscribe(self._on_words)
         # Told of each step once, when it is committed.
@@ -286,9 +284,24 @@ class SqlTaskLog:
         try:
             await committed
         except asyncio.CancelledError:
-            self._enqueue(open_task, [CALLER_LEFT])  # if it is stored, nobody works on it
+            if keys:
+                self._leave_to_claim(open_task)
+            else:
+                self._enqueue(open_task, [CALLER_LEFT])  # if it is stored, nobody works on it
             raise
         return open_task.task.snapshot()
+
+    def _leave_to_claim(self, open_task: OpenTask) -> None:
+        """Have a task claimed that nobody works on, once it is stored.
+
+        Its caller was not answered, such as when the service stops, and will send the same request
+        again: then it must find a task that is at work.
+        """
+        writes = [*open_task.being_written, *open_task.waiting]
+        for write in writes:
+            write.answered_unknown = True
+        if not writes:
+            self._close(open_task, _nothing_changed())
 
     async def write(
         self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
@@ -515,8 +528,7 @@ class SqlTaskLog:
                 task_id, _, channel = word.removeprefix("follow:").rpartition(":")
                 if channel == self._database.wakeups.channel:
                     continue
-                is_open = task_id in self._open
-                if (is_open and self._interest.note(task_id, channel)) or task_id in self._ended:
+                if task_id in self._open and self._interest.note(task_id, channel):
                     fresh.setdefault(channel, []).append(f"task:{task_id}:0")
         if fresh:
             telling = asyncio.create_task(self._tell(fresh))
@@ -546,7 +558,6 @@ class SqlTaskLog:
             write.answer()
         if open_task.over:
             self._open.pop(open_task.task.head.id, None)
-            self._ended[open_task.task.head.id] = self._loop.time()
         open_task.wake()
         if batch.counted and self.on_usage is not None:
             # Not from here: an exception would end the writer, and with it every task.
@@ -604,8 +615,6 @@ class SqlTaskLog:
     async def renew_leases(self) -> Sequence[str]:
         await self._database.read_clock()
         self._interest.keep(self._open)
-        since = self._loop.time() - ENDED_SECONDS
-        self._ended = {task_id: at for task_id, at in self._ended.items() if at > since}
         if not self._open:
             self._renewed_at = self._loop.time()  # what is opened next has a new lease
             return ()

@@ -53,6 +53,7 @@ from ..domain.updates import (
 from ..domain.values import ANY_ROOT, Root, TaskState
 from . import statements as sql
 from .database import Database
+from .following import announce
 from .holder import Holder, Lease
 from .prepared import Prepared
 from .tables import push_configs, push_dead, tasks
@@ -119,6 +120,10 @@ class SqlPush:
 
     def on_news(self, tell: TellNews) -> Callable[[], None]:
         return self._database.wakeups.subscribe(lambda words: _pass_on(words, tell))
+
+    async def follow(self, task_ids: Sequence[str]) -> None:
+        if self._database.is_server:
+            await announce(self._database, task_ids)
 
     async def due(self, cursor: PushCursor) -> DuePush | None:
         return await self._database.read(_due, cursor)

@@ -754,8 +754,8 @@ def _append(db: Connection, task_id: str, added: Update, *, lease: Lease, now: i
     """Add an entry to a task that this transaction has locked, and whose holder is `lease`'s."""
     task = load(db, task_id)
     assert task is not None, "its row is locked"
-    entry = LogEntry(task.last_seq + 1, now, added)
-    batch = Batch(task, is_new=False, entries=[entry], encoded=[codec.encode(added)])
+    entry, encoded = LogEntry(task.last_seq + 1, now, added), [codec.encode(added)]
+    batch = Batch(task, is_new=False, entries=[entry], encoded=encoded, followers=(CHANNEL,))
     _notify(db, [batch], _commit_together(db, [batch], lease))
 
 
