@@ -115,8 +115,8 @@ async def cost(
         for each in reading:
             each.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
-    node, server = ((b - a) * 1e6 / more for a, b in zip(before, after, strict=True))
-    return node, server, more / took
+    of_nodes, of_server = ((b - a) * 1e6 / more for a, b in zip(before, after, strict=True))
+    return of_nodes, of_server, more / took
 
 
 async def _ask(http: aiohttp.ClientSession, url: str, text: str) -> str:

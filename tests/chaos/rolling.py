@@ -61,7 +61,8 @@ def upgrade():
 
 def newer(folder: Path) -> tuple[Path, str]:
     """A copy of the program whose schema is one further; where it is, and the schema."""
-    shutil.copytree(ROOT / "src", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    compiled = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src", folder, symlinks=True, ignore=compiled)
     store = folder / "opencode_a2a/store"
     text = (store / "migrate.py").read_text()
     (head,) = re.findall('HEAD = "([0-9]+)"', text)
