@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from opencode_a2a.domain.ports import Cursor
-from opencode_a2a.domain.values import Root, SessionRef
+from opencode_a2a.domain.values import Root, SessionRef, TaskState
 from opencode_a2a.errors import OtherOpenCode
 from opencode_a2a.store import following
 from opencode_a2a.store import log as log_module
@@ -267,6 +267,37 @@ async def test_a_process_that_slept_looks_whether_a_task_is_still_its_own(
         assert not await log.confirm_lease("lost")
         assert not log.is_mine("lost")
         assert await another.confirm_lease("lost")
+
+
+async def test_a_process_that_slept_does_not_show_what_a_task_was(
+    url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with soon(), process(url, clock) as log, process(url, clock) as another:
+        await log.create(head("t"), [HELLO])
+        clock.outlast_leases()
+        assert await claimed_ids(another) == ["t"]
+        await another.write("t", [DONE])
+        monkeypatch.setattr(log_module, "CONFIRM_SECONDS", 0.0)
+        assert log.is_mine("t"), "as far as it knows"
+        assert (await log.get(OWNER, "t")).state is TaskState.COMPLETED
+
+
+async def test_a_state_is_not_shown_while_others_may_have_seen_the_next(
+    postgres: Postgres, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "SETTLE_SECONDS", 600.0)
+    with Wire.laid(postgres.port) as wire:
+        async with soon(), process(postgres.url(wire)) as log, process(url) as another:
+            await log.create(head("t"), [HELLO])
+            wire.cut, wire.only = "silence", DONE.message.encode()
+            writing = asyncio.create_task(log.write("t", [DONE]))
+            while (await another.get(OWNER, "t")).ended is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            reading = asyncio.create_task(log.get(OWNER, "t"))
+            await asyncio.sleep(0)
+            wire.let_go.set()
+            assert (await reading).state is TaskState.COMPLETED
+            await asyncio.gather(writing, return_exceptions=True)
 
 
 async def test_claiming_waits_for_nobody(url: str, clock: Clock) -> None:

@@ -38,6 +38,7 @@ from ..domain.updates import (
     Started,
     Update,
     coalesce,
+    state_after,
 )
 from ..domain.values import ANY_ROOT, Root, TaskQuery, TaskState
 from ..errors import (
@@ -71,6 +72,7 @@ GOODBYE_SECONDS = 5.0  # for the last writes when the service stops
 SWEEP_SECONDS = 60.0
 FIRST_SWEEP_SECONDS = 5.0  # after the start, for a service that never runs for a minute
 PRUNE_WAITERS = 64  # waiters of one task, before those that left are removed
+SETTLE_SECONDS = 1.0  # that a reader waits for a commit which stores another state
 CONFIRM_SECONDS = LEASE / 2_000  # after the last renewal, a lease is looked up before it is used
 POLL_SECONDS = 0.25  # between two reads of a task that another process writes
 
@@ -147,6 +149,15 @@ class OpenTask:
         if isinstance(update, BlockText):
             return update.append and update.block_id in self.task.blocks
         return isinstance(update, _CAN_WAIT)
+
+    @property
+    def changes_state(self) -> bool:
+        """Whether a commit is under way that stores another state."""
+        return any(
+            state_after(update) is not None
+            for write in self.being_written
+            for update in write.updates
+        )
 
     @property
     def answered_unknown(self) -> bool:
@@ -780,7 +791,7 @@ class SqlTaskLog:
 
     async def get(self, owner: str, task_id: str) -> Task:
         open_task = self._open.get(task_id)
-        if open_task is not None and not open_task.is_new:
+        if open_task is not None and not open_task.is_new and await self._is_newest(open_task):
             if open_task.task.head.owner == owner:
                 return open_task.task.snapshot()
             raise TaskNotFound(task_id)
@@ -788,6 +799,22 @@ class SqlTaskLog:
         if task is None or task.head.owner != owner:
             raise TaskNotFound(task_id)
         return task
+
+    async def _is_newest(self, open_task: OpenTask) -> bool:
+        """Whether no other process can know more of a task than what is in memory here.
+
+        If this process was stopped or cut off from the server, another may hold the task by now.
+        While a commit is under way, others may have seen the state that it stores.
+        """
+        if not self._database.is_server:
+            return True
+        until = self._loop.time() + SETTLE_SECONDS
+        while open_task.changes_state and self._loop.time() < until:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await open_task.changed()
+        is_held = self._loop.time() - self._renewed_at < CONFIRM_SECONDS
+        return is_held and not open_task.changes_state and not open_task.superseded
 
     async def owner_of(self, task_id: str) -> str | None:
         return await self._database.read(sql.owner_of_task, task_id)
