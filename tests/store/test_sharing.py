@@ -289,7 +289,7 @@ async def test_a_state_is_not_shown_while_others_may_have_seen_the_next(
     with Wire.laid(postgres.port) as wire:
         async with soon(), process(postgres.url(wire)) as log, process(url) as another:
             await log.create(head("t"), [HELLO])
-            wire.cut, wire.only = "silence", DONE.message.encode()
+            wire.cut, wire.only = "silence", b"Done."
             writing = asyncio.create_task(log.write("t", [DONE]))
             while (await another.get(OWNER, "t")).ended is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
