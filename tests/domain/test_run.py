@@ -196,6 +196,19 @@ def test_a_task_of_an_old_context_waits_until_it_is_stored_and_until_its_turn() 
     assert run.updates == [Started(SESSION, "title")]
 
 
+def test_where_nodes_share_the_store_the_start_is_stored_before_the_first_prompt_is_sent() -> None:
+    run = Driver(Run(replace(LIMITS, stores_start=True), fresh=True))
+    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, "title"))
+    assert run.after(SlotGranted()) == Flush()
+    assert run.updates == [Started(SESSION, "title")]
+    assert run.after(Flushed()) == Subscribe()
+    assert run.after(Subscribed()) == SendPrompt(FIRST)
+    canceled = Driver(Run(replace(LIMITS, stores_start=True), fresh=True))
+    canceled.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, "title"))
+    assert canceled.after(SlotGranted()) == Flush()
+    assert state_of(canceled.after(CancelRequested(), Flushed())) is TaskState.CANCELED
+
+
 def test_the_session_of_a_new_context_is_opened_while_the_task_is_stored() -> None:
     run = Driver()
     assert run.after(PromptExpected(0)) == OpenSession()
