@@ -75,6 +75,7 @@ class _Asked:
     kind: str
     body: Json
     unanswered: int = 0  # nodes that have taken it, and did not say what came of it
+    was_ignored: bool = False  # a node that seemed to run has not taken it in time
 
 
 class Forwarding:
@@ -220,7 +221,7 @@ class Forwarding:
                 opencode = node.opencode
                 return await self._cluster.ask(node, asked.kind, asked.body)
             except NotTaken:
-                continue
+                asked.was_ignored = True
             except TaskHandover:
                 await asyncio.sleep(PAUSE_SECONDS)
             except OutcomeUnknown:
@@ -230,7 +231,9 @@ class Forwarding:
             except NodeUnavailable:
                 if asked.unanswered:
                     break
-                raise
+                if not asked.was_ignored:
+                    raise
+                await asyncio.sleep(PAUSE_SECONDS)  # that node may only be busy
         raise OutcomeUnknown if asked.unanswered else NodeUnavailable.of(opencode)
 
     # -- being asked
