@@ -38,15 +38,19 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(postgres: Postgres, tmp_path: Path) -> Iterator[Fleet]:
+def url(postgres: Postgres) -> str:
+    return postgres.without_tasks()
+
+
+@pytest.fixture
+def fleet(url: str, tmp_path: Path) -> Iterator[Fleet]:
     """Two nodes for one workspace, and their OpenCodes. A lost node is given up soon."""
-    with started(postgres, tmp_path, A2A_NODE_RETURN_SECONDS="2") as found:
+    with started(url, tmp_path, A2A_NODE_RETURN_SECONDS="2") as found:
         yield found
 
 
 @contextmanager
-def started(postgres: Postgres, tmp_path: Path, **settings: str) -> Iterator[Fleet]:
-    url = postgres.without_tasks()
+def started(url: str, tmp_path: Path, **settings: str) -> Iterator[Fleet]:
     (tmp_path / "work").mkdir()
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
@@ -270,8 +274,8 @@ async def test_a_drained_node_gets_no_new_work_and_stops(fleet: Fleet) -> None:
                 await _call(there, method, node="one")
 
 
-async def test_a_task_says_that_it_waits_for_its_node(postgres: Postgres, tmp_path: Path) -> None:
-    with started(postgres, tmp_path) as fleet:
+async def test_a_task_says_that_it_waits_for_its_node(url: str, tmp_path: Path) -> None:
+    with started(url, tmp_path) as fleet:
         one, two = fleet.nodes
         async with connected(two) as theirs:
             there = theirs[REST]
@@ -303,9 +307,9 @@ async def test_a_task_says_that_it_waits_for_its_node(postgres: Postgres, tmp_pa
 
 
 async def test_what_a_lost_node_has_not_begun_is_begun_once_by_another_one(
-    postgres: Postgres, tmp_path: Path
+    postgres: Postgres, url: str, tmp_path: Path
 ) -> None:
-    with started(postgres, tmp_path, OPENCODE_MAX_CONCURRENT_STREAMS="1") as fleet:
+    with started(url, tmp_path, OPENCODE_MAX_CONCURRENT_STREAMS="1") as fleet:
         one, two = fleet.nodes
         async with connected(one) as ours, connected(two) as theirs:
             here, there = ours[REST], theirs[REST]
@@ -328,10 +332,10 @@ async def test_what_a_lost_node_has_not_begun_is_begun_once_by_another_one(
 
 
 async def test_a_message_whose_node_dies_before_it_is_stored_is_taken_by_another_one_once(
-    postgres: Postgres, tmp_path: Path
+    postgres: Postgres, url: str, tmp_path: Path
 ) -> None:
     """It has no key and no context, so the client could not send it again."""
-    with started(postgres, tmp_path) as fleet:
+    with started(url, tmp_path) as fleet:
         one, two = fleet.nodes
         async with connected(one) as ours:
             here = ours[REST]
@@ -350,10 +354,10 @@ async def test_a_message_whose_node_dies_before_it_is_stored_is_taken_by_another
 
 
 async def test_a_conversation_is_retold_also_if_its_new_node_is_killed_before(
-    postgres: Postgres, tmp_path: Path
+    url: str, tmp_path: Path
 ) -> None:
     settings = {"OPENCODE_MAX_CONCURRENT_STREAMS": "1", "A2A_NODE_RETURN_SECONDS": "2"}
-    with started(postgres, tmp_path, **settings) as fleet:
+    with started(url, tmp_path, **settings) as fleet:
         one, two = fleet.nodes
         async with connected(two) as theirs:
             there = theirs[REST]
