@@ -8,6 +8,7 @@ from ..access import stored_tokens
 from ..app import public_url, publication
 from ..config import Settings
 from ..credentials import CredentialsFileError
+from ..inbound.console import is_built
 from ..inbound.routes import document
 from .failure import CommandError
 
@@ -18,7 +19,7 @@ def show(settings: Settings, what: str, *, extended: bool) -> str:
     except CredentialsFileError as exc:
         raise CommandError(f"A2A_CREDENTIALS_FILE: {exc}", 2) from None
     url = public_url(settings.server, settings.server.port)
-    published = publication(settings, url, tokens=tokens)
+    published = publication(settings, url, tokens=tokens, has_console=is_built())
     if what == "openapi":
         found = document(published)
     elif extended:
