@@ -7,7 +7,7 @@ import { loadCatalog } from './app/catalog';
 import { endOidc, isRemembered, keptToken, loginOptions, tokenFromAddress } from './app/login';
 import { installShell, tellOutside } from './app/notify';
 import { readAddress, watchAddress } from './app/route';
-import { connect, loginFailure, options, service, tryAgainNow } from './app/store';
+import { connect, loginFailure, options, service, starting, tryAgainNow } from './app/store';
 import { loadLanguage, watchLanguage } from './i18n';
 import { Shell } from './views/shell';
 
@@ -32,12 +32,15 @@ async function start(): Promise<void> {
   const [found] = await Promise.all([loginOptions(), loadLanguage()]);
   watchLanguage();
   options.value = found;
+  const root = document.getElementById('app') as HTMLElement;
+  root.replaceChildren();
+  render(<Shell />, root);
   await logIn(given);
+  starting.value = false;
   loadCatalog();
   tellOutside();
   addEventListener('online', tryAgainNow);
   document.addEventListener('visibilitychange', () => document.visibilityState === 'visible' && tryAgainNow());
-  render(<Shell />, document.getElementById('app') as HTMLElement);
   void installShell();
 }
 

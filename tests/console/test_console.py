@@ -317,7 +317,7 @@ def test_every_page_can_be_used_by_everybody(
         page.wait(".composer")
         look(page, "a conversation that is not there")
     with browser.page(front, token="", **options) as page:
-        page.wait(".login")
+        page.wait(".login-card")
         look(page, "login")
     assert {name: violations for name, violations in found.items() if violations} == {}
 

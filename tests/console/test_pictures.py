@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.console.browser import PHONE, Browser, Page
+from tests.console.foreign import stranger
 from tests.running import Service, Upstream, real_opencode, service
 
 FOLDER = os.environ.get("CONSOLE_PICTURES", "")
@@ -103,11 +104,14 @@ def gallery(
     place = tmp_path_factory.mktemp("gallery")
     scripts = {"MODEL_SCRIPTS": json.dumps(STORIES)}
     permission = {"bash": {"*": "allow", "rm *": "ask"}, "edit": "allow"}
+    config = place / "settings.toml"
     with (
+        stranger() as agent,
         real_opencode(place / "opencode", scripts, permission=permission) as upstream,
-        service(upstream, place / "service") as running,
     ):
-        yield upstream, running
+        config.write_text(f'[peers.stranger]\nurl = "{agent.url}"\n')
+        with service(upstream, place / "service", config=str(config)) as running:
+            yield upstream, running
 
 
 def picture(page: Page, name: str) -> None:
@@ -121,7 +125,7 @@ def test_pictures(browser: Browser, gallery: tuple[Upstream, Service]) -> None:
     (upstream.workspace / "greet.py").write_text(BEFORE)
     front = browser.front(running.url)
     with browser.page(front, token="") as page:
-        page.wait(".login")
+        page.wait(".login-card")
         picture(page, "login")
     with browser.page(front) as page:
         page.wait(".link-live")
@@ -167,3 +171,41 @@ def test_pictures(browser: Browser, gallery: tuple[Upstream, Service]) -> None:
         page.call("goto", url=f"{front}/console/waiting")
         page.wait(".ask .option")
         picture(page, "phone-waiting-dark")
+    every_page(browser, front)
+
+
+# What is to be seen on a page before its picture is taken.
+PAGES = {
+    "": ".composer textarea",
+    "waiting": ".ask .option",
+    "tasks": ".tasks td",
+    "usage": ".chart rect",
+    "agent": ".tile dd",
+    "peers": ".inspected .skills li",
+    "settings": ".settings select",
+}
+
+
+def every_page(browser: Browser, front: str) -> None:
+    """Each main page, in light and dark, on a desk and on a phone."""
+    for size, options in (("desktop", {}), ("phone", {**PHONE, "deviceScaleFactor": 1})):
+        with browser.page(front, **options) as page:
+            page.wait(".link-live", "attached")
+            page.call("goto", url=f"{front}/console")
+            page.click(".conversation:has-text('friendlier')")
+            page.wait(".diff-rows", "attached")
+            both(page, f"pages/conversation-{size}")
+            for name, shown in PAGES.items():
+                page.call("goto", url=f"{front}/console/{name}")
+                if name == "peers":
+                    page.call("fill", selector="input[name=peer]", value="stranger")
+                    page.click(".inspect button.primary")
+                page.wait(shown, "attached")
+                both(page, f"pages/{name or 'home'}-{size}")
+
+
+def both(page: Page, name: str) -> None:
+    for scheme in ("light", "dark"):
+        page.call("scheme", scheme=scheme)
+        page.until("!document.getAnimations().some((each) => each instanceof CSSTransition)")
+        picture(page, f"{name}-{scheme}")

@@ -30,6 +30,8 @@ const FRAME_MS = 80; // events are collected and shown at most this often
 
 export const options = signal<LoginOptions>({ version: '', title: 'OpenCode', login: { token: true } });
 export const service = signal<Service | undefined>(undefined);
+/** Nobody knows yet whether the kept token is good. */
+export const starting = signal(true);
 export const loginFailure = signal<Failure | undefined>(undefined);
 export const link = signal<Link>('connecting');
 export const listed = signal(false);

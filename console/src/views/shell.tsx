@@ -3,7 +3,7 @@
 import { useEffect } from 'preact/hooks';
 
 import { go, pathOf, route } from '../app/route';
-import { conversations, link, notice, openConversation, service, tryAgainNow } from '../app/store';
+import { conversations, link, notice, openConversation, options, service, starting, tryAgainNow } from '../app/store';
 import { t } from '../i18n';
 import { AgentPage } from './agent';
 import { Chat, NewChat } from './chat';
@@ -24,6 +24,7 @@ export function Shell() {
     if (page !== 'chat' && page !== 'home') void openConversation('');
   }, [page]);
   useKeys();
+  if (starting.value) return <Starting />;
   if (!service.value) return <Login expired={wasIn} />;
   wasIn = true;
   return (
@@ -41,6 +42,16 @@ export function Shell() {
         <Navigation />
       </div>
     </div>
+  );
+}
+
+/** The service has been asked and has not answered yet. */
+function Starting() {
+  return (
+    <main class="login starting">
+      <img src={`${import.meta.env.BASE_URL}icon.svg`} alt="" width={52} height={52} />
+      <p>{options.value.title}</p>
+    </main>
   );
 }
 
