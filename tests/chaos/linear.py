@@ -52,13 +52,13 @@ class State:
     name: str = "submitted"
     choice: str = ""  # the answer that the agent was given
     stops: bool = False  # somebody has asked to cancel it
-    lost: bool = False  # the agent waits no longer; that will be found out
+    lost: bool = False  # with its OpenCode: the agent waits no longer, and the task will fail
 
     def by_itself(self, rules: Rules) -> Iterator[State]:
         """What may happen to it without any request."""
         if self.name == "submitted":
             yield replace(self, name="working")
-        if self.name == "working":
+        if self.name == "working" and not self.lost:
             if rules.asks and not self.choice:
                 yield replace(self, name="input-required")
             elif not rules.hangs:
@@ -69,6 +69,7 @@ class State:
             yield replace(self, name="failed")
         if self.name == "input-required" and rules.may_fail:
             yield replace(self, lost=True)
+            yield replace(self, lost=True, name="working")
 
     def after(self, operation: Operation) -> State | None:
         """The state after a request, or None if it would have been answered otherwise."""

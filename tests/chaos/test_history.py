@@ -68,6 +68,7 @@ LOST = [
         ),
         (LOSES, [get("working", 0, 1), cancel("refused", 2, 3), get("failed", 4, 5)]),
         (LOSES_ASKING, [*LOST, get("failed", 6, 7)]),
+        (LOSES_ASKING, [*LOST, get("working", 6, 7), get("failed", 8, 9)]),
     ],
 )
 def test_what_one_task_can_show_is_accepted(rules: Rules, operations: list[Operation]) -> None:
@@ -97,6 +98,8 @@ def test_what_one_task_can_show_is_accepted(rules: Rules, operations: list[Opera
         (LOSES, [get("failed", 0, 1), cancel("done", 2, 3)]),
         (LOSES_ASKING, [*LOST, answer("once", "done", 6, 7)]),
         (LOSES_ASKING, [*LOST, get("completed", 6, 7)]),
+        (LOSES_ASKING, [*LOST, get("working", 6, 7), get("completed", 8, 9)]),
+        (ASKS, [*LOST[:2], get("working", 4, 5)]),
     ],
 )  # fmt: skip
 def test_what_no_task_can_show_is_found(rules: Rules, operations: list[Operation]) -> None:
