@@ -105,7 +105,12 @@ class Forwarding:
             except (TaskHandover, OtherOpenCode, OtherWorkspace):
                 if knows:
                     raise
-                await self._cluster.look()
+                if not await self._cluster.look():
+                    # Who else could do it cannot be found out, so this is no final answer.
+                    raise StoreUnavailable(
+                        "The task store cannot be used right now. Nothing was changed; try again.",
+                        retry_after=5,
+                    ) from None
         raise AssertionError("it was done, or refused")
 
     # -- asking

@@ -329,10 +329,13 @@ class Cluster:
 
     # -- being seen
 
-    async def look(self) -> None:
-        """Find out which nodes there are now."""
-        with suppress(StoreUnavailable):
+    async def look(self) -> bool:
+        """Find out which nodes there are now; False if that is not possible."""
+        try:
             await self._beat()
+        except StoreUnavailable:
+            return False
+        return True
 
     async def _beat_forever(self) -> None:
         while True:
