@@ -37,7 +37,7 @@ from .domain.nodes import Node
 from .domain.ports import Agent, PeerInspector
 from .domain.release import Release
 from .domain.values import Caller, PermissionRule, Root
-from .errors import ServiceError
+from .errors import PeerFailed, ServiceError
 from .extensions import ALL
 from .extensions.peers import PEER_TOGGLE
 from .extensions.services import Services
@@ -279,6 +279,17 @@ class _CurrentSettings:
         metrics.process.counts = settings.server.metrics != "off"
         self._common_limits = settings.limits.limits()
         self._limits = {name: each.limits() for name, each in settings.limits_of.items()}
+
+    def egress(self) -> Egress:
+        """Where peers may be. The ports of this machine where we and our OpenCode listen are not
+        among them.
+        """
+        here = (urlsplit(url) for url in self.own_urls)
+        ports = {each.port for each in here if each.port and is_loopback(each.hostname or "")}
+        return replace(
+            egress_of(self.settings.outbound),
+            own_ports=frozenset({*ports, self.settings.server.port}),
+        )
 
     def limits_of(self, principal: str) -> Limits:
         return self._limits.get(principal, self._common_limits)
@@ -635,7 +646,7 @@ async def _serve_tools(current: _CurrentSettings, adapters: _Adapters, calls: Pe
         from .toolserver import ToolServer
 
         outbound = current.settings.outbound
-        client = Peers(egress_of(outbound), limits_of(outbound))
+        client = Peers(current.egress(), limits_of(outbound))
         toolbox = PeerToolbox(client, peers, adapters.conversations)
         async with ToolServer.open(lambda: tool_specs(peers()), calls.serve) as server:
             logs.redactor.add(server.secret)
@@ -765,12 +776,20 @@ def _services(
 
 def _inspector(current: _CurrentSettings) -> PeerInspector:
     def peers() -> CallablePeers:
-        found = callable_peers(current.settings, *current.own_urls, by_caller=True)
-        return found or CallablePeers({})
+        try:
+            found = callable_peers(current.settings, *current.own_urls, by_caller=True)
+        except ConfigError as exc:
+            logger.error("peers.unreadable", problems=exc.problems)
+            raise PeerFailed(
+                "The credentials of the peers cannot be read; the log of the service says why."
+            ) from None
+        found = found or CallablePeers({})
+        logs.redactor.add(*found.secrets)
+        return found
 
-    outbound = current.settings.outbound
+    limits = limits_of(current.settings.outbound)
     headers = {DEPTH_HEADER: "1"}  # as for any agent that calls another
-    return Inspector(peers, egress_of(outbound), limits_of(outbound), headers=headers)
+    return Inspector(peers, current.egress(), limits, headers=headers)
 
 
 def _options(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from opencode_a2a.domain.addresses import origin_of
-from opencode_a2a.errors import InvalidParams, PeerFailed
+from opencode_a2a.errors import InvalidParams, PeerFailed, RateLimited
+from opencode_a2a.outbound import inspector as inspecting
 from opencode_a2a.outbound.egress import Egress
 from opencode_a2a.outbound.inspector import MAX_BYTES, Inspector
 from opencode_a2a.outbound.target import CallablePeers, PeerLimits, Target
@@ -111,6 +114,20 @@ async def test_an_address_is_called_only_where_the_policy_for_callers_allows_it(
         assert (await allowing.card(agent.url)).card["name"] == "Rude"
 
 
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.2", "[::ffff:127.0.0.1]", "0.0.0.0", "[::1]"]
+)
+async def test_this_service_has_many_names_and_is_called_by_none_of_them(host: str) -> None:
+    async with Rude.open() as agent:
+        port = urlsplit(agent.url).port
+        assert port is not None
+        egress = replace(PRIVATE, own_ports=frozenset({port}))
+        for target in (Target(f"http://{host}:{port}", name="me"), Target(agent.url, name="me")):
+            with pytest.raises(InvalidParams, match="is not allowed"):
+                await inspector(target, egress=egress).card("me")
+        assert agent.asked == []
+
+
 async def test_an_agent_whose_card_names_this_service_is_not_sent_to() -> None:
     async with Rude.open() as agent:
         agent.card = card("http://127.0.0.1:1/")
@@ -128,5 +145,36 @@ async def test_what_is_no_agent_or_too_large_is_said_to_be_so() -> None:
         agent.card = {**card(agent.url), "description": "x" * MAX_BYTES}
         with pytest.raises(PeerFailed, match="larger than"):
             await looking.card("rude")
+        for member in ("\ud800", 10**30, nested(300)):
+            agent.card = {**card(agent.url), "more": member}
+            with pytest.raises(PeerFailed):
+                await looking.card("rude")
     with pytest.raises(PeerFailed, match="Nobody accepts connections"):
         await looking.card("rude")
+
+
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
+
+
+async def test_all_events_together_may_not_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sdk_agent("1.0", "JSONRPC") as url:
+        looking = inspector(Target(url, name="echo"))
+        assert (await looking.send("echo", "one two", context_id=None)).answer
+        monkeypatch.setattr(inspecting, "MAX_BYTES", 500)
+        with pytest.raises(PeerFailed, match="more than 500 bytes"):
+            await looking.send("echo", "one two", context_id=None)
+
+
+async def test_nobody_waits_for_the_looks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspecting, "MAX_AT_ONCE", 1)
+    async with sdk_agent("1.0", "JSONRPC") as url:
+        limits = replace(LIMITS, total_seconds=2)
+        looking = inspector(Target(url, name="echo"), limits=limits)
+        first = asyncio.create_task(looking.send("echo", "wait", context_id=None))
+        while not looking._looks:  # noqa: ASYNC110 (tells nobody)
+            await asyncio.sleep(0.01)
+        with pytest.raises(RateLimited):
+            await looking.card("echo")
+        await first
+        assert (await looking.card("echo")).card

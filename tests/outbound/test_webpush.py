@@ -89,3 +89,21 @@ async def test_a_push_service_gets_who_sends_it_and_nothing_that_it_could_read()
     assert (kind, claims["sub"]) == ("vapid", "https://agent")
     assert "task-id" not in str(headers)
     assert browser.credentials not in str(headers)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+async def test_a_push_service_says_that_a_browser_wants_nothing_more(status: int) -> None:
+    browser, keys = Subscription(), await SigningKeys.load(new_key)
+    local = Egress(named_hosts=frozenset({"127.0.0.1"}))
+    head = TaskHead("task-id", "context-id", "alice", 1_000)
+    with receiver() as service:
+        service.behaviour = lambda _: (status, {})
+        target = PushTarget(service.url, scheme="WebPush", credentials=browser.credentials)
+        async with Webhooks.open(local, keys, issuer="http://agent", seconds=10) as webhooks:
+            config = PushConfig(head, "c", target=target, created_at=1_000)
+            answer = await webhooks.post(config, Notification("task-id:1", b"{}", attempt=1))
+    assert answer.gone
+    [received] = service.received
+    token = received.headers["authorization"].partition("t=")[2].partition(",")[0]
+    claims = jwt.decode(token, options={"verify_signature": False})
+    assert "sub" not in claims, "push services accept no contact over http"

@@ -441,3 +441,20 @@ async def test_cursors_that_could_not_be_stored_are_stored_later(
         await sending.until_idle()
         assert sending.sender._deliveries == {}
     assert sending.hooks.got == [("c", "t:2", 1), ("c", "t:3", 1)]
+
+
+async def test_a_browser_that_wants_nothing_more_is_forgotten(sending: Sending) -> None:
+    async def has_left(_: PushConfig) -> Answer:
+        return Answer("the browser wants nothing more", gone=True)
+
+    sending.hooks.behaviour = has_left
+    async with soon():
+        await sending.task("t", STARTED, configs=[to("t", "c")])
+        await sending.hooks.until(1)
+        await sending.until_idle()
+        assert await sending.store.of_task(OWNER, "t") == []
+        await sending.log.write("t", [DONE])
+        await sending.until_idle()
+    assert len(sending.hooks.got) == 1
+    letters = sending.store.dead_letters(OWNER, task_id=None, config_id=None, limit=9)
+    assert await letters == []

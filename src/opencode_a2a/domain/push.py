@@ -192,6 +192,7 @@ class Answer:
     error: str | None = None
     retry_after: float | None = None  # seconds, if the receiver has said
     unwell: bool = False  # the receiver is away, so other events need not be tried
+    gone: bool = False  # and will not be back: a browser that wants nothing more
 
 
 def event_id(task_id: str, seq: int) -> str:

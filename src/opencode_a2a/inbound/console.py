@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..contract.declare import Json
+from ..domain.addresses import is_loopback
 from ..errors import MethodNotFound
 from ..web.compression import is_accepted
 from .card import Document
@@ -97,13 +99,19 @@ class ConsoleFacts:
         }
 
 
-_ORIGIN = re.compile(r"https?://[\w.\-\[\]:]+")  # nothing that could end the policy's line
+_HOST = re.compile(r"[a-zA-Z0-9.\-\[\]:]+")  # nothing that could end the policy's line
 
 
 def _origin(url: str) -> str:
-    """Of an address; empty where it is none that a policy can name."""
-    found = _ORIGIN.match(url)
-    return found[0] if found else ""
+    """Of an address; empty where it is none that a policy can name, or that a token may go to."""
+    try:
+        parts = urlsplit(url)
+        safe = parts.scheme == "https" or (
+            parts.scheme == "http" and is_loopback(parts.hostname or "")
+        )
+    except ValueError:
+        return ""
+    return f"{parts.scheme}://{parts.netloc}" if safe and _HOST.fullmatch(parts.netloc) else ""
 
 
 class Console:

@@ -159,7 +159,8 @@ class PushRenderer:
         renderer = self._renderer(target.line, hints=target.hints, hitl=target.hitl)
         event = renderer.event(head, entry, state)
         entry.encoded.clear()  # nobody else has this entry
-        if event is None or not (target.every_event or entry.state is not None):
+        told = (target.every_event and not target.is_browser) or entry.state is not None
+        if event is None or not told:
             return None
         if target.is_browser and not (state.terminal or state is TaskState.INPUT_REQUIRED):
             return None  # each is shown to a person

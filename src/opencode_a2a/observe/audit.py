@@ -35,7 +35,16 @@ NOTICE = "5"  # the priority of its lines in the journal
 LOOK_SECONDS = 1.0  # between two looks whether the file was moved away
 LONGEST = 200  # characters of a value
 # Of a request's parameters: only names of things, no content.
-PARAMETERS = ("id", "taskId", "contextId", "session_id", "request_id", "reply", "workspace_id")
+PARAMETERS = (
+    "id",
+    "taskId",
+    "contextId",
+    "session_id",
+    "request_id",
+    "reply",
+    "workspace_id",
+    "peer",
+)
 _CONTEXT = ("request", "trace_id", "task", "context", "session")  # of the ordinary log
 
 

@@ -52,6 +52,7 @@ class Egress:
     allowed_hosts: frozenset[str] = frozenset()  # none named means any public host
     allow_private: bool = False
     named_hosts: frozenset[str] = frozenset()  # by a person or the operator: may be private
+    own_ports: frozenset[int] = frozenset()  # of this machine, where we and our OpenCode listen
     hosts_setting: str = "A2A_CLIENT_ALLOWED_HOSTS"  # what a refusal names
     private_setting: str = "A2A_CLIENT_ALLOW_PRIVATE_HOSTS"
 
@@ -75,6 +76,13 @@ class Egress:
         return host.lower() in self.named_hosts or (
             is_loopback(host) and any(map(is_loopback, self.named_hosts))
         )
+
+    def check_own(self, address: Address, port: int) -> None:
+        """Whatever name it has: who calls itself through itself would never end."""
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        here = mapped or address
+        if port in self.own_ports and (here.is_loopback or here.is_unspecified):
+            raise Refused("it is this service, or its OpenCode")
 
     def check_address(self, address: Address) -> None:
         if not self.allow_private and not is_public(address):

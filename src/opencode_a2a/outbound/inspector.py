@@ -7,22 +7,26 @@ minute, not for hours: whoever looks at an agent sits in front of a screen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from ..domain.ports import PeerCard, PeerExchange
-from ..errors import InvalidParams, PeerFailed
+from ..errors import InvalidParams, PeerFailed, RateLimited
 from .egress import Egress
-from .failures import PeerError, PeerNotAllowed, PeerTimeout
+from .failures import AnswerTooLarge, PeerError, PeerNotAllowed, PeerTimeout
 from .target import CallablePeers, PeerLimits, Target
 
 if TYPE_CHECKING:
-    from .client import Peers, PeerUpdate
+    from .client import Emit, PeerCall, Peers, PeerUpdate
 
 MAX_SECONDS = 60.0
 MAX_BYTES = 1024 * 1024  # of a card, or of all events
+MAX_AT_ONCE = 8  # looks, of all callers; one takes a minute at most
 
 
 class Inspector:
@@ -43,6 +47,7 @@ class Inspector:
         )
         self._headers = headers
         self._peers: Peers | None = None
+        self._looks = 0  # at the moment
 
     def names(self) -> Sequence[str]:
         return sorted(self._callable().targets)
@@ -55,9 +60,14 @@ class Inspector:
         from .card import card_problems, choose_interface, line_of
 
         try:
-            found = await peers.look(target)
+            with self._looking():
+                found = await peers.look(target)
         except PeerError as exc:
             raise _failed(exc) from exc
+        try:
+            orjson.dumps(found.raw)
+        except (TypeError, ValueError):  # too deep, too large a number, half a character
+            raise PeerFailed("Its card has something in it that JSON cannot hold.") from None
         problems = [*card_problems(found.raw, found.card)]
         line = transport = None
         try:
@@ -71,23 +81,22 @@ class Inspector:
 
     async def send(self, peer: str, text: str, *, context_id: str | None) -> PeerExchange:
         peers, target = await self._client(), self._target(peer)
-        from .client import Outgoing, Received
+        from .client import Received
 
         events: list[Mapping[str, Any]] = []
+        left = MAX_BYTES
 
         def keep(update: PeerUpdate) -> None:
+            nonlocal left
             if isinstance(update, Received):
+                left -= len(orjson.dumps(update.event))
+                if left < 0:
+                    raise AnswerTooLarge(f"Its answer has more than {MAX_BYTES} bytes.")
                 events.append(update.event)
 
         try:
-            async with peers.connect(target) as connected:
-                self._callable().check_origin(connected.url)
-                call = connected.call(keep)
-                try:
-                    await call.send(Outgoing(({"text": text},), context_id=context_id))
-                except PeerTimeout:
-                    if call.transcript.task_id is None:
-                        raise
+            with self._looking():
+                call = await self._ask(peers, target, text, context_id=context_id, keep=keep)
         except PeerError as exc:
             raise _failed(exc) from exc
         found = call.transcript
@@ -98,6 +107,34 @@ class Inspector:
             task_id=found.task_id,
             context_id=found.context_id,
         )
+
+    async def _ask(
+        self, peers: Peers, target: Target, text: str, *, context_id: str | None, keep: Emit
+    ) -> PeerCall:
+        from .client import Outgoing
+
+        async with peers.connect(target) as connected:
+            self._callable().check_origin(connected.url)
+            call = connected.call(keep)
+            try:
+                await call.send(Outgoing(({"text": text},), context_id=context_id))
+            except PeerTimeout:
+                if call.transcript.task_id is None:
+                    raise
+            return call
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Nobody waits for the looks of others, which may all be at agents that hang."""
+        if self._looks >= MAX_AT_ONCE:
+            raise RateLimited(
+                "Too many agents are being looked at. Try again in a moment.", retry_after=10
+            )
+        self._looks += 1
+        try:
+            yield
+        finally:
+            self._looks -= 1
 
     def _target(self, peer: str) -> Target:
         try:

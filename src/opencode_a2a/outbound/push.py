@@ -42,6 +42,7 @@ JWT_SECONDS = 300
 MAX_CONNECTIONS = 256
 USER_AGENT = "opencode-a2a"
 AWAY = (502, 503, 504)  # what a proxy says about the server; another error is about the request
+GONE = (404, 410)  # said by a push service of a browser that has unsubscribed
 MEDIA_TYPES = {"1.0": "application/a2a+json", "0.3": "application/json"}
 
 TOKEN_HEADER = "X-A2A-Notification-Token"
@@ -220,15 +221,18 @@ class Webhooks:
 
     async def post(self, config: PushConfig, notification: Notification) -> Answer:
         lookup_owner.set(config.head.owner)
-        headers, body = self._headers(config, notification), notification.body
         try:
-            target = self._target(config.target.url)
+            target, body = self._target(config.target.url), notification.body
             if config.target.is_browser:
                 headers = self._web_push_headers(target)
                 body = encrypted(body, BrowserKeys.read(config.target.credentials))
+            else:
+                headers = self._headers(config, notification)
             async with self._session.post(
                 target, data=body, headers=headers, allow_redirects=False
             ) as response:
+                if config.target.is_browser and response.status in GONE:
+                    return Answer("the browser wants nothing more", gone=True)
                 return _answer(response)
         except Refused as exc:
             return Answer(f"not allowed: {exc}")
@@ -241,8 +245,10 @@ class Webhooks:
 
     def _web_push_headers(self, target: URL) -> dict[str, str]:
         """What a push service may know: who sends it (VAPID), and nothing of the task."""
-        now, claims = int(time.time()), {"aud": str(target.origin()), "sub": self._issuer}
-        token = self._keys.token({**claims, "exp": now + JWT_SECONDS})
+        claims: dict[str, str | int] = {"aud": str(target.origin())}
+        if self._issuer.startswith("https:"):  # push services accept no other contact
+            claims["sub"] = self._issuer
+        token = self._keys.token({**claims, "exp": int(time.time()) + JWT_SECONDS})
         return {
             "Authorization": f"vapid t={token}, k={self._keys.public_point}",
             "Content-Encoding": "aes128gcm",

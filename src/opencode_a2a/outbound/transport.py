@@ -87,7 +87,8 @@ class Connections:
     async def send(self, request: httpx.Request) -> httpx.Response:
         """The response to a request, from the first address that accepts a connection."""
         host = request.url.host
-        addresses = await self._resolve(host, request.url.port)
+        port = request.url.port or (443 if request.url.scheme == "https" else 80)
+        addresses = await self._resolve(host, port)
         pool = self._pool(request.url.scheme, host)
         timeouts = request.extensions.get("timeout", {})
         extensions = {
@@ -110,16 +111,18 @@ class Connections:
                     raise unreachable(exc, request.url) from exc
         raise AssertionError("a name has an address")
 
-    async def _resolve(self, host: str, port: int | None) -> list[str]:
+    async def _resolve(self, host: str, port: int) -> list[str]:
         try:
             self._egress.check_host(host)
             found = await asyncio.get_running_loop().getaddrinfo(
                 host, port, type=socket.SOCK_STREAM
             )
             addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
-            if not self._egress.is_named(host):
-                for address in addresses:
-                    self._egress.check_address(ipaddress.ip_address(address.partition("%")[0]))
+            for address in addresses:
+                parsed = ipaddress.ip_address(address.partition("%")[0])
+                self._egress.check_own(parsed, port)
+                if not self._egress.is_named(host):
+                    self._egress.check_address(parsed)
         except Refused as exc:
             raise PeerNotAllowed(
                 f"A connection to {host} is not allowed: {exc}.",

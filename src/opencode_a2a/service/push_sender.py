@@ -349,6 +349,9 @@ class PushSender:
         if not receiver.breaker.admit(self._loop.time()):
             return await self._wait_for_receiver(delivery, receiver, due, entry)
         answer = await self._attempt(receiver, due.config, cursor, entry=entry, body=body)
+        if answer.gone:
+            await self._store.delete(due.config.head.owner, cursor.task_id, cursor.config_id)
+            raise _Lost
         if answer.error is not None:
             return await self._failed(cursor, due.config, entry, answer=answer)
         PUSH_SECONDS.observe(max(self._clock() - entry.at, 0) / 1000)
