@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+from dataclasses import replace
 from pathlib import Path
 
 from tests.fakes.opencode import expected_text
@@ -58,14 +58,15 @@ async def test_a_second_process_on_one_file_is_refused(breakable: Upstream, tmp_
 async def test_a_process_waits_for_the_one_before_to_end(
     breakable: Upstream, tmp_path: Path
 ) -> None:
-    with service(breakable, tmp_path, A2A_SHUTDOWN_GRACE_SECONDS="3") as first:
+    with service(breakable, tmp_path) as first:
         async with connected(first) as clients:
             task = await clients[REST].send("[[hang]]", wait=False)
             await clients[REST].until(task.id, "working")
-        first.program.process.send_signal(signal.SIGTERM)
-        with service(breakable, tmp_path) as second:
-            assert "event=store.waits_for_other" in second.program.output
-            async with connected(second) as clients:
+        waits = r"event=(store\.waits_for_other)"
+        with service(breakable, tmp_path, serving=waits) as waiting:
+            first.program.kill()  # only now, so that the second cannot miss it
+            url = waiting.program.wait_for(r"event=serving url=(\S+)")[1]
+            async with connected(replace(waiting, url=url)) as clients:
                 assert (await clients[REST].cancel(task.id)).state == "canceled"
 
 
