@@ -1,9 +1,10 @@
 // Keeps the shell of the console (page, scripts, styles, icons), so that it opens at once and says honestly that the
 // service cannot be reached. Nothing of the API is ever kept: those requests are not touched.
 const SHELL = 'shell-v2';
+const WORDS = 'words'; // the page keeps here what to call the states, in the language of the person
 const PAGE = '/console/';
 
-self.addEventListener('install', (event) => event.waitUntil(keepShell().then(() => self.skipWaiting())));
+self.addEventListener('install', (event) => event.waitUntil(fetch(PAGE).then(keepShell).then(() => self.skipWaiting())));
 self.addEventListener('activate', (event) => event.waitUntil(forgetOthers().then(() => self.clients.claim())));
 
 self.addEventListener('fetch', (event) => {
@@ -13,21 +14,37 @@ self.addEventListener('fetch', (event) => {
   if (request.method !== 'GET' || url.origin !== location.origin || !own) return;
   if (url.pathname.endsWith('/config.json')) return;
   if (url.pathname.includes('/assets/')) event.respondWith(kept(request));
-  else event.respondWith(request.mode === 'navigate' ? page() : fresh(request.url));
+  else event.respondWith(request.mode === 'navigate' ? page(event) : fresh(request.url));
 });
 
-// The page and what it names, also what was loaded before this worker was there.
+// What a page names; a page that names none of our scripts comes from somebody else, such as a proxy.
+const namedIn = (text) => [...text.matchAll(/(?:src|href)="(\/console\/[^"]+)"/g)].map(([, path]) => path);
+const isAsset = (path) => path.includes('/assets/');
+
+// The page and what it names, also what was loaded before this worker was there. The page comes last: whoever finds it
+// finds everything else.
 async function keepShell(response) {
-  const found = response ?? (await fetch(PAGE));
-  if (!found.ok) return;
-  const named = [...(await found.clone().text()).matchAll(/(?:src|href)="(\/console\/[^"]+)"/g)].map(([, path]) => path);
+  if (!response.ok) return;
+  const named = namedIn(await response.clone().text());
+  if (!named.some(isAsset)) return;
   const cache = await caches.open(SHELL);
   await Promise.all(named.map(async (path) => (await cache.match(path)) ?? cache.add(path)));
-  await cache.put(PAGE, found);
+  await cache.put(PAGE, response);
+}
+
+// A page of another version names other files. Those of the one before are needed until the new ones are here.
+async function renew(before, response) {
+  const cache = await caches.open(SHELL);
+  const old = (await cache.keys()).filter((each) => isAsset(each.url));
+  const text = await response.clone().text();
+  await keepShell(response);
+  const named = namedIn(text);
+  if (!named.some(isAsset) || text === (await before?.text())) return;
+  for (const each of old) if (!named.includes(new URL(each.url).pathname)) await cache.delete(each);
 }
 
 async function forgetOthers() {
-  for (const name of await caches.keys()) if (name !== SHELL) await caches.delete(name);
+  for (const name of await caches.keys()) if (name !== SHELL && name !== WORDS) await caches.delete(name);
 }
 
 // Files with a hash in their name never change.
@@ -38,26 +55,27 @@ async function kept(request) {
 
 async function fresh(address) {
   const cache = await caches.open(SHELL);
+  const response = await current(address, await cache.match(address));
+  return store(cache, address, response);
+}
+
+// What the service has now. While it is away, or a proxy says so in its place, what is kept.
+async function current(address, before) {
   try {
-    return await store(cache, address, await fetch(address));
+    const response = await fetch(address);
+    return before && response.status >= 500 ? before : response;
   } catch (error) {
-    const found = await cache.match(address);
-    if (found) return found;
+    if (before) return before;
     throw error;
   }
 }
 
 // Every page is the same one. It is asked for by this worker, not by whoever has the link: the service answers no other
 // sites, and would take the request of a worker that passes on such a navigation for theirs.
-// A page of another version names other files: those of the one before are not needed any more.
-async function page() {
-  const cache = await caches.open(SHELL);
-  const before = await cache.match(PAGE);
-  const response = await fresh(PAGE);
-  if (before && before.headers.get('etag') !== response.headers.get('etag')) {
-    for (const each of await cache.keys()) if (each.url.includes('/assets/')) await cache.delete(each);
-    void keepShell(response.clone()).catch(() => undefined);
-  }
+async function page(event) {
+  const before = await (await caches.open(SHELL)).match(PAGE);
+  const response = await current(PAGE, before);
+  if (response !== before && response.ok) event.waitUntil(renew(before?.clone(), response.clone()).catch(() => undefined));
   return response;
 }
 
@@ -69,22 +87,32 @@ async function store(cache, key, response) {
 // From the service, through the push service of the browser: a task waits for a person, or has ended.
 self.addEventListener('push', (event) => event.waitUntil(tell(event.data?.json() ?? {})));
 
-const WORDS = { INPUT_REQUIRED: 'The agent waits for you', COMPLETED: 'The agent is done', FAILED: 'The agent has failed' };
+const ENGLISH = { title: 'OpenCode', 'input-required': 'Waits for you', completed: 'Completed', failed: 'Failed' };
 
+async function words() {
+  const found = await (await caches.open(WORDS)).match(`${PAGE}words`);
+  return { ...ENGLISH, ...(await found?.json()) };
+}
+
+// A browser takes the subscription away from who gets a push and shows nothing. Who looks at the console sees it
+// there, so for them it is shown without a sound and closed again.
 async function tell({ statusUpdate, task }) {
   const told = statusUpdate ?? task ?? {};
-  const state = String(told.status?.state ?? '').replace('TASK_STATE_', '');
+  const state = String(told.status?.state ?? '').replace('TASK_STATE_', '').replaceAll('_', '-').toLowerCase();
   const contextId = String(told.contextId ?? '');
-  const pages = await self.clients.matchAll({ type: 'window' });
-  if (pages.some((each) => each.visibilityState === 'visible')) return; // who looks at the console sees it there
+  const [pages, called] = await Promise.all([self.clients.matchAll({ type: 'window' }), words()]);
+  const isSeen = pages.some((each) => each.visibilityState === 'visible');
   const asked = told.metadata?.shared?.interrupt;
+  const tag = asked?.request_id ?? contextId; // the page tells of the same request, if it is open
   const [said] = told.status?.message?.parts ?? [];
-  await self.registration.showNotification(told.metadata?.shared?.session?.title ?? WORDS[state] ?? 'OpenCode', {
-    body: String(said?.text ?? WORDS[state] ?? '').slice(0, 300),
-    tag: asked?.request_id ?? contextId, // the page tells of the same request, if it is open
+  await self.registration.showNotification(told.metadata?.shared?.session?.title ?? called.title, {
+    body: String(said?.text ?? called[state] ?? '').slice(0, 300),
+    tag,
+    silent: isSeen,
     data: { path: `${PAGE}chat/${encodeURIComponent(contextId)}` },
     icon: `${PAGE}icon-192.png`,
   });
+  if (isSeen) for (const each of await self.registration.getNotifications({ tag })) each.close();
 }
 
 self.addEventListener('notificationclick', (event) => {

@@ -1,5 +1,6 @@
 import { expect, test } from 'vitest';
 
+import { failureOf, refused } from '../src/a2a/failure';
 import { EventParser } from '../src/a2a/sse';
 import { group, waiting } from '../src/state/conversations';
 import { curlRpc } from '../src/state/curl';
@@ -192,4 +193,19 @@ test('days without usage are bars without height', () => {
   expect(chart.bars.map((each) => each.total)).toEqual([0, 1.5, 0]);
   expect([chart.names, chart.highest]).toEqual([['n', 'm'], 1.5]);
   expect(daysBetween('2026-02-27', '2026-03-01')).toEqual(['2026-02-27', '2026-02-28', '2026-03-01']);
+});
+
+test('a refusal names what in the request was wrong, whoever has noticed it', () => {
+  const data = [
+    { reason: 'INVALID_PARAMS' },
+    { fieldViolations: [{ field: 'configuration.taskPushNotificationConfig.url', description: 'is not allowed' }] },
+  ];
+  const direct = refused({ code: -32602, message: 'No.', data });
+  const bySdk = failureOf({ name: 'JsonRpcTransportError', message: 'No.', envelopeCode: -32602, data });
+  for (const each of [direct, bySdk]) {
+    expect(each.fields).toEqual(['configuration.taskPushNotificationConfig.url']);
+    expect(each.reason).toBe('INVALID_PARAMS');
+    expect(each.kind).toBe('refused');
+  }
+  expect(refused({ code: -32057, message: 'No.' }).kind).toBe('login');
 });

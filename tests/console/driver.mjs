@@ -41,15 +41,20 @@ const TYPES = {
   '.webmanifest': 'application/manifest+json',
 };
 
-/** What a proxy in front of a service does, on a port of its own; it can cut every connection. A service that does not
- * serve the console gets it from here. */
+/** What a proxy in front of a service does, on a port of its own; it can cut every connection, and answer in the place of
+ * the service. A service that does not serve the console gets it from here. */
 async function front(service) {
   const { hostname, port } = new URL(service);
   const served = (await fetch(`${service}/console`)).ok;
-  const sockets = new Set();
+  const made = { sockets: new Set(), answers: [] };
+  const { sockets } = made;
   const server = http.createServer((request, response) => {
     const { pathname } = new URL(request.url, service);
-    if (!served && pathname === '/console/config.json') {
+    const instead = made.answers.find(({ path }) => new RegExp(path).test(pathname));
+    if (instead) {
+      response.writeHead(instead.status, { 'content-type': 'text/html' });
+      response.end(instead.body);
+    } else if (!served && pathname === '/console/config.json') {
       response.setHeader('content-type', 'application/json');
       response.end(JSON.stringify({ version: 'test', title: 'OpenCode', login: { token: true } }));
     } else if (!served && pathname.startsWith('/console')) {
@@ -74,7 +79,7 @@ async function front(service) {
     socket.on('close', () => sockets.delete(socket));
   });
   return new Promise((resolve) => {
-    server.listen(0, '127.0.0.1', () => resolve({ url: `http://127.0.0.1:${server.address().port}`, sockets }));
+    server.listen(0, '127.0.0.1', () => resolve(Object.assign(made, { url: `http://127.0.0.1:${server.address().port}` })));
   });
 }
 
@@ -90,6 +95,10 @@ const calls = {
   },
   cut({ front: url }) {
     for (const socket of fronts.get(url).sockets) socket.destroy();
+  },
+  /** Answer requests whose path matches so; none: pass everything on. */
+  answer({ front: url, answers }) {
+    fronts.get(url).answers = answers;
   },
   async open({ page: number, url, options, before }) {
     const context = await browser.newContext(options);
@@ -144,8 +153,8 @@ const calls = {
   /** Run a script in the service worker of the page. */
   worker: ({ page, script }) => pages.get(page).context.serviceWorkers()[0].evaluate(script),
   'worker until': ({ page, script }) => until((it) => calls.worker({ page, script: it }), script),
-  /** Leave the page, and hand its service worker what a push service has delivered. */
-  async push({ page, origin, data }) {
+  /** Hand the service worker of the page what a push service has delivered, usually after leaving the page. */
+  async push({ page, origin, data, stay }) {
     const session = await pages.get(page).context.newCDPSession(at(page));
     const found = new Promise((resolve) => {
       session.on('ServiceWorker.workerRegistrationUpdated', ({ registrations }) => {
@@ -155,7 +164,7 @@ const calls = {
     });
     await session.send('ServiceWorker.enable');
     const registrationId = await found;
-    await at(page).goto('about:blank');
+    if (!stay) await at(page).goto('about:blank');
     await session.send('ServiceWorker.deliverPushMessage', { origin, registrationId, data });
     await session.detach();
   },

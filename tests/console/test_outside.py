@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -12,7 +13,7 @@ from tests.browser_push import Subscription, content
 from tests.console.browser import Browser, Page
 from tests.console.measure import say
 from tests.console.test_console import is_complete, tool
-from tests.receivers import receiver
+from tests.receivers import Received, receiver
 from tests.running import Service, Upstream, service
 
 # What the browser shows on the icon cannot be read from a page.
@@ -36,17 +37,20 @@ KEPT = """navigator.serviceWorker.ready
 
 
 def test_who_looks_elsewhere_is_told_what_waits(
-    browser: Browser, front: str, behind_console: Service
+    browser: Browser, working_opencode: Upstream, place: Path
 ) -> None:
-    allowed = ["notifications"]
-    with browser.page(front, path="/settings", before=BADGE, permissions=allowed) as page:
+    shown_as: dict[str, Any] = {"before": BADGE, "permissions": ["notifications"]}
+    with (
+        service(working_opencode, place) as run,
+        browser.page(run.url, path="/settings", **shown_as) as page,
+    ):
         page.click(".settings .check")
         page.until("localStorage.getItem('console.notifications') === 'on'")
         page.wait(".link-live")
         page.evaluate("navigator.serviceWorker.ready.then(() => null)")
         page.evaluate(LOOK_AWAY)
         command = "rm -f nobody-looks.txt"
-        say(behind_console, f"Clean up {tool('bash', command=command, description='Remove')}")
+        say(run, f"Clean up {tool('bash', command=command, description='Remove')}")
         page.until(f"{SHOWN}.then((all) => all.length === 1)")
         [shown] = page.evaluate(SHOWN)
         assert shown["body"] == command
@@ -63,11 +67,21 @@ def test_who_looks_elsewhere_is_told_what_waits(
 
 
 # No push service can be reached here, so the browser's part of the subscription is played.
-SUBSCRIBED = """PushManager.prototype.getSubscription = async () => null;
+SUBSCRIBED = """let subscription = null;
+PushManager.prototype.getSubscription = async () => subscription;
 PushManager.prototype.subscribe = async ({ userVisibleOnly, applicationServerKey }) => {
   sessionStorage.setItem('key', btoa(String.fromCharCode(...applicationServerKey)));
-  return { toJSON: () => ({ endpoint: '%s', keys: { p256dh: '%s', auth: '%s' } }) };
+  subscription = {
+    options: { applicationServerKey },
+    toJSON: () => ({ endpoint: '%s', keys: { p256dh: '%s', auth: '%s' } }),
+    unsubscribe: async () => {
+      subscription = null;
+      sessionStorage.setItem('unsubscribed', 'yes');
+    },
+  };
+  return subscription;
 };"""
+KEY = "sessionStorage.getItem('key')"
 NOTIFIED = """self.registration.getNotifications().then((all) =>
   all.map(({ title, body, data }) => ({ title, body, data })))"""
 
@@ -93,8 +107,9 @@ def test_who_has_closed_the_console_is_told_through_the_push_service_of_the_brow
             assert told["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
             assert command.encode() not in received.body
             keys = httpx.get(f"{run.url}/.well-known/jwks.json", timeout=60).json()["keys"]
-            point = base64.b64decode(page.evaluate("sessionStorage.getItem('key')"))
+            point = base64.b64decode(page.evaluate(KEY))
             assert point == b"\x04" + content(keys[0]["x"]) + content(keys[0]["y"])
+            page.evaluate("sessionStorage.removeItem('key')")
             page.call("push", origin=run.url, data=json.dumps({"statusUpdate": told}))
             page.call("worker until", script=f"{NOTIFIED}.then((all) => all.length === 1)")
             [shown] = page.call("worker", script=NOTIFIED)
@@ -103,7 +118,114 @@ def test_who_has_closed_the_console_is_told_through_the_push_service_of_the_brow
             page.wait(".ask button.primary")
             page.click(".ask button.primary")
             is_complete(page)
-            assert len(push_service.wait_for(2)) == 2, "that it waits, and its end; nothing else"
+            page.until(f"{KEY} !== null")
+            page.send("Hello again")
+            states = [state_in(subscription, each) for each in push_service.wait_for(3)]
+            assert states[0] == "TASK_STATE_INPUT_REQUIRED"
+            assert states[1:] == ["TASK_STATE_COMPLETED"] * 2, "their ends, and nothing else"
+
+
+def state_in(subscription: Subscription, received: Received) -> str:
+    told = json.loads(subscription.read(received.body))
+    [what] = told.values()  # `task`, or `statusUpdate`
+    return str(what["status"]["state"])
+
+
+def test_a_message_is_sent_also_where_the_service_may_not_push_to_the_browser(
+    browser: Browser, working_opencode: Upstream, place: Path
+) -> None:
+    settings = {"A2A_PUSH": "true", "A2A_PUSH_ALLOWED_HOSTS": "hooks.example"}
+    p256dh, _, auth = Subscription().credentials.partition(".")
+    before = SUBSCRIBED % ("https://push.example/send/1", p256dh, auth)
+    shown_as: dict[str, Any] = {"before": before, "permissions": ["notifications"]}
+    with (
+        service(working_opencode, place, **settings) as run,
+        browser.page(run.url, path="/settings", **shown_as) as page,
+    ):
+        page.click(".settings .check")
+        page.wait(".settings p:has-text('while the console is closed')")
+        page.click(".new")
+        page.send("Hello")
+        is_complete(page)
+        assert "only while a page of the console is open" in page.text(".notice")
+        page.click(".pages a[href$=settings]")
+        page.wait(".settings p:has-text('while a page of the console is open')")
+        page.evaluate("sessionStorage.removeItem('key')")
+        page.call("reload")
+        page.until(f"{KEY} !== null")
+        page.click(".new")
+        page.send("Hello again")
+        is_complete(page)
+        assert page.count(".notice") == 0, "once is enough"
+
+
+def test_who_logs_out_leaves_nothing_behind(
+    browser: Browser, working_opencode: Upstream, place: Path
+) -> None:
+    p256dh, _, auth = Subscription().credentials.partition(".")
+    with receiver() as push_service:
+        before = BADGE + SUBSCRIBED % (f"{push_service.url}/send/1", p256dh, auth)
+        shown_as: dict[str, Any] = {"before": before, "permissions": ["notifications"]}
+        settings = {"A2A_PUSH": "true", "A2A_PUSH_PRIVATE_HOSTS": "127.0.0.1"}
+        with (
+            service(working_opencode, place, **settings) as run,
+            browser.page(run.url, path="/settings", **shown_as) as page,
+        ):
+            page.click(".settings .check")
+            page.wait(".settings p:has-text('while the console is closed')")
+            page.click(".new")
+            page.send(tool("bash", command="rm -f left.txt", description="Remove"))
+            page.wait(".ask")
+            page.until("globalThis.badge === 1 && document.title.startsWith('(1) ')")
+            page.call("fill", selector=".composer textarea", value="my draft")
+            page.until("Object.values(sessionStorage).includes('my draft')")
+            page.click(".pages a[href$=settings]")
+            page.click(".page-foot button")
+            page.wait(".login-card")
+            page.until("sessionStorage.getItem('unsubscribed') === 'yes'")
+            page.until("globalThis.badge === 0 && !document.title.startsWith('(')")
+            left = page.evaluate("[...Object.keys(sessionStorage), ...Object.keys(localStorage)]")
+            assert not [each for each in left if "draft" in each or "token" in each]
+            page.call("fill", selector="input[name=token]", value="wrong")
+            page.click("button[type=submit]")
+            page.wait(".login-error")
+            assert "was not accepted" in page.text(".login-error")
+
+
+# What was shown by the service worker, also what it has closed again.
+RECORD = """(() => {
+  const { registration } = self;
+  const show = registration.showNotification.bind(registration);
+  self.shown = [];
+  registration.showNotification = (title, options) => {
+    self.shown.push({ title, body: options.body, silent: options.silent });
+    return show(title, options);
+  };
+  return null;
+})()"""
+
+
+def test_a_push_is_always_shown_but_who_looks_is_not_disturbed(
+    browser: Browser, front: str
+) -> None:
+    """A browser ends the subscription of a page that gets pushes and shows nothing."""
+    status = {"state": "TASK_STATE_COMPLETED"}
+    data = json.dumps({"statusUpdate": {"taskId": "t", "contextId": "c", "status": status}})
+    allowed = ["notifications"]
+    with browser.page(front, locale="de-DE", permissions=allowed) as page:
+        page.wait(".link-live")
+        page.evaluate("navigator.serviceWorker.ready.then(() => null)")
+        page.until("caches.match('/console/words').then((found) => found !== undefined)")
+        title = page.evaluate("document.title")
+        page.call("worker", script=RECORD)
+        page.call("push", origin=front, data=data, stay=True)
+        page.call("worker until", script="self.shown.length === 1")
+        page.call("worker until", script=f"{NOTIFIED}.then((all) => all.length === 0)")
+        page.call("push", origin=front, data=data)
+        page.call("worker until", script=f"{NOTIFIED}.then((all) => all.length === 1)")
+        seen, unseen = page.call("worker", script="self.shown")
+        assert seen["silent"]
+        assert unseen == {"title": title, "body": "Fertig", "silent": False}
 
 
 def kept(page: Page) -> list[str]:
@@ -132,6 +254,54 @@ def test_without_the_service_the_page_opens_says_so_and_goes_on_later(
                 page.wait(".link-live")
                 is_complete(page)
                 assert page.text(".said-text") == "Hello"
+
+
+EVERYTHING = {"path": ".*", "status": 502, "body": "<h1>Bad Gateway</h1>"}
+NEWER = '<script type="module" src="/console/assets/newer-1.js"></script>'
+NEWER_PAGE = {"path": "^/console/?$", "status": 200, "body": NEWER}
+NO_ASSET = {"path": "/assets/newer", "status": 502, "body": ""}
+NEWER_ASSET = {"path": "/assets/newer", "status": 200, "body": ""}
+
+
+def test_the_page_stays_while_a_proxy_does_not_reach_the_service(
+    browser: Browser, behind_console: Service
+) -> None:
+    front = browser.front(behind_console.url)
+
+    def answers(*instead: dict[str, Any]) -> None:
+        browser.call("answer", front=front, answers=instead)
+
+    with browser.page(front) as page:
+        page.wait(".link-live")
+        page.until(f"{KEPT}.then((all) => all.includes('/console/'))")
+        before = kept(page)
+        answers(EVERYTHING)
+        browser.call("cut", front=front)
+        page.wait(".link-reconnecting")
+        page.call("reload")
+        page.wait(".login-error")
+        assert "cannot be reached: HTTP 502" in page.text(".login-error")
+        answers(NEWER_PAGE, NO_ASSET)
+        page.call("reload")
+        answers(EVERYTHING)
+        page.call("reload")
+        page.wait(".login-error")
+        assert set(before) <= set(kept(page)), "a newer version that cannot be loaded yet"
+        answers()
+        page.wait(".link-live")
+
+
+def test_a_newer_version_takes_the_place_of_the_kept_one(
+    browser: Browser, behind_console: Service
+) -> None:
+    front = browser.front(behind_console.url)
+    with browser.page(front) as page:
+        page.wait(".link-live")
+        page.until(f"{KEPT}.then((all) => all.includes('/console/'))")
+        browser.call("answer", front=front, answers=[NEWER_PAGE, NEWER_ASSET])
+        page.call("reload")
+        assets = f"{KEPT}.then((all) => all.filter((each) => each.includes('/assets/')).join())"
+        page.until(f"{assets}.then((all) => all === '/console/assets/newer-1.js')")
 
 
 def test_it_can_be_installed(browser: Browser, front: str) -> None:

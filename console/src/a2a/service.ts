@@ -53,12 +53,12 @@ export class Service {
       headers.set('authorization', `Bearer ${token}`);
       headers.set('a2a-version', '1.0'); // the SDK leaves it out of calls of extension methods
       headers.set('a2a-extensions', EXTENSIONS.join(','));
-      const response = await fetch(input, { ...init, headers });
+      const response = await reach(input, { ...init, headers });
       if (response.status === 401) throw new Failure('The token was not accepted.', 'login', 401);
       return response;
     };
     return attempt(async () => {
-      const resolver = new DefaultAgentCardResolver({ fetchImpl: fetch.bind(globalThis) });
+      const resolver = new DefaultAgentCardResolver({ fetchImpl: reach });
       const open = await resolver.resolve(root);
       // The card names the service's own address; this page came from where the service really is for this browser.
       open.supportedInterfaces = open.supportedInterfaces.map((each) => ({ ...each, url: root }));
@@ -123,6 +123,14 @@ export class Service {
     return new Set(methods.filter(([, facts]) => facts.availability !== 'disabled').map(([name]) => name));
   }
 }
+
+/** Fetch. A proxy that does not reach the service answers in its place: that is nobody's refusal. */
+const reach: typeof fetch = async (input, init) => {
+  const response = await fetch(input, init);
+  const isJson = response.headers.get('content-type')?.includes('json') ?? false;
+  if (response.status >= 502 && response.status <= 504 && !isJson) throw new Failure(`HTTP ${response.status}`, 'network', response.status);
+  return response;
+};
 
 let requests = 0;
 

@@ -1,10 +1,13 @@
 /** What a person can have done: each is one or two A2A calls. */
 
+import type { Task } from '@a2a-js/sdk';
+
 import { bytesOf } from '../a2a/buffer';
-import type { Json } from '../a2a/service';
+import { type Failure, failureOf, NO_PUSH } from '../a2a/failure';
+import type { Json, Service } from '../a2a/service';
 import type { Interrupt, TaskView } from '../state/task';
 import { act, forget, loadSessions, showSending, showSent, tasksOf } from './store';
-import { pushTarget } from './webpush';
+import { pushRefused, pushTarget } from './webpush';
 
 export interface Attachment {
   name: string;
@@ -37,12 +40,28 @@ export async function send(draft: NewMessage): Promise<boolean> {
 async function sendRequest(request: Json, contextId: string, text: string): Promise<boolean> {
   const interim = `sending:${crypto.randomUUID()}`;
   showSending(interim, contextId, text);
-  const taskPushNotificationConfig = pushTarget.peek();
-  const configuration = { returnImmediately: true, ...(taskPushNotificationConfig ? { taskPushNotificationConfig } : {}) };
-  const task = await act((service) => service.send({ ...request, configuration }));
+  const task = await act((service) => deliver(service, request));
   forget(interim);
   if (task) showSent(task);
   return task !== undefined;
+}
+
+/** A service that does not push to where this browser is told must still get the message. */
+async function deliver(service: Service, request: Json): Promise<Task> {
+  const configuration = { returnImmediately: true };
+  const taskPushNotificationConfig = pushTarget.peek();
+  if (!taskPushNotificationConfig) return service.send({ ...request, configuration });
+  try {
+    return await service.send({ ...request, configuration: { ...configuration, taskPushNotificationConfig } });
+  } catch (error) {
+    if (!isAboutPush(failureOf(error))) throw error;
+    pushRefused();
+    return service.send({ ...request, configuration });
+  }
+}
+
+function isAboutPush({ code, fields }: Failure): boolean {
+  return code === NO_PUSH || fields.some((each) => each.startsWith('configuration.taskPushNotificationConfig'));
 }
 
 function metadataOf(draft: NewMessage): Json {

@@ -18,6 +18,9 @@ export const methods = computed(() => service.value?.methods() ?? new Set<string
 
 export function loadCatalog(): void {
   effect(() => {
+    models.value = [];
+    agents.value = [];
+    worktrees.value = [];
     if (service.value) void load();
   });
 }

@@ -17,6 +17,14 @@ export const draftOf = (conversation: string): string => recall(`draft.${convers
 
 export const keepDraft = (conversation: string, text: string): void => keep(`draft.${conversation}`, text, 'tab');
 
+export function forgetDrafts(): void {
+  try {
+    for (const key of Object.keys(sessionStorage)) if (key.startsWith('console.draft.')) sessionStorage.removeItem(key);
+  } catch {
+    // private windows
+  }
+}
+
 export function keep(key: string, value: string, where: Where = 'device'): void {
   try {
     if (value) storage(where).setItem(`console.${key}`, value);

@@ -10,6 +10,8 @@ import { options, service, waitingNow } from './store';
 import { subscribe, unsubscribe } from './webpush';
 
 const told = new Set<string>();
+/** Those that are worth telling of. */
+const STATES = ['input-required', 'auth-required', 'completed', 'failed', 'canceled', 'rejected'] as const;
 
 /** The policy of the page lets no script be loaded by a plain string: this is the one address that may. */
 function scriptAddress(path: string): string {
@@ -43,9 +45,14 @@ export function stopNotifications(): void {
 }
 
 export function tellOutside(): void {
+  let wasIn = false;
   effect(() => {
-    if (service.value && notifications.peek() === 'on') void subscribe();
+    const isIn = service.value !== undefined;
+    if (isIn && notifications.peek() === 'on') void subscribe();
+    if (wasIn && !isIn) void unsubscribe(); // who has left, or whose token has expired, is not told any more
+    wasIn = isIn;
   });
+  effect(() => void keepWords().catch(() => undefined));
   effect(() => {
     const count = waitingNow.value.length;
     document.title = `${count ? `(${count}) ` : ''}${options.value.title}`;
@@ -57,6 +64,13 @@ export function tellOutside(): void {
       void tell(task.title || t('conversation'), whatWasAsked(interrupt), pathOf('chat', task.contextId), interrupt.id);
     }
   });
+}
+
+/** The service worker speaks while no page is there: it gets its words from the last one. */
+async function keepWords(): Promise<void> {
+  const words = { title: options.value.title, ...Object.fromEntries(STATES.map((each) => [each, t(`state.${each}`)])) };
+  const cache = await globalThis.caches?.open('words');
+  await cache?.put(`${import.meta.env.BASE_URL}words`, new Response(JSON.stringify(words)));
 }
 
 async function tell(title: string, body: string, path: string, tag: string): Promise<void> {

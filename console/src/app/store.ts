@@ -21,6 +21,7 @@ import {
   withSubagentOf,
   withSummary,
 } from '../state/task';
+import { forgetDrafts } from './keep';
 import { forgetToken, keepToken, type LoginOptions } from './login';
 
 const PAGE = 100;
@@ -32,6 +33,8 @@ export const options = signal<LoginOptions>({ version: '', title: 'OpenCode', lo
 export const service = signal<Service | undefined>(undefined);
 /** Nobody knows yet whether the kept token is good. */
 export const starting = signal(true);
+/** A token was accepted, and then no longer. */
+export const expired = signal(false);
 export const loginFailure = signal<Failure | undefined>(undefined);
 export const link = signal<Link>('connecting');
 export const listed = signal(false);
@@ -75,6 +78,7 @@ function flush(): void {
 
 export async function connect(token: string, remember: boolean): Promise<void> {
   loginFailure.value = undefined;
+  expired.value = false;
   const connected = await Service.connect(location.origin, token);
   keepToken(token, remember);
   open(connected);
@@ -82,13 +86,9 @@ export async function connect(token: string, remember: boolean): Promise<void> {
 
 function open(connected: Service): void {
   batch(() => {
+    close();
     service.value = connected;
-    listed.value = false;
-    tasks.value = new Map();
-    loaded.value = new Set();
-    sessions.value = [];
   });
-  watch?.stop();
   const listener: Listener = {
     summary: (task: Task) => change(task.id, (before) => withSummary(before, task)),
     event: (event: StreamResponse) => change(taskOf(event), (before) => apply(before, event)),
@@ -102,15 +102,33 @@ function open(connected: Service): void {
   watch.start();
 }
 
+/** Forget the connection and all that came through it. */
+function close(): void {
+  watch?.stop();
+  watch = undefined;
+  pending = [];
+  followed = '';
+  recalled.clear();
+  batch(() => {
+    service.value = undefined;
+    listed.value = false;
+    tasks.value = new Map();
+    loaded.value = new Set();
+    sessions.value = [];
+    notice.value = '';
+  });
+}
+
 /** The tasks there are, besides those that are at work. */
 async function listAll(connected: Service): Promise<void> {
   listed.value = true;
   void loadSessions();
   try {
     const page = await connected.list({ pageSize: PAGE });
+    if (service.peek() !== connected) return;
     for (const task of page.tasks) change(task.id, (before) => before ?? withSummary(undefined, task));
   } catch (error) {
-    lost(failureOf(error));
+    if (service.peek() === connected) lost(failureOf(error));
   }
 }
 
@@ -135,20 +153,17 @@ export function lost(failure: Failure): void {
     notice.value = failure.message;
     return;
   }
-  disconnect();
+  close();
+  forgetToken();
+  expired.value = true;
   loginFailure.value = failure;
 }
 
 export function logOut(): void {
-  disconnect();
-  loginFailure.value = undefined;
-}
-
-function disconnect(): void {
-  watch?.stop();
-  watch = undefined;
+  close();
   forgetToken();
-  service.value = undefined;
+  forgetDrafts();
+  loginFailure.value = undefined;
 }
 
 export function tryAgainNow(): void {
@@ -167,11 +182,12 @@ export async function openConversation(contextId: string): Promise<void> {
     let pageToken = '';
     do {
       const page = await connected.list({ contextId, includeArtifacts: true, historyLength: HISTORY, pageSize: 50, pageToken });
+      if (service.peek() !== connected) return;
       for (const task of page.tasks) change(task.id, (before) => withPast(before, fromTask(task, before)));
       pageToken = page.nextPageToken;
     } while (pageToken);
   });
-  loaded.value = new Set([...loaded.peek(), contextId]);
+  if (service.peek() === connected) loaded.value = new Set([...loaded.peek(), contextId]);
 }
 
 /** The stream may already have told more about a task at work than a list that was asked for earlier. */
@@ -201,14 +217,15 @@ export async function recallSubagent(taskId: string, call: ToolBlock): Promise<v
   else change(taskId, (before) => before && withSubagentOf(before, call, earlierOf(page.items).flatMap((each) => each.blocks)));
 }
 
-/** Make a call; what goes wrong is said to the person. */
+/** Make a call; what goes wrong is said to the person. What comes after they have left is not for the next one. */
 export async function act<Result>(work: (connected: Service) => Promise<Result>): Promise<Result | undefined> {
   const connected = service.peek();
   if (!connected) return undefined;
   try {
-    return await work(connected);
+    const result = await work(connected);
+    return service.peek() === connected ? result : undefined;
   } catch (error) {
-    lost(failureOf(error));
+    if (service.peek() === connected) lost(failureOf(error));
     return undefined;
   }
 }

@@ -4,11 +4,14 @@
 import { signal } from '@preact/signals';
 
 import type { Json } from '../a2a/service';
-import { service } from './store';
+import { t } from '../i18n';
+import { keep, recall } from './keep';
+import { notice, service } from './store';
 
 /** What a message says about where to push; undefined while nothing is pushed. */
 export const pushTarget = signal<Json | undefined>(undefined);
 
+const REFUSED = 'pushRefused'; // the person has been told so
 const PUSH = 'opencode-push-v1';
 const PROFILE = 'a2a-compatibility-profile-v1';
 const SCHEME = 'WebPush';
@@ -22,13 +25,20 @@ function isOffered(): boolean {
   return capabilities?.pushNotifications === true && declared(PUSH)?.web_push !== undefined && !challenges;
 }
 
+let ended: Promise<void> = Promise.resolve();
+
 /** Subscribe this browser, or find its subscription again; false where that cannot be. */
 export async function subscribe(): Promise<boolean> {
   pushTarget.value = undefined;
+  await ended; // somebody may just have logged out
   if (!isOffered() || !('serviceWorker' in navigator) || !('PushManager' in globalThis)) return false;
   try {
     const [worker, key] = await Promise.all([navigator.serviceWorker.ready, serverKey()]);
     const found = (await current(worker.pushManager, key)) ?? (await worker.pushManager.subscribe({ userVisibleOnly: true, applicationServerKey: key }));
+    if (!service.peek()) {
+      await found.unsubscribe(); // they have left meanwhile
+      return false;
+    }
     const { endpoint, keys } = found.toJSON();
     const credentials = `${keys?.p256dh}.${keys?.auth}`;
     pushTarget.value = { id: 'console', url: endpoint, authentication: { scheme: SCHEME, credentials } };
@@ -38,10 +48,25 @@ export async function subscribe(): Promise<boolean> {
   }
 }
 
-export async function unsubscribe(): Promise<void> {
+/** The service does not push to the push service of this browser. Said once on a device. */
+export function pushRefused(): void {
   pushTarget.value = undefined;
+  if (!recall(REFUSED)) notice.value = t('pushRefused');
+  keep(REFUSED, 'yes');
+}
+
+/** End the subscription of this browser, and take away what it shows: the next person must not see it. */
+export function unsubscribe(): Promise<void> {
+  pushTarget.value = undefined;
+  keep(REFUSED, '');
+  ended = end().catch(() => undefined);
+  return ended;
+}
+
+async function end(): Promise<void> {
   const worker = await navigator.serviceWorker?.getRegistration();
-  await (await worker?.pushManager?.getSubscription())?.unsubscribe().catch(() => undefined);
+  for (const each of (await worker?.getNotifications?.()) ?? []) each.close();
+  await (await worker?.pushManager?.getSubscription())?.unsubscribe();
 }
 
 /** A subscription is for one key of the service: with another it cannot be used. */

@@ -127,6 +127,7 @@ export const de: Catalog = {
   permissionAsked: 'Der Agent bittet um Erlaubnis: {what}',
   principal: 'Aufrufer',
   problems: 'Was an dieser Karte falsch ist',
+  pushRefused: 'Der Dienst darf den Push-Dienst dieses Browsers nicht nutzen. Du erfährst es nur, solange eine Seite der Konsole offen ist.',
   questionAsked: 'Der Agent fragt',
   queue: 'Nachricht anstellen',
   queuedBehind: 'Wartet, bis die vorige Nachricht beantwortet ist',

@@ -125,6 +125,7 @@ export const en = {
   permissionAsked: 'The agent asks for permission: {what}',
   principal: 'Caller',
   problems: 'What is wrong with this card',
+  pushRefused: 'The service may not use the push service of this browser. You are told only while a page of the console is open.',
   questionAsked: 'The agent asks',
   queue: 'Queue this message',
   queuedBehind: 'Waits until the message before it is answered',

@@ -127,6 +127,7 @@ export const zh: Catalog = {
   permissionAsked: '代理请求许可：{what}',
   principal: '调用方',
   problems: '此名片的问题',
+  pushRefused: '此服务不允许使用该浏览器的推送服务。仅在控制台页面打开时你会收到通知。',
   questionAsked: '代理提问',
   queue: '将消息排队',
   queuedBehind: '等待上一条消息处理完成',

@@ -2,15 +2,15 @@ import { useState } from 'preact/hooks';
 
 import { type Failure, failureOf } from '../a2a/failure';
 import { beginOidc, isRemembered } from '../app/login';
-import { connect, loginFailure, options } from '../app/store';
+import { connect, expired, loginFailure, options } from '../app/store';
 import { t } from '../i18n';
 
-function whatFailed(failure: Failure, expired: boolean): string {
-  if (failure.kind === 'login') return t(expired ? 'tokenExpired' : 'tokenWrong');
+function whatFailed(failure: Failure): string {
+  if (failure.kind === 'login') return t(expired.value ? 'tokenExpired' : 'tokenWrong');
   return failure.kind === 'network' ? t('unreachable', { why: failure.message }) : failure.message;
 }
 
-export function Login({ expired }: { expired: boolean }) {
+export function Login() {
   const [token, setToken] = useState('');
   const [remember, setRemember] = useState(isRemembered());
   const [busy, setBusy] = useState(false);
@@ -39,7 +39,7 @@ export function Login({ expired }: { expired: boolean }) {
         <p class="muted">{t('loginIntro')}</p>
         {failure && (
           <p class="login-error" role="alert">
-            {whatFailed(failure, expired)}
+            {whatFailed(failure)}
           </p>
         )}
         {login.oidc && (

@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from 'preact/hooks';
 
-import { failureOf } from '../a2a/failure';
+import { failureOf, FORBIDDEN } from '../a2a/failure';
 import type { Json } from '../a2a/service';
 import { methods } from '../app/catalog';
 import { options, service } from '../app/store';
@@ -83,7 +83,7 @@ async function nodes(): Promise<Json[]> {
   try {
     return (await connected.call<{ items: Json[] }>(NODES)).items;
   } catch (error) {
-    if (failureOf(error).kind === 'refused') refusing = connected;
+    if (failureOf(error).code === FORBIDDEN) refusing = connected;
     return [];
   }
 }

@@ -16,8 +16,6 @@ import { TaskPage, TasksPage } from './tasks';
 import { UsagePage } from './usage';
 import { WaitingPage } from './waiting';
 
-let wasIn = false;
-
 export function Shell() {
   const { page } = route.value;
   useEffect(() => {
@@ -25,8 +23,7 @@ export function Shell() {
   }, [page]);
   useKeys();
   if (starting.value) return <Starting />;
-  if (!service.value) return <Login expired={wasIn} />;
-  wasIn = true;
+  if (!service.value) return <Login />;
   return (
     <div class={`shell at-${page}`}>
       <a class="skip" href="#main">
