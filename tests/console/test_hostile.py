@@ -21,7 +21,7 @@ FOREIGN = """() => [...document.querySelectorAll('#app *')].filter((each) =>
     /^on/i.test(name) || name === 'srcdoc' || /^(javascript|vbscript|data):/i.test(value.trim()))
   || (each.tagName === 'IMG' && !/^(blob:|\\/console\\/)/.test(each.getAttribute('src'))),
 ).map((each) => each.outerHTML.slice(0, 200))"""
-LISTEN = "globalThis.ran = () => { globalThis.hasRun = true; }; null"
+LISTEN = "globalThis.ran = () => { globalThis.hasRun = true; };"
 
 
 def nothing_ran(page: Page) -> None:
@@ -40,9 +40,8 @@ def test_the_corpus_has_at_least_two_hundred_payloads() -> None:
 
 def test_nothing_of_a_text_runs(browser: Browser, front: str) -> None:
     corpus = payloads()
-    with browser.page(front) as page:
+    with browser.page(front, before=LISTEN) as page:
         page.wait(".shell")
-        page.evaluate(LISTEN)
         for at in range(0, len(corpus), 100):
             text = "\n\n".join(corpus[at : at + 100]).replace("]]", "] ]")
             page.send(f"{FIRST} [[text:{text}]]")
@@ -68,9 +67,8 @@ def test_nothing_of_tools_files_and_diffs_runs(
         "question": FIRST,
         "options": [{"label": FIRST, "description": FIRST}],
     }
-    with browser.page(front) as page:
+    with browser.page(front, before=LISTEN) as page:
         page.wait(".shell")
-        page.evaluate(LISTEN)
         page.attach(f"{FIRST}.txt", "text/plain", corpus.encode())
         page.send(
             f"{FIRST} [[reason:2]] {bash} {write} {ask} {tool('question', questions=[question])}"
@@ -126,10 +124,9 @@ def test_nothing_of_another_agent_runs(
         settings = {"A2A_TITLE": FIRST, "A2A_DESCRIPTION": FIRST}
         with (
             service(working_opencode, tmp_path, config=str(config), **settings) as run,
-            browser.page(browser.front(run.url), path="/peers") as page,
+            browser.page(browser.front(run.url), path="/peers", before=LISTEN) as page,
         ):
             page.wait(".inspect")
-            page.evaluate(LISTEN)
             page.call("fill", selector="input[name=peer]", value="foreign")
             page.click(".inspect button.primary")
             page.wait(".inspected .skills li")
