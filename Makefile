@@ -118,14 +118,15 @@ node_modules/.run: package.json package-lock.json
 node_modules/.dev: node_modules/.run
 	@$(PROGRESS) "JavaScript A2A clients" node_modules npm install --no-save --loglevel=error && touch $@
 
-console/node_modules/.run: console/package.json console/package-lock.json
-	@$(PROGRESS) "what builds the console" console/node_modules npm ci --prefix console --omit=dev --loglevel=error && touch $@
-
-# After the build, which must not see packages change beneath it.
-console/node_modules/.dev: console/node_modules/.run | $(CONSOLE)/index.html
-	@$(PROGRESS) "what tests the console" console/node_modules npm install --prefix console --no-save --loglevel=error && touch $@
-
+CONSOLE_PACKAGES := console/package.json console/package-lock.json
 CONSOLE_SOURCES := $(shell find console/src console/public -type f 2>/dev/null) console/index.html console/vite.config.ts
 
-$(CONSOLE)/index.html: console/node_modules/.run $(CONSOLE_SOURCES)
+# Whoever has the built console needs nothing else: what builds it is installed only when it is built.
+$(CONSOLE)/index.html: $(CONSOLE_PACKAGES) $(CONSOLE_SOURCES)
+	@[ console/node_modules/.run -nt console/package-lock.json ] \
+		|| { $(PROGRESS) "what builds the console" console/node_modules npm ci --prefix console --omit=dev --loglevel=error && touch console/node_modules/.run; }
 	@cd console && npx --no-install vite build --logLevel warn && touch ../$@
+
+# After the build, which must not see packages change beneath it. It has also what builds the console.
+console/node_modules/.dev: $(CONSOLE_PACKAGES) | $(CONSOLE)/index.html
+	@$(PROGRESS) "what tests the console" console/node_modules npm install --prefix console --no-save --loglevel=error && touch console/node_modules/.run $@
