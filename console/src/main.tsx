@@ -26,12 +26,18 @@ async function logIn(given: string): Promise<void> {
   }
 }
 
+/** Before the service has answered, a token is what can be offered. */
+async function askHowToLogIn(): Promise<void> {
+  const found = await loginOptions();
+  if (found) options.value = found;
+  else setTimeout(() => void askHowToLogIn(), AGAIN_MS);
+}
+
 async function start(): Promise<void> {
   const given = tokenFromAddress();
   watchAddress();
-  const [found] = await Promise.all([loginOptions(), loadLanguage()]);
+  await Promise.all([askHowToLogIn(), loadLanguage()]);
   watchLanguage();
-  options.value = found;
   const root = document.getElementById('app') as HTMLElement;
   root.replaceChildren();
   render(<Shell />, root);

@@ -291,6 +291,22 @@ def test_the_page_stays_while_a_proxy_does_not_reach_the_service(
         page.wait(".link-live")
 
 
+def test_the_login_of_the_organisation_is_offered_once_the_service_is_back(
+    browser: Browser, behind_console: Service
+) -> None:
+    front = browser.front(behind_console.url)
+    oidc = {"issuer": "https://login.example", "client_id": "console", "scope": "openid"}
+    config = {"version": "1", "title": "Ours", "login": {"token": True, "oidc": oidc}}
+    there = {"path": "config.json$", "status": 200, "body": json.dumps(config)}
+    browser.call("answer", front=front, answers=[{**EVERYTHING, "path": "config.json$"}])
+    with browser.page(front, token="") as page:
+        page.wait(".login-card input[name=token]")
+        assert page.count("button:has-text('Log in with your organisation')") == 0
+        browser.call("answer", front=front, answers=[there])
+        page.wait("button:has-text('Log in with your organisation')")
+        assert page.text(".login-card h1") == "Ours"
+
+
 def test_a_newer_version_takes_the_place_of_the_kept_one(
     browser: Browser, behind_console: Service
 ) -> None:

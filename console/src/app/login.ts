@@ -32,13 +32,13 @@ export function forgetToken(): void {
   keep(TOKEN, '');
 }
 
-export async function loginOptions(): Promise<LoginOptions> {
-  const otherwise: LoginOptions = { version: '', title: 'OpenCode', login: { token: true } };
+/** How this service lets people in; undefined while it is away. */
+export async function loginOptions(): Promise<LoginOptions | undefined> {
   try {
     const response = await fetch(`${import.meta.env.BASE_URL}config.json`);
-    return response.ok ? { ...otherwise, ...((await response.json()) as LoginOptions) } : otherwise;
+    return response.ok ? ((await response.json()) as LoginOptions) : undefined;
   } catch {
-    return otherwise;
+    return undefined;
   }
 }
 
