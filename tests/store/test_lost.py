@@ -125,6 +125,24 @@ async def test_a_task_that_nobody_returns_for_fails(
         assert await other.fail_abandoned(clock.now - RETURN_MS) == ["queued"]
 
 
+async def test_what_a_newer_version_wrote_is_left_to_it(
+    url: str, clock: Clock, postgres: Postgres
+) -> None:
+    saw(postgres, "one", clock.now)
+    async with soon(), process(url, clock, "two") as other, process(url, clock, "one") as newer:
+        await newer.create(head("t"), [HELLO, STARTED])
+        postgres.say("UPDATE entries SET kind = 'KindOfLater' WHERE seq = 2")
+        clock.now += RETURN_MS + LEASE + 1
+        async with process(url, clock, "one") as older:
+            assert await claimed_ids(older) == []
+        assert await other.note_lost(clock.now, return_ms=RETURN_MS) == ["t"]
+        assert await other.fail_abandoned(clock.now - RETURN_MS) == []
+        postgres.say("UPDATE entries SET kind = 'Started' WHERE seq = 2")
+        async with process(url, clock, "one") as back:
+            (task,) = await back.claim_expired()
+            assert (task.state, task.last_seq) == (TaskState.WORKING, 2)
+
+
 async def test_what_a_lost_node_has_not_begun_is_begun_by_another_one(
     url: str, clock: Clock, postgres: Postgres
 ) -> None:

@@ -32,6 +32,10 @@ class Unreadable(Internal):
         super().__init__("What is stored of this task cannot be read.")
 
 
+class UnknownKind(Unreadable):
+    """A newer version of this program works, or has worked, on the task."""
+
+
 def encode(update: Update) -> Encoded:
     try:
         return type(update).__name__, orjson.dumps(update)
@@ -74,5 +78,7 @@ def unfold_end(head: TaskHead, folded: bytes) -> Task:
 
 
 def _entry(seq: int, at: int, kind: str, body: Any) -> LogEntry:
+    if kind not in _kinds:
+        raise UnknownKind
     # Not `validate_json`: it reads less depth than was written.
     return LogEntry(seq, at, _reader(kind).validate_python(body))

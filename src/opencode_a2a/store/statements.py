@@ -582,7 +582,8 @@ def claim_expired(
     """Claim the tasks of this root and OpenCode whose lease ran out, or whose holder is dead.
 
     Returns them in the order in which to continue: started ones, then waiting ones, oldest first.
-    Also returns those that failed instead, because no process could continue them.
+    Also returns those that failed instead, because no process could continue them. What a newer
+    version has written, and this one cannot read, is left to a node of that version.
     """
     ours_to_do = and_(or_(tasks.c.root == root.path, tasks.c.root.is_(None)), IS_OPEN)
     if opencode is not None:
@@ -605,27 +606,26 @@ def claim_expired(
     )
     expired = [row for row in db.execute(statement) if row.id not in known]
     given_up: dict[str, Problem] = {}
-    ours: list[str] = []
+    loaded: list[Task] = []
     for row in expired:
         home = row.root if row.root is not None else _root_of_unplaced(db, row.id, root)
         if home is None:
             _give_up(db, row.id, now=now, problem=NO_DIRECTORY)
             given_up[row.id] = NO_DIRECTORY
         elif home == root.path:
-            ours.append(row.id)
+            try:
+                loaded += filter(None, [load(db, row.id)])
+            except codec.UnknownKind:
+                continue
+            except codec.Unreadable:
+                _give_up(db, row.id, now=now, problem=UNREADABLE)
+                given_up[row.id] = UNREADABLE
+    ours = [task.head.id for task in loaded]
     if ours:
         taken = update(tasks).where(tasks.c.id.in_(ours))
         held = {"holder": lease.holder, "held_until": lease.until, "root": root.path}
         db.execute(taken.values(held | ({"opencode": opencode} if opencode is not None else {})))
         notify(db, [f"claimed:{task_id}:0" for task_id in ours])
-    # In the same transaction: otherwise a task could be held here without being open here.
-    loaded: list[Task] = []
-    for task_id in ours:
-        try:
-            loaded += filter(None, [load(db, task_id)])
-        except codec.Unreadable:
-            _give_up(db, task_id, now=now, problem=UNREADABLE)
-            given_up[task_id] = UNREADABLE
     return loaded, given_up
 
 
@@ -713,15 +713,16 @@ def fail_abandoned(db: Connection, lease: Lease, *, before: int, now: int) -> li
         .limit(SWEEP_ROWS)
         .with_for_update(skip_locked=True)
     )
-    abandoned = list(db.execute(statement).scalars())
-    for task_id in abandoned:
-        held = {"holder": lease.holder, "held_until": lease.until}
-        db.execute(update(tasks).where(tasks.c.id == task_id).values(held))
-        ended = Ended(TaskState.FAILED, ABANDONED.message, ABANDONED)
+    ended = Ended(TaskState.FAILED, ABANDONED.message, ABANDONED)
+    abandoned: list[str] = []
+    for task_id in db.execute(statement).scalars().all():
         try:
             _append(db, task_id, ended, lease=lease, now=now)
+        except codec.UnknownKind:  # for a node of the version that wrote it
+            continue
         except codec.Unreadable:
             _give_up(db, task_id, now=now, problem=UNREADABLE)
+        abandoned.append(task_id)
     return abandoned
 
 
@@ -742,18 +743,21 @@ def note_lost(db: Connection, *, since: int, return_ms: int, now: int) -> list[s
     )
     lost = db.execute(statement).all()
     for row in lost:
-        lease = Lease(LOST, row.held_until)
-        db.execute(update(tasks).where(tasks.c.id == row.id).values(holder=LOST))
-        with suppress(codec.Unreadable):  # whoever claims it finds out
-            until = max(row.held_until, row.seen_at) + return_ms
-            _append(db, row.id, NodeLost(row.opencode, until), lease=lease, now=now)
+        until = max(row.held_until, row.seen_at) + return_ms
+        try:
+            lost_entry = NodeLost(row.opencode, until)
+            _append(db, row.id, lost_entry, lease=Lease(LOST, row.held_until), now=now)
+        except codec.Unreadable:  # whoever claims it finds out
+            db.execute(update(tasks).where(tasks.c.id == row.id).values(holder=LOST))
     return [row.id for row in lost]
 
 
 def _append(db: Connection, task_id: str, added: Update, *, lease: Lease, now: int) -> None:
-    """Add an entry to a task that this transaction has locked, and whose holder is `lease`'s."""
+    """Add an entry to a task that this transaction has locked, and let `lease` have it."""
     task = load(db, task_id)
     assert task is not None, "its row is locked"
+    held = {"holder": lease.holder, "held_until": lease.until}
+    db.execute(update(tasks).where(tasks.c.id == task_id).values(held))
     entry, encoded = LogEntry(task.last_seq + 1, now, added), [codec.encode(added)]
     batch = Batch(task, is_new=False, entries=[entry], encoded=encoded, followers=(CHANNEL,))
     _notify(db, [batch], _commit_together(db, [batch], lease))
