@@ -319,7 +319,9 @@ async def test_what_a_lost_node_has_not_begun_is_begun_once_by_another_one(
             ]
             for task in stuck:
                 await there.until(task.id, "working")
-            queued = [await here.send(f"question {n}", wait=False) for n in range(6)]
+            (tmp_path / "work" / "part").mkdir()
+            part = {"opencode": {"directory": "part"}}
+            queued = [await here.send(f"question {n}", wait=False, metadata=part) for n in range(6)]
             at_one = "SELECT count(*) FROM tasks WHERE opencode = (SELECT opencode FROM nodes "
             (held,) = postgres.say(f"{at_one} WHERE name = 'one')")[0]
             assert held != 1, "some of them wait at the node that is killed"
@@ -328,6 +330,8 @@ async def test_what_a_lost_node_has_not_begun_is_begun_once_by_another_one(
             for n, task in enumerate(queued):
                 done = await there.until(task.id, "completed")
                 assert done.answer == f"ECHO: question {n}"
+                where = f"SELECT directory FROM sessions WHERE session_id = '{done.session}'"
+                assert postgres.say(where) == [(str(tmp_path / "work" / "part"),)]
             assert await fleet.prompts() == [1, 7]
 
 

@@ -174,6 +174,9 @@ async def test_what_waits_in_a_conversation_moves_when_its_node_is_given_up(
 ) -> None:
     saw(postgres, "one", clock.now)
     async with soon(), process(url, clock, "two") as other, process(url, clock, "one") as log:
+        async with Database.open(url) as database:
+            session = SessionRef("ses_1", "title", "/r/part")
+            await SqlBindings(database, opencode="one").bind(OWNER, "context", session)
         await log.create(head("begun"), [HELLO, STARTED])
         await log.create(head("behind", created_at=1_001), [HELLO])
         clock.now += RETURN_MS + LEASE + 1
@@ -181,6 +184,11 @@ async def test_what_waits_in_a_conversation_moves_when_its_node_is_given_up(
         assert await other.fail_abandoned(clock.now - RETURN_MS) == ["begun"]
         assert await adopted(other, clock) == ["behind"]
         assert await claimed_ids(other) == ["behind"]
+        async with Database.open(url) as database:
+            bindings = SqlBindings(database, opencode="two")
+            assert await bindings.session_of(OWNER, "context") is None
+            assert await bindings.former_directory(OWNER, "context") == "/r/part"
+            assert await bindings.former_directory(OWNER, "another") is None
         (earlier,) = await other.earlier_tasks(head("behind", created_at=1_001))
         assert (earlier.id, earlier.session, earlier.elsewhere) == ("begun", "ses_1", True)
 
@@ -193,6 +201,8 @@ async def test_what_waits_in_a_conversation_moves_when_its_node_is_given_up(
         (Selection(node="big"), MINE, False),
         (Selection(), replace(MINE, root="/elsewhere"), False),
         (Selection(isolation=Isolation("/r")), MINE, False),
+        (Selection(directory="/r/part"), MINE, True),
+        (Selection(session="ses_named"), MINE, False),
     ],
 )
 async def test_it_moves_only_to_a_node_that_has_what_was_asked_for(

@@ -233,9 +233,10 @@ class AwaitOlderTasks:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Find the session of the context, or make one; in a worktree of its own if so asked."""
+    """Find the session of the context, or make one: in a directory, or a worktree of its own."""
 
     isolation: Isolation | None = None
+    directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

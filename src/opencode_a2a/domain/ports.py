@@ -307,6 +307,10 @@ class Bindings(Protocol):
         """The session to work in, or `OtherWorkspace` if it belongs to another root."""
         ...
 
+    async def former_directory(self, owner: str, context_id: str) -> str | None:
+        """Where a context without a session has worked last."""
+        ...
+
     async def context_of(self, owner: str, session_id: str) -> str | None: ...
 
     async def bind(self, owner: str, context_id: str, *, session: SessionRef) -> None:

@@ -424,7 +424,8 @@ class Run:
         if not self._is_oldest:
             return AwaitOlderTasks()
         if self._session_id is None:
-            return OpenSession(first.selection.isolation if first is not None else None)
+            selection = first.selection if first is not None else Selection()
+            return OpenSession(selection.isolation, selection.directory)
         if not first_prompt_stored:
             return Wait()
         if not self._has_slot and not self.canceled:

@@ -182,7 +182,8 @@ class Selection:
     """The model, agent and variant for one prompt, checked; None means the default.
 
     `isolation` comes with the first prompt of a context only. `node` is the name or label that the
-    caller has given of the node that does it.
+    caller has given of the node that does it. `directory` is where a session for it works that is
+    not in the workspace root, and `session` the one that the caller has named.
     """
 
     model: ModelRef | None = None
@@ -190,6 +191,8 @@ class Selection:
     variant: str | None = None
     isolation: Isolation | None = None
     node: str | None = None
+    directory: str | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class CatalogOptionsResolver:
         wanted = None
         if options.session is not None:
             wanted = await self._wanted_session(caller, options.session, bound=bound)
-        location = await self._location(caller, options, bound=bound or wanted)
+        location = await self._location(caller, context_id, options, bound=bound or wanted)
         if limits.narrows:
             options = await self._narrowed(caller, location, options, session=bound or wanted)
         agent_model = await self.validator.agent(location, options.agent, field=_AGENT_FIELD)
@@ -137,8 +137,8 @@ class CatalogOptionsResolver:
             await self.bindings.bind(caller.principal, context_id, session=wanted)
             bound = wanted
         elsewhere = options.model or options.directory or options.workspace
-        limited = location != self.ownership.locations.home
-        if bound is None and isolation is None and (elsewhere or limited):
+        below = location != self.ownership.locations.home
+        if bound is None and isolation is None and (elsewhere or below):
             session = await self.sessions.serving(
                 caller.principal, context_id, title=title, location=location
             )
@@ -154,6 +154,8 @@ class CatalogOptionsResolver:
             variant=options.variant,
             isolation=isolation,
             node=options.node,
+            directory=location.directory if below and isolation is None else None,
+            session=options.session,
         )
 
     async def resolve_next(
@@ -196,11 +198,15 @@ class CatalogOptionsResolver:
         return session.ref
 
     async def _location(
-        self, caller: Caller, options: RequestOptions, *, bound: SessionRef | None
+        self, caller: Caller, context_id: str, options: RequestOptions, *, bound: SessionRef | None
     ) -> Location:
         if options.directory is None and options.workspace is None:
+            if bound is None:  # it may have worked at a node that does not come back
+                directory = await self.bindings.former_directory(caller.principal, context_id)
+            else:
+                directory = bound.directory
             home = self.ownership.locations.home_of(caller)
-            return Location(bound.directory) if bound is not None and bound.directory else home
+            return Location(directory) if directory else home
         location = await self.ownership.locations.find(
             caller, directory=options.directory, workspace=options.workspace
         )

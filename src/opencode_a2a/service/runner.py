@@ -15,6 +15,7 @@ from typing import Protocol, assert_never
 
 import structlog
 
+from ..domain.catalog import Location
 from ..domain.effects import (
     Abort,
     Aborted,
@@ -71,7 +72,6 @@ from ..domain.values import (
     CallPath,
     Failure,
     FileChange,
-    Isolation,
     PermissionAsk,
     Problem,
     Prompt,
@@ -423,10 +423,10 @@ class Runner:
             case AwaitSlot(between_prompts):
                 await self.tools.slots.slot(self, between_prompts=between_prompts)
                 return SlotGranted()
-            case OpenSession(isolation):
+            case OpenSession():
                 # Who has it now may have made a session already.
                 held = await log.confirm_lease(task_id)
-                return await self._open_session(isolation) if held else LeaseLost()
+                return await self._open_session(effect) if held else LeaseLost()
             case RenewSession():
                 return await self._renew_session()
             case DiscardSession():
@@ -498,10 +498,15 @@ class Runner:
         said = await retelling.before(self.head, session, prompt.message_id)
         return prompt if said is None else replace(prompt, parts=(said, *prompt.parts))
 
-    async def _open_session(self, isolation: Isolation | None) -> SessionOpened:
+    async def _open_session(self, effect: OpenSession) -> SessionOpened:
         owner, context_id = self.head.owner, self.head.context_id
         session = await self.tools.sessions.serving(
-            owner, context_id, title=self.title, isolation=isolation, fresh=self.run.fresh
+            owner,
+            context_id,
+            title=self.title,
+            location=Location(effect.directory) if effect.directory is not None else None,
+            isolation=effect.isolation,
+            fresh=self.run.fresh,
         )
         self._session = self._with_peers(session)
         rules: Sequence[AllowRule] = ()

@@ -63,6 +63,8 @@ class Sessions:
             if worktree is not None:
                 location = Location(worktree.work_directory)
             else:
+                if ref is None and location is None and not fresh:
+                    location = await self._former_location(owner, context_id)
                 await self._check(
                     owner, ref.directory if ref else location.directory if location else ""
                 )
@@ -80,6 +82,15 @@ class Sessions:
                 await self._bindings.bind(owner, context_id, session=ref)
             self._unbound.pop(key, None)
         return self._agent.session(replace(ref, worktree=worktree.ref) if worktree else ref)
+
+    async def _former_location(self, owner: str, context_id: str) -> Location | None:
+        """Where a context has worked that comes from another node, or where its caller may work."""
+        if former := await self._bindings.former_directory(owner, context_id):
+            return Location(former)
+        if self._locations is None:
+            return None
+        home = self._locations.home_of(Caller(owner))
+        return home if home != self._locations.home else None
 
     async def _worktree(
         self,

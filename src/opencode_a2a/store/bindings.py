@@ -16,7 +16,7 @@ from ..errors import OtherOpenCode, OtherWorkspace, SessionForbidden, StoreUnava
 from .database import Conflict, Database
 from .prepared import Prepared
 from .roots import adopt
-from .tables import contexts, home_models, places, sessions, worktrees
+from .tables import contexts, home_models, places, sessions, tasks, worktrees
 
 T = TypeVar("T")
 
@@ -44,6 +44,9 @@ class SqlBindings:
         if self._opencode is not None and opencode not in (None, self._opencode):
             raise OtherOpenCode.of_context(context_id, opencode)
         return session
+
+    async def former_directory(self, owner: str, context_id: str) -> str | None:
+        return await self._database.read(_former_directory, owner, context_id, self._root.path)
 
     async def context_of(self, owner: str, session_id: str) -> str | None:
         return await self._database.read(_context_of, owner, session_id)
@@ -117,6 +120,21 @@ class SqlBindings:
 
     async def unbind(self, owner: str, context_id: str, session_id: str) -> None:
         await self._database.write(_unbind, owner, context_id, session_id=session_id)
+
+
+def _former_directory(db: Connection, owner: str, context_id: str, root: str) -> str | None:
+    """The directory of the session in which its newest task has begun, if it is this root's.
+
+    A context with a worktree of its own works there.
+    """
+    its = (tasks.c.owner == owner, tasks.c.context_id == context_id, sessions.c.root == root)
+    isolated = (worktrees.c.owner == owner, worktrees.c.context_id == context_id)
+    is_isolated = select(worktrees.c.owner).where(*isolated).exists()
+    worked_in = select(sessions.c.directory).join(
+        tasks, (tasks.c.session_id == sessions.c.session_id) & (tasks.c.owner == sessions.c.owner)
+    )
+    newest = worked_in.where(*its, ~is_isolated).order_by(tasks.c.created_at.desc()).limit(1)
+    return db.execute(newest).scalar()
 
 
 def _session_of(

@@ -807,7 +807,9 @@ def _can_move(db: Connection, task_id: str, to: Node) -> bool:
     except codec.Unreadable:
         return False
     first = task.history[0].update if task is not None and task.history else None
-    if not isinstance(first, MessageAdded) or first.selection.isolation is not None:
+    if not isinstance(first, MessageAdded):
+        return False
+    if first.selection.isolation is not None or first.selection.session is not None:
         return False
     label = first.selection.node
     return label is None or to.is_called(label)
