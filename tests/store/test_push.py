@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, update
 
 from opencode_a2a.domain.push import (
     Claimed,
@@ -32,7 +32,7 @@ from opencode_a2a.store.push import (
     STATE_KINDS,
     SqlPush,
 )
-from opencode_a2a.store.tables import push_dead
+from opencode_a2a.store.tables import push_configs, push_dead
 from tests.postgres import Postgres
 from tests.store.support import DONE, HELLO, OWNER, Clock, delta, head, soon
 
@@ -391,6 +391,19 @@ async def test_a_node_tells_what_became_of_tasks_whose_nodes_are_away(
         assert (await other.claim([])).taken == [], "a node of that workspace may be back soon"
         clock.now += ADOPT_AFTER
         assert (await other.claim([])).taken == ([told] if database.is_server else [])
+
+
+async def test_what_a_process_releases_is_for_the_next_one_of_its_root(
+    log: SqlTaskLog, push: SqlPush, database: Database, clock: Clock
+) -> None:
+    async with soon():
+        clock.now += 10 * ADOPT_AFTER  # as in real life
+        told = await put(push, await log.create(head("t"), [HELLO]))
+        await push.release()
+        assert (await elsewhere(database, clock).claim([])).taken == []
+        await database.write(lambda db: db.execute(update(push_configs).values(held_until=0)))
+        assert (await elsewhere(database, clock).claim([])).taken == [], "it was restored"
+        assert (await SqlPush(database, clock).claim([])).taken == [told]
 
 
 async def test_a_process_hears_at_once_what_another_has_written(

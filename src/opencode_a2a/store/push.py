@@ -116,7 +116,7 @@ class SqlPush:
         return Claimed(taken=taken, changed=changed, lost=lost, more=len(free) == CLAIM_ROWS)
 
     async def release(self) -> None:
-        await self._database.write(_release, self._holder)
+        await self._database.write(_release, self._holder, self._clock())
 
     def on_news(self, tell: TellNews) -> Callable[[], None]:
         return self._database.wakeups.subscribe(lambda words: _pass_on(words, tell))
@@ -257,7 +257,8 @@ def _find(db: Connection, look: _Look) -> tuple[list[PushCursor], list[tuple[str
     )
     for_us = tasks.c.root == look.root
     if db.dialect.name == "postgresql":  # any node can tell what became of the tasks of another
-        for_us |= push_configs.c.held_until < look.now - ADOPT_AFTER
+        was_held = push_configs.c.held_until > 0  # not in a database that was just restored
+        for_us |= and_(was_held, push_configs.c.held_until < look.now - ADOPT_AFTER)
     # Not "later than": clocks differ from one machine to the next.
     differs = or_(
         tasks.c.status_at != push_configs.c.status_at, tasks.c.state != push_configs.c.state
@@ -318,9 +319,10 @@ def _held(db: Connection, holder: str) -> list[PushCursor]:
     return [_cursor(row) for row in db.execute(select(push_configs).where(*ours))]
 
 
-def _release(db: Connection, holder: str) -> None:
+def _release(db: Connection, holder: str, now: int) -> None:
+    """Let the next process of this root have them at once, and others only if there is none."""
     ours = (push_configs.c.is_over == 0, push_configs.c.holder == holder)
-    db.execute(update(push_configs).where(*ours).values(holder=None, held_until=0))
+    db.execute(update(push_configs).where(*ours).values(holder=None, held_until=now))
 
 
 _FIND_CONFIG = Prepared(
