@@ -6,6 +6,7 @@ The version is read after every connection: an OpenCode that was away may be ano
 from __future__ import annotations
 
 import asyncio
+import hmac
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -29,18 +30,20 @@ def opencode_name(endpoint: Endpoint, root: Path) -> str:
 
     A session is known to one OpenCode alone, so this says which processes can work in it. An
     OpenCode that this service starts gets another port each time; the root it works in stays.
+    Callers see the name, so it has no password, and not the id of the machine, which is secret.
     """
     url = urlsplit(endpoint.base_url)
     if not is_loopback(url.hostname or ""):
-        return f"{url.scheme}://{url.netloc}"
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
     return f"{_machine()}:{root if endpoint.managed else url.port or 80}"
 
 
 def _machine() -> str:
     """This machine or container: names may be used twice, and a copied machine has the same id."""
     with suppress(OSError):
-        machine_id = Path("/etc/machine-id").read_text(encoding="ascii").strip()
-        return f"{socket.gethostname()}-{machine_id[:12]}"
+        machine_id = Path("/etc/machine-id").read_bytes().strip()
+        digest = hmac.new(machine_id, b"the name of an OpenCode", "sha256").hexdigest()
+        return f"{socket.gethostname()}-{digest[:12]}"
     return socket.gethostname()
 
 
