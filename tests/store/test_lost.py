@@ -28,7 +28,7 @@ from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import LEASE
 from opencode_a2a.store.log import SqlTaskLog
-from opencode_a2a.store.statements import ADOPTION_MS
+from opencode_a2a.store.statements import ADOPTION_MS, SWEEP_ROWS
 from tests.postgres import Postgres
 from tests.store.support import HELLO, OWNER, Clock, claimed_ids, delta, head, rest, soon
 from tests.store.test_sharing import process
@@ -191,6 +191,42 @@ async def test_what_waits_in_a_conversation_moves_when_its_node_is_given_up(
             assert await bindings.former_directory(OWNER, "another") is None
         (earlier,) = await other.earlier_tasks(head("behind", created_at=1_001))
         assert (earlier.id, earlier.session, earlier.elsewhere) == ("begun", "ses_1", True)
+
+
+async def test_what_cannot_move_does_not_keep_others_from_it(
+    url: str, clock: Clock, postgres: Postgres
+) -> None:
+    saw(postgres, "one", clock.now)
+    tied = MessageAdded(HELLO.message, "msg_1", selection=Selection(node="big"))
+    async with soon(), process(url, clock, "two") as other, process(url, clock, "one") as log:
+        for n in range(SWEEP_ROWS + 1):
+            await log.create(head(f"tied-{n}", f"c-{n}", created_at=1_000 + n), [tied])
+        await log.create(head("free", "c", created_at=2_000), [HELLO])
+        clock.outlast_leases()
+        found = [await adopted(other, clock) for _ in range(2)]
+        assert found == [[], ["free"]]
+        await log.create(head("early", "c-early", created_at=1), [HELLO])
+        clock.outlast_leases()
+        assert await adopted(other, clock) == ["early"], "then it begins again"
+
+
+async def test_the_tasks_of_a_context_move_together_or_not_at_all(
+    url: str, clock: Clock, postgres: Postgres
+) -> None:
+    saw(postgres, "one", clock.now)
+    third = replace(MINE, holder="h-three", name="three", opencode="three")
+    async with soon(), process(url, clock, "two") as other, process(url, clock, "one") as log:
+        for n in range(3):
+            await log.create(head(f"t-{n}", created_at=1_000 + n), [HELLO])
+        clock.outlast_leases()
+        with postgres.locked("SELECT 1 FROM tasks WHERE id = 't-0' FOR UPDATE"):
+            assert await adopted(other, clock, third) == [], "another node adopts the oldest"
+        postgres.say("UPDATE tasks SET opencode = 'four' WHERE id = 't-2'")
+        assert await adopted(other, clock) == []
+        postgres.say("UPDATE tasks SET opencode = 'one' WHERE id = 't-2'")
+        assert await adopted(other, clock) == ["t-0", "t-1", "t-2"]
+        saw(postgres, "two", clock.now)
+        assert await adopted(other, clock, third) == []
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,7 @@ class SqlTaskLog:
         self._last_commit_at = 0.0  # by the loop's clock
         self._loop = asyncio.get_running_loop()
         self._claiming = asyncio.Lock()
+        self._adoption = sql.AdoptionRound()
         self._renewed_at = self._loop.time()  # all leases
         self._followers = Followers(database)
         self._interest = Interest()  # of other processes, in tasks of this one
@@ -681,9 +682,10 @@ class SqlTaskLog:
         self, mine: Node, *, alive_since: int, return_since: int
     ) -> Sequence[str]:
         """Let this node have what nodes that are gone have not begun. It is claimed with others."""
-        adopted = await self._database.write(
+        adopted, self._adoption = await self._database.write(
             sql.adopt_unstarted,
             mine,
+            after=self._adoption,
             alive_since=alive_since,
             return_since=return_since,
             now=self._clock(),

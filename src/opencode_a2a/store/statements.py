@@ -763,41 +763,68 @@ def _append(db: Connection, task_id: str, added: Update, *, lease: Lease, now: i
     _notify(db, [batch], _commit_together(db, [batch], lease))
 
 
+class AdoptionRound(NamedTuple):
+    """Up to which task a node has looked for some to adopt. What cannot move is passed by."""
+
+    created_at: int = 0
+    task_id: str = ""
+
+
 def adopt_unstarted(
-    db: Connection, mine: Node, *, alive_since: int, return_since: int, now: int
-) -> list[str]:
+    db: Connection,
+    mine: Node,
+    *,
+    after: AdoptionRound,
+    alive_since: int,
+    return_since: int,
+    now: int,
+) -> tuple[list[str], AdoptionRound]:
     """Let a node have the tasks that wait for a lost one, and of which nothing was done yet.
 
     A prompt is sent only after `Started` is stored, by the holder. So nothing was done of a task
     that has no such entry, and nobody does it once it has another OpenCode. If something was said
-    in its context before, it waits for the node to return, like what has begun.
+    in its context before, it waits for the node to return, like what has begun. The open tasks of
+    a context move together, with the oldest: two nodes cannot get some of them each.
     """
     other = tasks.alias()
     same = (other.c.owner == tasks.c.owner, other.c.context_id == tasks.c.context_id)
     begun = select(other.c.id).where(*same, other.c.session_id.is_not(None))
     running = begun.where(other.c.state.in_(OPEN_STATES))
+    still_open = select(other.c.id).where(*same, other.c.state.in_(OPEN_STATES))
+    order, others = (tuple_(each.c.created_at, each.c.id) for each in (tasks, other))
     is_used = select(nodes.c.holder).where(nodes.c.opencode == tasks.c.opencode)
     given_up = ~is_used.where(nodes.c.seen_at >= return_since).exists()
     statement = (
-        select(tasks.c.id, tasks.c.owner, tasks.c.context_id, tasks.c.opencode)
+        select(tasks.c.id, tasks.c.owner, tasks.c.context_id, tasks.c.opencode, tasks.c.created_at)
         .where(tasks.c.state == TaskState.SUBMITTED.value, tasks.c.root == mine.root)
+        .where(order > tuple_(after.created_at, after.task_id))
         .where(tasks.c.opencode.is_not(None), tasks.c.opencode != mine.opencode)
         .where(tasks.c.held_until < now, ~is_used.where(nodes.c.seen_at >= alive_since).exists())
-        .where(~running.exists())
+        .where(~running.exists(), ~still_open.where(others < order).exists())
+        .where(~still_open.where(other.c.opencode != tasks.c.opencode).exists())
         .where(or_(~begun.exists(), and_(given_up, tasks.c.held_until < return_since)))
-        .order_by(tasks.c.created_at)
+        .order_by(tasks.c.created_at, tasks.c.id)
         .limit(SWEEP_ROWS)
         .with_for_update(skip_locked=True)
     )
-    adopted: list[str] = []
-    for row in db.execute(statement).all():
-        if not _can_move(db, row.id, mine):
-            continue
-        let_go(db, row.owner, row.context_id, row.opencode)
-        free = {"opencode": mine.opencode, "holder": None, "held_until": 0}
-        db.execute(update(tasks).where(tasks.c.id == row.id).values(free))
-        adopted.append(row.id)
-    return adopted
+    found = db.execute(statement).all()
+    adopted = [task_id for row in found for task_id in _adopt_context(db, row, mine)]
+    if len(found) < SWEEP_ROWS:
+        return adopted, AdoptionRound()
+    return adopted, AdoptionRound(found[-1].created_at, found[-1].id)
+
+
+def _adopt_context(db: Connection, oldest: Any, mine: Node) -> list[str]:
+    """Let a node have the open tasks of a context; none of them if one cannot move."""
+    its = (tasks.c.owner == oldest.owner, tasks.c.context_id == oldest.context_id, IS_OPEN)
+    found = select(tasks.c.id).where(*its).order_by(tasks.c.created_at, tasks.c.id)
+    task_ids = list(db.execute(found.with_for_update()).scalars())
+    if not all(_can_move(db, task_id, mine) for task_id in task_ids):
+        return []
+    let_go(db, oldest.owner, oldest.context_id, oldest.opencode)
+    free = {"opencode": mine.opencode, "holder": None, "held_until": 0}
+    db.execute(update(tasks).where(tasks.c.id.in_(task_ids)).values(free))
+    return task_ids
 
 
 def _can_move(db: Connection, task_id: str, to: Node) -> bool:
