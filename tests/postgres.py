@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,7 +185,8 @@ class Postgres:
                 async with Database.open(self.emptied()):
                     pass
 
-            asyncio.run(make_tables())
+            with ThreadPoolExecutor(1) as apart:  # this thread may have an event loop already
+                apart.submit(lambda: asyncio.run(make_tables())).result()
             self._columns = self.say(COLUMNS)
         return self.url()
 
