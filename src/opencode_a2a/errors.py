@@ -293,6 +293,13 @@ class BudgetExceeded(LimitExceeded):
 class StoreUnavailable(ServiceError):
     type, rpc_code, http_status = "STORE_UNAVAILABLE", -32072, 503
 
+    @classmethod
+    def nothing_changed(cls) -> StoreUnavailable:
+        return StoreUnavailable(
+            "The task store cannot be used right now. Nothing was changed; try again later.",
+            retry_after=5,
+        )
+
 
 class ShuttingDown(StoreUnavailable):
     """The service is shutting down."""

@@ -15,7 +15,7 @@ from .services import Services
 
 PEER_TOGGLE = Toggle(
     "A2A_CLIENT_ALLOW_ANY_PEER",
-    "or with a table `[peers.NAME]`. Otherwise there is no agent that this service may call.",
+    "otherwise, and without a table `[peers.NAME]`, there is no agent that may be called.",
 )
 PEERS = Extension(
     "opencode-peers-v1",

@@ -107,10 +107,7 @@ class Forwarding:
                     raise
                 if not await self._cluster.look():
                     # Who else could do it cannot be found out, so this is no final answer.
-                    raise StoreUnavailable(
-                        "The task store cannot be used right now. Nothing was changed; try again.",
-                        retry_after=5,
-                    ) from None
+                    raise StoreUnavailable.nothing_changed() from None
         raise AssertionError("it was done, or refused")
 
     # -- asking

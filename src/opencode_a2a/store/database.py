@@ -269,10 +269,7 @@ def _transact(connections: _Connections, work: Callable[..., T], *args: Any, **n
         raise OutcomeUnknown from exc
     except SQLAlchemyError as exc:
         logger.error("store.failed", error=type(exc).__name__, reason=str(exc.__cause__))
-        raise StoreUnavailable(
-            "The task store cannot be used right now. Nothing was changed; try again later.",
-            retry_after=5,
-        ) from exc
+        raise StoreUnavailable.nothing_changed() from exc
 
 
 def _commit(connection: Connection, transaction: RootTransaction, file: _File) -> None:

@@ -313,7 +313,7 @@ class SqlTaskLog:
         for write in writes:
             write.answered_unknown = True
         if not writes:
-            self._close(open_task, _nothing_changed())
+            self._close(open_task, StoreUnavailable.nothing_changed())
 
     async def write(
         self, task_id: str, updates: Sequence[Update], keys: Sequence[Key] = ()
@@ -469,7 +469,7 @@ class SqlTaskLog:
                 self._publish(open_task, batch, None)
             else:
                 writes, open_task.being_written = open_task.being_written, []
-                self._refuse(open_task, writes, _nothing_changed())
+                self._refuse(open_task, writes, StoreUnavailable.nothing_changed())
         return True
 
     def _start_deadline(self, written: list[OpenTask], seconds: float) -> None:
@@ -488,7 +488,7 @@ class SqlTaskLog:
                 if write.done is not None and not write.done.done():
                     write.answered_unknown = True
                     write.answer(OutcomeUnknown())
-        self._refuse_waiting(_nothing_changed())
+        self._refuse_waiting(StoreUnavailable.nothing_changed())
         self._start_deadline(written, 1.0)  # for writes that come later
 
     def _refuse_waiting(self, refusal: StoreUnavailable) -> None:
@@ -560,7 +560,7 @@ class SqlTaskLog:
             self._close(open_task, taken)
             return
         if open_task.answered_unknown:
-            self._close(open_task, _nothing_changed())
+            self._close(open_task, StoreUnavailable.nothing_changed())
             return
         written, open_task.being_written = open_task.being_written, []
         open_task.publish(batch.entries)
@@ -972,19 +972,12 @@ def _merge(
     return updates, [known.get(id(update)) or codec.encode(update) for update in updates]
 
 
-def _nothing_changed() -> StoreUnavailable:
-    return StoreUnavailable(
-        "The task store cannot be used right now. Nothing was changed; try again later.",
-        retry_after=5,
-    )
-
-
 def _refusal(exc: Exception) -> StoreUnavailable:
     """The error for callers of whom nothing was stored."""
     if isinstance(exc, StoreUnavailable):  # logged where it was raised
-        return _nothing_changed() if isinstance(exc, OutcomeUnknown) else exc
+        return StoreUnavailable.nothing_changed() if isinstance(exc, OutcomeUnknown) else exc
     logger.error("store.internal_error", exc_info=exc)
-    return _nothing_changed()
+    return StoreUnavailable.nothing_changed()
 
 
 def _has_ended(task_id: str) -> UnsupportedOperation:
