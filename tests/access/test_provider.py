@@ -1,6 +1,6 @@
 """A real OpenID Connect provider: its tokens are a login, also after it has a new key.
 
-npm install --prefix .interop/oidc-provider oidc-provider@9
+It is one of the packages that test the console (`make test` installs them beside a browser).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from tests.fakes.issuer import AUDIENCE
 from tests.postgres import free_port
 from tests.running import ROOT, Service, Upstream, isolated, running, service
 
-FOLDER = ROOT / ".interop" / "oidc-provider"
+FOLDER = ROOT / "console"
 pytestmark = pytest.mark.skipif(
     not (FOLDER / "node_modules" / "oidc-provider").exists(),
-    reason="oidc-provider is not installed (npm install --prefix .interop/oidc-provider "
-    "oidc-provider@9)",
+    reason="oidc-provider is not installed (npm ci --prefix console)",
 )
 ROLES = """
 [oidc.scope_map]
