@@ -219,7 +219,7 @@ def service(
     upstream: Upstream,
     directory: Path,
     *,
-    serving: str = r'event"?[=:] ?"?serving"?,? "?url"?[=:] ?"?([^\s"]+)',  # in either format
+    serving: str = r'event"?[=:] ?"?serving"?,? ?"?url"?[=:] ?"?([^\s"]+)',  # in either format
     config: str = "",
     command: Sequence[str] = (),
     **settings: str,

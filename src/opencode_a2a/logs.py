@@ -7,13 +7,15 @@ Systemd's journal knows the time itself, and reads the level from a prefix such 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
+import orjson
 import structlog
 from structlog.types import Processor
 
@@ -84,13 +86,21 @@ class _Output:
 
 def _renderers(form: str, colours: bool) -> list[Processor]:
     if form == "json":
-        # The JSON renderer writes ASCII only, so there is nothing left to escape.
-        return [_order_fields, structlog.processors.JSONRenderer()]
+        return [_order_fields, structlog.processors.JSONRenderer(_json)]
     if colours:
         plain = structlog.dev.plain_traceback
         terminal = structlog.dev.ConsoleRenderer(colors=True, exception_formatter=plain)
         return [_escape_values, terminal]
     return [_order_fields, _logfmt]
+
+
+def _json(event: EventDict, default: Callable[[Any], Any]) -> str:
+    """Nothing is left to escape: all of it can be printed, and is ASCII."""
+    with suppress(TypeError):  # half a character, or a number beyond 64 bits
+        line = orjson.dumps(event, default=default).decode()
+        if line.isascii() and line.isprintable():
+            return line
+    return json.dumps(event, default=default, separators=(",", ":"))
 
 
 def _add_ids(_: Any, __: str, event: EventDict) -> EventDict:

@@ -41,7 +41,7 @@ def telling(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         A2A_LOG_BODY_LIMIT="300",
         A2A_LOG_FORMAT="json",
         ANTHROPIC_API_KEY=PROVIDER,
-        serving=r'"event": "serving", "url": "([^"]+)"',
+        serving=r'"event":"serving","url":"([^"]+)"',
     ) as running:
         yield running
 
@@ -65,7 +65,7 @@ def alice(running: Service) -> httpx.Client:
 
 def lines(program: Program, request_id: str, event: str) -> list[Json]:
     """What the log says about a request; the line that ends it has been waited for."""
-    program.wait_for(rf'"event": "request", .*"{request_id}"|"{request_id}".*"event": "request"')
+    program.wait_for(rf'"event":"request",.*"{request_id}"|"{request_id}".*"event":"request"')
     found = [json.loads(line) for line in program.output.splitlines() if line.startswith("{")]
     return [line for line in found if (line.get("request"), line["event"]) == (request_id, event)]
 
@@ -119,7 +119,7 @@ def test_every_line_is_json(telling: Service) -> None:
     with alice(telling) as client:
         RPC_1.send(client, "hello")
         key = client.get("/-----BEGIN%20PRIVATE%20KEY-----").headers["x-request-id"]
-    telling.program.wait_for(r'"event": "task.ended"')
+    telling.program.wait_for(r'"event":"task.ended"')
     (said,) = lines(telling.program, key, "request")
     assert (said["path"], said["status"]) == ("/[redacted]", 404)
     for line in telling.program.output.splitlines():

@@ -113,7 +113,7 @@ def test_a_terminal_shows_the_tasks_at_work_and_what_ctrl_c_waits_for(
         TERM="xterm",
     )
     with on_terminal(command("opencode-a2a", "serve"), env, tmp_path) as screen:
-        url = screen.wait_for(r'"event": "serving", "url": "([^"]+)"')[1]
+        url = screen.wait_for(r'"event":"serving","url":"([^"]+)"')[1]
         text = "[[hang]] Paint \x1b[31mred " + "and so on " * 10
         message = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": text}]}
         sent = httpx.post(

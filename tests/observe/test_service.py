@@ -223,7 +223,7 @@ def test_a_send_is_audited_when_it_is_stored_also_if_its_client_leaves(watched: 
             time.sleep(0.05)
         (line,) = watched.audited("SendMessage")[before:]  # though it has no answer yet
     assert line["outcome"] == "ok"
-    watched.run.program.wait_for(rf'"status": 499.*{line["request"]}')
+    watched.run.program.wait_for(rf'"status":499.*{line["request"]}')
     assert len(watched.audited("SendMessage")) == before + 1
     with watched.client() as alice:
         alice.post(f"/tasks/{line['task']}:cancel").raise_for_status()
@@ -232,7 +232,7 @@ def test_a_send_is_audited_when_it_is_stored_also_if_its_client_leaves(watched: 
 def test_every_line_of_the_log_says_what_it_is_about(watched: Watched) -> None:
     task = watched.send("[[tokens:1]]")
     for event in ("task.ended", "request"):  # the latter comes after the answer
-        watched.run.program.wait_for(rf'"event": "{event}".*"task": "{task["id"]}"')
+        watched.run.program.wait_for(rf'"event":"{event}".*"task":"{task["id"]}"')
     (ended,) = [line for line in watched.logged("task.ended") if line["task"] == task["id"]]
     assert ended["context"] == task["contextId"]
     assert ended["session"].startswith("ses_")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -120,7 +122,7 @@ def test_a_collector_that_refuses_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     with collecting() as collector, capture_logs() as logs:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.url}/elsewhere")
         tracer = OtelTracer()
-        tracer.record(Span(SpanRef(TRACE, SPAN, sampled=True), "x", start_ns=1, end_ns=2))
+        tracer.record(_named("x"))
         tracer.close()
     (line,) = logs
     assert (line["event"], line["reason"]) == (
@@ -137,6 +139,88 @@ def test_a_certificate_that_is_not_there_turns_traces_off_and_not_the_service(
     with capture_logs() as logs:
         assert _tracer() is None
     assert [line["event"] for line in logs] == ["traces.off"]
+
+
+def test_a_full_batch_is_sent_at_once_and_the_rest_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "3")
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        tracer = OtelTracer()
+        for number in range(3):
+            tracer.record(_named(f"first {number}"))
+        collector.wait_for(lambda spans: len(spans) == 3)
+        tracer.record(_named("last"))
+        tracer.close()
+        assert [span.name for span in collector.spans][3:] == ["last"]
+
+
+def test_spans_that_are_too_many_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "5")
+    with _slow_collector() as (url, asked, go_on), capture_logs() as logs:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        tracer = OtelTracer()
+        for number in range(5):
+            tracer.record(_named(f"sent {number}"))
+        assert asked.wait(60)
+        for number in range(9):
+            tracer.record(_named(f"later {number}"))
+        go_on.set()
+        tracer.close()
+    assert [(line["event"], line["spans"]) for line in logs] == [("traces.lost", 4)]
+    assert "OTEL_BSP_MAX_QUEUE_SIZE" in logs[0]["reason"]
+
+
+def test_a_span_that_cannot_be_encoded_does_not_end_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    with collecting() as collector, capture_logs() as logs:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        tracer = OtelTracer()
+        tracer.record(
+            _named("x")._replace(ref=SpanRef("no hexadecimal digits", SPAN, sampled=True))
+        )
+        tracer.record(_named("next"))
+        collector.wait_for(lambda spans: [span.name for span in spans] == ["next"])
+        tracer.close()
+    assert [line["event"] for line in logs] == ["traces.internal_error"]
+
+
+def test_a_size_that_is_no_number_turns_traces_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+    with capture_logs() as logs:
+        assert _tracer() is None
+    assert logs[0]["reason"] == "OTEL_BSP_MAX_QUEUE_SIZE=0 is not a whole number above 0"
+
+
+def _named(name: str) -> Span:
+    return Span(SpanRef(TRACE, SPAN, sampled=True), name, start_ns=1, end_ns=2)
+
+
+@contextmanager
+def _slow_collector() -> Iterator[tuple[str, threading.Event, threading.Event]]:
+    """Where it is; set when it is asked; what it waits for before its first answer."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            asked.set()
+            go_on.wait(60)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Not on the screen."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked, go_on
+        server.shutdown()
 
 
 def test_a_redirect_takes_no_credential_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +247,7 @@ def test_a_redirect_takes_no_credential_elsewhere(monkeypatch: pytest.MonkeyPatc
         url = f"http://127.0.0.1:{server.server_address[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         tracer = OtelTracer()
-        tracer.record(Span(SpanRef(TRACE, SPAN, sampled=True), "x", start_ns=1, end_ns=2))
+        tracer.record(_named("x"))
         tracer.close()
         server.shutdown()
     assert seen == []

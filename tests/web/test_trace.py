@@ -23,7 +23,7 @@ from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.published import Published
 from opencode_a2a.inbound.routes import add_routes, application
-from opencode_a2a.observe import ids, metrics
+from opencode_a2a.observe import ids, later, metrics
 from opencode_a2a.observe.tracing import SpanRef
 from opencode_a2a.service.tasks import Tasks
 from opencode_a2a.web.auth import Authenticator, Credential, Credentials
@@ -168,10 +168,12 @@ async def test_every_answer_has_a_number_of_its_own() -> None:
 async def test_a_bug_is_answered_in_shape_and_kept_for_the_log(
     verb: str, path: str, body: Any, where: str
 ) -> None:
+    later.catch_up()
     before = metrics.INTERNAL_ERRORS.values[()]
     with capture_logs() as logs:
         async with client() as there:
             response = await there.request(verb, path, json=body)
+    later.catch_up()
     assert metrics.INTERNAL_ERRORS.values[()] == before + 1
     assert response.status_code == (200 if where == "rpc" else 500)
     assert SECRET not in response.text

@@ -45,6 +45,7 @@ PARAMETERS = (
     "workspace_id",
     "peer",
 )
+_MADE_HERE = frozenset({"time", "act", "outcome", "request", "trace_id", "task"})  # no secrets
 _CONTEXT = ("request", "trace_id", "task", "context", "session")  # of the ordinary log
 
 
@@ -148,7 +149,10 @@ class AuditLog:
     _failed: bool = False  # the last line could not be written
 
     def write(self, record: Mapping[str, Any]) -> None:
-        shown = {name: self.redact(value) for name, value in record.items()}
+        shown = {
+            name: value if name in _MADE_HERE else self.redact(value)
+            for name, value in record.items()
+        }
         try:
             self.output.write(orjson.dumps(shown))
         except (OSError, TypeError) as exc:  # TypeError: a value that JSON cannot hold

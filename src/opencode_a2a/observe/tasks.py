@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
-
-import structlog
+from typing import Any
 
 from ..domain.events import ToolCall
 from ..domain.task import Task
@@ -34,14 +32,10 @@ from ..domain.values import CallPath, Interrupt, PermissionAsk, Usage
 from . import metrics, tracing
 from .tracing import Attributes, Span, SpanRef
 
-logger = structlog.get_logger()
-
 NANOSECONDS = 1_000_000  # in a millisecond
 UNKNOWN = "unknown"  # in the place of a name
 
 OVER = ("completed", "error")  # of a tool call
-
-OnCommit: TypeAlias = Callable[[Sequence[LogEntry]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,7 @@ class _OpenTurn:
 
 @dataclass(eq=False, slots=True)
 class TaskObserver:
-    """Watches one task of this process. Called with each commit, after the task has changed."""
+    """Watches one task of this process."""
 
     task: Task
     _turn: _OpenTurn | None = None
@@ -64,7 +58,7 @@ class TaskObserver:
     _calls: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, task: Task) -> OnCommit | None:
+    def of(cls, task: Task) -> TaskObserver | None:
         """For a new task, or one that another process began; None where nobody wants to know."""
         if not metrics.process.counts and tracing.process.tracer is None:
             return None
@@ -72,7 +66,7 @@ class TaskObserver:
         if task.last_seq:
             metrics.TASKS_RESUMED.add()
             self._restore()
-        return self.on_commit
+        return self
 
     def _restore(self) -> None:
         """Know what an earlier process knew."""
@@ -94,13 +88,7 @@ class TaskObserver:
                 self._ended_calls.add(each.part_id or "")
                 self._calls.setdefault(each.call_id or "", each.part_id or "")
 
-    def on_commit(self, entries: Sequence[LogEntry]) -> None:
-        try:
-            self._observe(entries)
-        except Exception:  # the log must go on, whatever is wrong with those who watch it
-            logger.exception("observe.internal_error", task=self.task.head.id)
-
-    def _observe(self, entries: Sequence[LogEntry]) -> None:
+    def observe(self, entries: Sequence[LogEntry]) -> None:
         for entry in entries:
             update = entry.update
             kind = type(update)

@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
@@ -20,7 +20,8 @@ from urllib.parse import quote
 import orjson
 
 from ..errors import ServiceError, UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
-from ..observe import metrics, tracing
+from ..observe import later, metrics, tracing
+from ..observe.tracing import SpanRef
 
 if TYPE_CHECKING:
     from .client import Answer, Client
@@ -207,7 +208,17 @@ class Http:
             outcome = exc.type
             raise
         finally:
-            _observe(method, segments, began=began, outcome=outcome)
+            if metrics.process.counts or tracing.process.tracer is not None:
+                later.do(
+                    partial(
+                        _observe,
+                        method,
+                        segments,
+                        times=(began, time.time_ns()),
+                        outcome=outcome,
+                        parent=tracing.recorded(),
+                    )
+                )
         return parsed, answer.headers
 
     @asynccontextmanager
@@ -251,21 +262,26 @@ def _quoted(text: str) -> str:
     return quote(text, safe="")
 
 
-def _observe(method: str, segments: tuple[str, ...], *, began: int, outcome: str) -> None:
-    """Count a request, and record its span. `began` is by the clock of the machine."""
-    if not metrics.process.counts and tracing.process.tracer is None:
-        return
-    ended = time.time_ns()
+def _observe(
+    method: str,
+    segments: tuple[str, ...],
+    *,
+    times: tuple[int, int],
+    outcome: str,
+    parent: SpanRef | None,
+) -> None:
+    """Count a request, and record its span below `parent`. Times are by the machine's clock."""
+    began, ended = times
     words = [word if word in _ROUTE_WORDS else "{id}" for word in segments]
     route = f"{method} /{'/'.join(words)}"
     metrics.OPENCODE_REQUESTS.add(route, outcome)
     metrics.OPENCODE_SECONDS.observe(max(0, ended - began) / 1e9, route)
-    if (parent := tracing.recorded()) is not None:
+    if parent is not None:
         tracing.record(
             f"OpenCode {route}",
             below=parent,
             kind="client",
-            times=(began, ended),
+            times=times,
             error=outcome if outcome != "ok" else None,
         )
 

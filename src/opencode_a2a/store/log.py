@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -51,8 +52,8 @@ from ..errors import (
     TaskNotFound,
     UnsupportedOperation,
 )
-from ..observe import metrics
-from ..observe.tasks import OnCommit, TaskObserver, kind_of
+from ..observe import later, metrics
+from ..observe.tasks import TaskObserver, kind_of
 from . import codec, conversations, interrupts, summaries, usage
 from . import statements as sql
 from .database import Conflict, Database
@@ -137,7 +138,7 @@ class OpenTask:
     tail_start: int = 0  # the number before the first entry of the tail
     newest: int = 0  # how many entries of the tail the last commit added
     waiters: list[asyncio.Future[None]] = field(default_factory=list)  # for a change
-    on_commit: OnCommit | None = None  # is told of committed entries
+    observer: TaskObserver | None = None  # None where nobody wants to know
     prune_at: int = PRUNE_WAITERS  # the number of waiters at which to remove those that left
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
@@ -290,7 +291,7 @@ class SqlTaskLog:
         self, head: TaskHead, updates: Sequence[Update], keys: Sequence[Key] = ()
     ) -> Task:
         task = Task(head, status_at=head.created_at)
-        open_task = OpenTask(task, on_commit=TaskObserver.of(task))
+        open_task = OpenTask(task, observer=TaskObserver.of(task))
         committed = self._submit(open_task, updates, keys)
         self._open[head.id] = open_task
         try:
@@ -564,8 +565,8 @@ class SqlTaskLog:
             return
         written, open_task.being_written = open_task.being_written, []
         open_task.publish(batch.entries)
-        if open_task.on_commit is not None:
-            open_task.on_commit(batch.entries)
+        if (observer := open_task.observer) is not None:
+            later.do(partial(observer.observe, batch.entries))
         for write in written:
             write.answer()
         if open_task.over:
@@ -663,7 +664,7 @@ class SqlTaskLog:
                     task,
                     is_new=False,
                     tail_start=task.last_seq,
-                    on_commit=TaskObserver.of(task),
+                    observer=TaskObserver.of(task),
                 )
                 if task.lost is not None:
                     self._enqueue(open_task, [NodeReturned()])

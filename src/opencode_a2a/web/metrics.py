@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..domain.addresses import is_loopback
 from ..errors import ServiceError
+from ..observe import later
 from .connections import ConnectionLimits
 from .hosts import HostCheck
 from .protocol import ConnectionGuard
@@ -32,6 +33,7 @@ async def page(headers: Headers) -> Response:
     """The metrics, in the best format that the client accepts."""
     # In a thread, with the first request: the library takes a fifth of a second to load.
     module = await asyncio.to_thread(import_module, "..observe.exposition", __package__)
+    later.catch_up()
     body, content_type = module.render(headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 

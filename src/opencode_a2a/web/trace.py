@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import Internal, ServiceError, ShuttingDown
-from ..observe import ids, metrics, tracing
+from ..observe import ids, later, metrics, tracing
 from ..observe.tracing import SpanRef
 
 logger = structlog.get_logger()
@@ -129,26 +130,30 @@ class _Request:
         """Its answer begins, or will never do (0)."""
         if not metrics.process.counts and not self._ref.sampled:
             return
-        state, path = self._scope["state"], self._scope["path"]
-        document = _DOCUMENTS.get(path, UNKNOWN)
-        operation, line, transport = state.get(OPERATION) or (document, "", "http")
-        outcome = state.get(OUTCOME) or ("ok" if status < 400 else f"HTTP_{status}")
+        ended = self._began + int((time.perf_counter() - self.started) * 1e9)
+        outcome = self._scope["state"].get(OUTCOME)  # a stream may still fail
+        later.do(partial(self._observe, status, outcome=outcome, ended=ended))
+
+    def _observe(self, status: int, *, outcome: str | None, ended: int) -> None:
+        document = _DOCUMENTS.get(self._scope["path"], UNKNOWN)
+        said = self._scope["state"].get(OPERATION)
+        operation, line, transport = said or (document, "", "http")
+        outcome = outcome or ("ok" if status < 400 else f"HTTP_{status}")
         metrics.REQUESTS.add(operation, line, transport, outcome)
         if outcome == Internal.type:
             metrics.INTERNAL_ERRORS.add()
-        seconds = time.perf_counter() - self.started
-        metrics.REQUEST_SECONDS.observe(seconds, operation, line, transport)
-        if self._ref.sampled and tracing.process.tracer is not None and transport != "http":
-            self._record(status, operation=operation, line=line, outcome=outcome)
+        metrics.REQUEST_SECONDS.observe((ended - self._began) / 1e9, operation, line, transport)
+        if self._ref.sampled and transport != "http":
+            self._record(status, operation=operation, line=line, outcome=outcome, ended=ended)
 
-    def _record(self, status: int, *, operation: str, line: str, outcome: str) -> None:
+    def _record(self, status: int, *, operation: str, line: str, outcome: str, ended: int) -> None:
         caller = self._scope["state"].get("caller")
         tracing.record(
             operation,
             below=self._parent or SpanRef(self._ref.trace),
             span=self._ref.span,
             kind="server",
-            times=(self._began, time.time_ns()),
+            times=(self._began, ended),
             attributes={
                 "http.request.method": self._scope["method"],
                 "http.response.status_code": status,
