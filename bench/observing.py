@@ -10,10 +10,9 @@ import httpx
 
 from tests.observe.collector import collecting
 
-from .clock import spending
+from .clock import cpu, spending
 from .figures import Result
 from .lab import Adapter, Lab
-from .streaming import per_task
 
 LONG = 1_000  # deltas of the long tasks
 OFF_SHARE, ON_SHARE = 1.0, 5.0  # percent
@@ -26,7 +25,9 @@ async def cost(lab: Lab) -> Result:
         "Three services on fast fakes, in turns: one whose code that counts, traces and notes was "
         "taken out (`bench/unobserved.py`); one as it comes, with metrics off; one with metrics, "
         "JSON logs, an audit log, and a trace of every task sent to a collector. Four tasks at a "
-        "time, read to the end; what is added is the median of the rounds.",
+        "time, read to the end. The services take turns every tenth of a second, because the "
+        "machine's speed changes by more than what is looked for; what is added is the median of "
+        "the rounds.",
     )
     short: list[list[float]] = []  # seconds per task, of each of the three
     long: list[list[float]] = []
@@ -45,9 +46,9 @@ async def cost(lab: Lab) -> Result:
         for adapter in services:
             await adapter.streams(100, 4, "[[tokens:1]]")
             await adapter.streams(20, 4, f"[[tokens:{LONG}]]")
-        for i in range(3 * lab.steadier):
-            short.append(await _round(services, i, tasks=lab.count(100, 20), tokens=1))
-            long.append(await _round(services, i, tasks=lab.count(12, 4), tokens=LONG))
+        for i in range(2 * lab.steadier):
+            short.append(await _round(services, lab.count(30, 4), tasks=24, tokens=1))
+            long.append(await _round(services, lab.count(20, 4), tasks=4, tokens=LONG))
             if i % 3 == 0:
                 scrapes.append(await _scrape(on))
     for what, rounds in (("a task of one delta", short), (f"a task of {LONG} deltas", long)):
@@ -68,14 +69,18 @@ async def cost(lab: Lab) -> Result:
 
 
 async def _round(
-    services: tuple[Adapter, ...], number: int, *, tasks: int, tokens: int
+    services: tuple[Adapter, ...], turns: int, *, tasks: int, tokens: int
 ) -> list[float]:
-    """Seconds per task of each service. Each comes first, second and last in turn."""
+    """Seconds of CPU per task of each service, which work for `turns` short times in turn."""
     costs = [0.0] * len(services)
-    for i in range(len(services)):
-        which = (number + i) % len(services)
-        costs[which] = await per_task(services[which], tasks, 4, tokens)
-    return costs
+    for turn in range(turns):
+        for i in range(len(services)):
+            which = (turn + i) % len(services)  # each comes first, second and last
+            before = cpu(services[which].pid)
+            await services[which].streams(tasks, 4, f"[[tokens:{tokens}]]")
+            await asyncio.sleep(0.02)  # what follows the end of a task
+            costs[which] += cpu(services[which].pid) - before
+    return [cost / turns / tasks for cost in costs]
 
 
 async def _scrape(on: Adapter) -> float:

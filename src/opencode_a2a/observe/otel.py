@@ -211,7 +211,7 @@ def encode(span: Span) -> bytes:
         b"\x0a\x10" + bytes.fromhex(ref.trace),
         b"\x12\x08" + bytes.fromhex(ref.span),
         b"\x22\x08" + bytes.fromhex(span.parent) if span.parent else b"",
-        _message(5, _utf8(span.name)),
+        _name(span.name),
         _KINDS[span.kind],
         struct.pack("<BQBQ", 0x39, span.start_ns, 0x41, ended),  # fields 7 and 8
     ]
@@ -219,6 +219,11 @@ def encode(span: Span) -> bytes:
     if span.error is not None:
         pieces.append(_message(15, _message(2, _utf8(span.error)) + b"\x18\x02"))
     return b"".join(pieces)
+
+
+@lru_cache(maxsize=1024)
+def _name(name: str) -> bytes:
+    return _message(5, _utf8(name))
 
 
 @lru_cache(maxsize=1024, typed=True)  # True is not 1 there
