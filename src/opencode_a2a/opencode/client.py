@@ -65,12 +65,12 @@ class Client:
                 logger.debug("opencode.call", method=method, path=target.path, status=status, ms=ms)
 
     @asynccontextmanager
-    async def listen(self, url: str, silence: float) -> AsyncIterator[Answer]:
-        """An answer that need not end; an error when it is silent for too long."""
+    async def listen(self, url: str) -> AsyncIterator[Answer]:
+        """An answer that need not end."""
         try:
             async with self._session.get(
                 URL(url, encoded=True),
-                timeout=aiohttp.ClientTimeout(total=None, connect=5, sock_read=silence),
+                timeout=aiohttp.ClientTimeout(total=None, connect=5),
             ) as answer:
                 yield answer
         except _ERRORS as exc:

@@ -161,22 +161,25 @@ class Feed:
         return Subscription(session, self._routes)
 
     async def _read_forever(self) -> None:
-        failed = 0
+        failed, clock = 0, asyncio.get_running_loop().time
         while True:
             await self._wait_for_answer()
             try:
                 async with (
                     asyncio.timeout(FIRST_EVENT_SECONDS) as patience,
-                    self._http.stream("global", "event", silence=self._silence) as chunks,
+                    self._http.stream("global", "event") as chunks,
                 ):
-                    lines = _LineReader()
+                    lines, renew_at = _LineReader(), 0.0
                     async for chunk in chunks:
                         for line in lines.feed(chunk):
                             if not self._connected:
                                 failed = 0
-                                patience.reschedule(None)
                                 self._mark_connected()
                             self._route(line)
+                        if self._connected and (now := clock()) >= renew_at:
+                            # Not for each event: a timer costs more than a look at the clock.
+                            patience.reschedule(now + self._silence)
+                            renew_at = now + self._silence / 8
                 raise UpstreamUnreachable("OpenCode closed the event stream.", retry_after=5)
             except TimeoutError:
                 self._mark_lost(UpstreamTimeout("OpenCode does not send events.", retry_after=5))

@@ -222,10 +222,10 @@ class Http:
         return parsed, answer.headers
 
     @asynccontextmanager
-    async def stream(self, *segments: str, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """An endless answer in chunks; ends with an error when silent for too long."""
+    async def stream(self, *segments: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """An endless answer in chunks."""
         await self._load()
-        async with self._connection().listen(self._url(segments, None), silence) as answer:
+        async with self._connection().listen(self._url(segments, None)) as answer:
             if answer.status != 200:
                 _parse_answer(answer, await answer.read())
             if answer.content_type != "text/event-stream":
