@@ -44,7 +44,8 @@ def answer(ask: Interrupt, word: str = "once", still_open: int = 0) -> Interrupt
 
 
 def asked(*asks: Interrupt) -> Requests:
-    requests = Requests(lambda: 100)
+    requests = Requests()
+    requests.answer_by = 100
     for ask in asks:
         assert requests.ask(ask) == [InterruptOpened(ask, 100)]
     return requests
@@ -162,9 +163,8 @@ def test_the_end_of_a_turn_closes_everything() -> None:
 
 
 def test_what_is_open_too_long_has_expired() -> None:
-    deadlines = iter([100, 50, None])
-    requests = Requests(lambda: next(deadlines))
-    for ask in (ONE, TWO, WHICH):
+    requests = Requests()
+    for ask, requests.answer_by in ((ONE, 100), (TWO, 50), (WHICH, None)):
         requests.ask(ask)
     assert requests.next_deadline() == 50
     assert requests.expired(49) == []
@@ -201,7 +201,7 @@ def test_another_process_goes_on_where_the_log_ends() -> None:
         InterruptUnclear(ONE, "What?"),
         expired,
     ]
-    requests = Requests(lambda: 999)
+    requests = Requests()
     requests.resume(folded(log))
     assert requests.open == {"per_1": InterruptOpened(ONE, 100)}, "with the deadline it had"
     assert list(requests.decided()) == [(TWO, ONCE), (WHICH, QuestionDecision(None))]
@@ -222,7 +222,7 @@ def test_log_and_registry_agree_whatever_happens(data: st.DataObject) -> None:
     """A process that reads the log knows what one knows that has written it."""
     asks: list[Interrupt] = [ONE, TWO, WHICH]
     words = st.sampled_from(get_args(InterruptClosed.__annotations__["resolution"]) or ["once"])
-    requests, log = Requests(lambda: 100), list[Update]()
+    requests, log = asked(), list[Update]()
     for _ in range(data.draw(st.integers(0, 12))):
         ask = data.draw(st.sampled_from(asks))
         match data.draw(st.sampled_from(["ask", "answer", "close", "look"])):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -853,3 +855,18 @@ def test_a_task_of_an_earlier_process_is_stopped_where_opencode_works_on_it() ->
     assert run.after(Subscribed()) == FindPrompt(FIRST.message_id)
     run.after(PromptSearched(found=True), NothingHeard())
     assert run.after(NothingHeard()) == Abort(frozenset({SESSION}))
+
+
+# -- what is left
+
+
+def test_a_run_is_freed_without_the_garbage_collector() -> None:
+    """Whose work would grow with every task."""
+    run = Driver().asking()
+    exchange = weakref.ref(run.run._exchange)
+    gc.disable()
+    try:
+        del run
+        assert exchange() is None
+    finally:
+        gc.enable()

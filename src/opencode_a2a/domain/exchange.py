@@ -204,6 +204,8 @@ class Exchange:
     # -- what happened
 
     def feed(self, happened: Happened) -> list[Update]:
+        if self.turn is not None:
+            self.turn.requests.answer_by = _milliseconds(self._now + self._limits.answer)
         updates = self._feed(happened)
         turn = self.turn
         if self.outcome is None and turn is not None:
@@ -333,9 +335,7 @@ class Exchange:
         return refused
 
     def _begin_turn(self) -> None:
-        self.turn = Turn(
-            self._session_id, self.prompt.message_id, self._answer_deadline, title=self._title
-        )
+        self.turn = Turn(self._session_id, self.prompt.message_id, title=self._title)
         # Not earlier: until there is a turn, a decision is only stored.
         if self._resumed is not None:
             self.turn.resume(self._resumed)
@@ -497,9 +497,6 @@ class Exchange:
         if not self._expiring and (expiry := turn.requests.next_deadline()) is not None:
             deadlines.append(expiry / 1000)
         return deadlines
-
-    def _answer_deadline(self) -> int:
-        return _milliseconds(self._now + self._limits.answer)
 
     def _too_late(self) -> Outcome:
         problem = Problem(

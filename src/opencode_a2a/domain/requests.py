@@ -22,18 +22,13 @@ _YES = frozenset({"once", "always"})
 _NO = frozenset({"reject", "rejected", EXPIRED})
 
 
-def _never() -> int | None:
-    return None
-
-
 class Requests:
-    def __init__(self, deadline: Callable[[], int | None] = _never) -> None:
-        """`deadline` says until when what is asked now must be answered."""
+    def __init__(self) -> None:
+        self.answer_by: int | None = None  # until when what is asked now must be answered
         self.open: dict[str, InterruptOpened] = {}
         self._answered: dict[str, InterruptAnswered] = {}
         self._allowed: dict[str, Interrupt] = {}
         self._over: set[str] = set()  # the agent said so: a look that began earlier may not know
-        self._deadline = deadline
         self.unanswered: set[str | None] = set()  # calls that asked what nobody answered in time
 
     def resume(self, task: Task) -> None:
@@ -64,7 +59,7 @@ class Requests:
         known = (self.open, self._answered, self._allowed, self._over)
         if any(request_id in each for each in known):
             return []
-        opened = self.open[request_id] = InterruptOpened(interrupt, self._deadline())
+        opened = self.open[request_id] = InterruptOpened(interrupt, self.answer_by)
         return [opened]
 
     def allow(self, request_id: str) -> None:

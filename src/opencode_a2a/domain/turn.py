@@ -28,7 +28,6 @@ When it is over
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
@@ -127,18 +126,14 @@ class Turn:
         self,
         session: str,
         message_id: str,
-        deadline: Callable[[], int | None] = lambda: None,
         *,
         title: str = "",
     ) -> None:
-        """`deadline` says until when a person must decide what is asked now.
-
-        `title` is what clients know as the title of the session.
-        """
+        """`title` is what clients know as the title of the session."""
         self.session = session
         self.message_id = message_id
         self.outcome: Outcome | None = None
-        self.requests = Requests(deadline)
+        self.requests = Requests()
         self.family: set[str] = {session}
         self.files_changed = False
         self.title = title

@@ -34,10 +34,9 @@ process = _Process()
 
 def do(work: Work) -> None:
     """Do it soon, in the running event loop."""
-    loop = asyncio.get_running_loop()
-    if process.loop is not loop:  # nothing was left to do, or by an event loop that has ended
-        process.loop = loop
-        loop.call_later(SECONDS, catch_up)
+    if process.loop is None or process.loop.is_closed():
+        process.loop = asyncio.get_running_loop()  # which makes a system call each time
+        process.loop.call_later(SECONDS, catch_up)
     process.left.append(work)
 
 

@@ -88,6 +88,10 @@ class TaskObserver:
                 self._ended_calls.add(each.part_id or "")
                 self._calls.setdefault(each.call_id or "", each.part_id or "")
 
+    def wants(self, entries: Sequence[LogEntry]) -> bool:
+        """Whether there is anything to observe: more of a running text is the usual case."""
+        return self._is_silent or any(type(entry.update) is not BlockText for entry in entries)
+
     def observe(self, entries: Sequence[LogEntry]) -> None:
         for entry in entries:
             update = entry.update

@@ -101,14 +101,10 @@ class PendingWrite:
     """Updates that wait for the writer. `done` is for the caller that waits for the commit."""
 
     updates: Sequence[Update]
-    encoded: Sequence[codec.Encoded]  # the same updates, as they are stored
+    encoded: Sequence[codec.Encoded | None]  # as they are stored; None: not known yet
     done: asyncio.Future[None] | None = None
     keys: Sequence[Key] = ()
     answered_unknown: bool = False
-
-    @property
-    def content(self) -> tuple[Sequence[Update], Sequence[codec.Encoded]]:
-        return self.updates, self.encoded
 
     @property
     def ends(self) -> bool:
@@ -365,7 +361,7 @@ class SqlTaskLog:
             del accepted[ended + 1 :]
         # An update that cannot be encoded is refused here. In the writer it would make the commit
         # of all other tasks fail.
-        encoded = [codec.encode(update) for update in accepted]
+        encoded = [None if _is_plain(update) else codec.encode(update) for update in accepted]
         open_task.ending = ended is not None
         write = PendingWrite(accepted, encoded, done=done, keys=keys)
         open_task.waiting.append(write)
@@ -520,7 +516,7 @@ class SqlTaskLog:
         """Number the waiting updates. A number is used up only by a commit."""
         open_task.being_written, open_task.waiting = open_task.waiting, []
         writes = open_task.being_written
-        updates, encoded = _merge(writes) if len(writes) > 1 else writes[0].content
+        updates, encoded = _merge(writes)
         first, at = open_task.task.last_seq + 1, self._clock()
         return sql.Batch(
             open_task.task,
@@ -565,7 +561,7 @@ class SqlTaskLog:
             return
         written, open_task.being_written = open_task.being_written, []
         open_task.publish(batch.entries)
-        if (observer := open_task.observer) is not None:
+        if (observer := open_task.observer) is not None and observer.wants(batch.entries):
             later.do(partial(observer.observe, batch.entries))
         for write in written:
             write.answer()
@@ -963,14 +959,25 @@ def _merge(
     writes: Sequence[PendingWrite],
 ) -> tuple[Sequence[Update], Sequence[codec.Encoded]]:
     """The updates of several writes, deltas of one block merged, and how they are stored."""
-    updates = coalesce([update for write in writes for update in write.updates])
-    # Merged deltas are new updates; all others were encoded when they were enqueued.
-    known = {
-        id(update): encoded
-        for write in writes
-        for update, encoded in zip(write.updates, write.encoded, strict=True)
-    }
-    return updates, [known.get(id(update)) or codec.encode(update) for update in updates]
+    if len(writes) == 1:
+        updates, encoded = writes[0].updates, writes[0].encoded
+    else:
+        updates = coalesce([update for write in writes for update in write.updates])
+        # Merged deltas are new updates; most others were encoded when they were enqueued.
+        known = {
+            id(update): encoded
+            for write in writes
+            for update, encoded in zip(write.updates, write.encoded, strict=True)
+        }
+        encoded = [known.get(id(update)) for update in updates]
+    return updates, [
+        each or codec.encode(update) for update, each in zip(updates, encoded, strict=True)
+    ]
+
+
+def _is_plain(update: Update) -> bool:
+    """Whether it can be encoded for certain, so that there is time to merge it with others."""
+    return isinstance(update, BlockText) and update.append and update.text.isascii()
 
 
 def _refusal(exc: Exception) -> StoreUnavailable:
