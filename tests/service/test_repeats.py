@@ -8,8 +8,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from opencode_a2a.domain.ports import Fetched, Files
-from opencode_a2a.domain.values import FileUrl, Message, Role
+from opencode_a2a.domain.values import FileUrl, Message, Role, Text
+from opencode_a2a.errors import IdempotencyConflict
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.tasks import Request, Tasks
@@ -63,3 +66,15 @@ async def test_a_message_that_another_process_has_taken_is_not_added_again(tmp_p
             sent = await tasks_of(second, Meanwhile(handed_over)).send(ALICE, request)
             assert sent.head.id == task
             assert [added.message_id for added in sent.messages][1:] == ["m-2"]
+
+
+async def test_what_is_stored_under_a_key_is_found_for_the_same_message_only() -> None:
+    async with asyncio.timeout(PATIENCE), house() as at:
+        request = Request(Message("m-1", Role.USER, (Text("hello"),)), idempotency_key="k")
+        assert await at.tasks.find(ALICE, request) is None
+        task = await at.tasks.send(ALICE, request)
+        found = await at.tasks.find(ALICE, request)
+        assert found is not None and found.head.id == task.head.id
+        other = Request(Message("m-2", Role.USER, (Text("bye"),)), idempotency_key="k")
+        with pytest.raises(IdempotencyConflict):
+            await at.tasks.find(ALICE, other)

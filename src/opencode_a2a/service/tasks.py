@@ -181,11 +181,16 @@ class Tasks:
     async def find(self, caller: Caller, request: Request) -> Task | None:
         """The task of a request that is stored already."""
         for key in request.keys(self._clock()):
-            if (found := await self._log.known(caller.principal, key.name)) is not None:
-                return await self._log.get(caller.principal, found[0])
+            if (task_id := await self._known_as(caller, key)) is not None:
+                return await self._log.get(caller.principal, task_id)
         return None
 
     async def _known(self, caller: Caller, key: Key) -> Task | None:
+        task_id = await self._known_as(caller, key)
+        return await self._log.get_own(caller.principal, task_id) if task_id is not None else None
+
+    async def _known_as(self, caller: Caller, key: Key) -> str | None:
+        """The task of a key, if it was stored for the same content."""
         found = await self._log.known(caller.principal, key.name)
         if found is None:
             return None
@@ -195,7 +200,7 @@ class Tasks:
                 "This Idempotency-Key was used for another message. Use a new key for a new one.",
                 task_id=task_id,
             )
-        return await self._log.get_own(caller.principal, task_id)
+        return task_id
 
     async def _answered(
         self, caller: Caller, request: Request, *, keys: Sequence[Key]

@@ -46,6 +46,12 @@ async def sole_service(url: str, *, root: Path) -> AsyncIterator[None]:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:  # what is wrong with the folder is said when the database is opened
+        if isinstance(exc, PermissionError) and lock.exists():
+            raise FileInUse(
+                f"{lock} cannot be opened ({exc.strerror}): another user's service uses, or has "
+                f"used, this database. Run this one as the user {_owner(lock)}, or name another "
+                "file in A2A_TASK_STORE_DATABASE_URL."
+            ) from None
         logger.warning("store.not_locked", file=str(lock), reason=exc.strerror)
         yield
         return
@@ -58,6 +64,13 @@ async def sole_service(url: str, *, root: Path) -> AsyncIterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except (KeyError, OSError):  # a user without a name, or the file has gone
+        return "that it belongs to"
 
 
 async def _locked(descriptor: int, path: Path) -> bool:
