@@ -4,8 +4,8 @@
 
 The fake OpenCode sends deltas at a fixed rate, the same to every node, and a plain client reads
 them all. CPU time is that of the nodes and of PostgreSQL, per delta, over some seconds in which
-nothing begins or ends. `--shared`: all nodes stand in front of one OpenCode. `--anywhere`: each
-stream is read at another node than the one that was asked, as behind a load balancer.
+nothing begins or ends. `--shared`: all nodes stand in front of one OpenCode. Every task is read at
+the node that works on it, or, with `--anywhere`, at another one.
 """
 
 from __future__ import annotations
@@ -78,8 +78,13 @@ class Fleet:
         return sum([(await control(each, "stats"))["deltas"] for each in self.upstreams])
 
 
-def _message(text: str) -> dict[str, Any]:
-    message = {"messageId": str(perf_counter()), "role": "ROLE_USER", "parts": [{"text": text}]}
+def _message(text: str, node: int) -> dict[str, Any]:
+    message = {
+        "messageId": str(perf_counter()),
+        "role": "ROLE_USER",
+        "parts": [{"text": text}],
+        "metadata": {"opencode": {"node": f"node-{node}"}},
+    }
     return {"message": message, "configuration": {"returnImmediately": True}}
 
 
@@ -97,15 +102,14 @@ async def cost(
     text = f"[[tokens:{int(rate * (seconds + 8))}]] [[rate:{rate}]]"
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=HEADERS, connector=connector) as http:
-        for node in fleet.nodes:  # what is loaded late is loaded now
-            await _ask(http, node.url, "[[tokens:20]]")
+        for number in range(len(fleet.nodes)):  # what is loaded late is loaded now
+            await _ask(http, fleet, number, "[[tokens:20]]")
         reading: list[asyncio.Task[None]] = []
         ends: list[int] = []
-        urls = [node.url for node in fleet.nodes]
-        for number, url in enumerate(urls * streams):
-            task = await _ask(http, url, text)
-            reader = urls[(number + 1) % len(urls)] if anywhere else url
-            reading.append(asyncio.create_task(_read(http, reader, task, ends)))
+        for number in [*range(len(fleet.nodes))] * streams:
+            task = await _ask(http, fleet, number, text)
+            read_at = fleet.nodes[(number + anywhere) % len(fleet.nodes)]
+            reading.append(asyncio.create_task(_read(http, read_at.url, task, ends)))
         await asyncio.sleep(3)
         before, deltas, began = fleet.spent(), await fleet.deltas(), perf_counter()
         await asyncio.sleep(seconds)
@@ -119,8 +123,9 @@ async def cost(
     return of_nodes, of_server, more / took
 
 
-async def _ask(http: aiohttp.ClientSession, url: str, text: str) -> str:
-    async with http.post(f"{url}/message:send", json=_message(text)) as response:
+async def _ask(http: aiohttp.ClientSession, fleet: Fleet, node: int, text: str) -> str:
+    url = f"{fleet.nodes[node].url}/message:send"
+    async with http.post(url, json=_message(text, node)) as response:
         found = await response.json()
         return str(found["task"]["id"])
 
@@ -140,7 +145,7 @@ async def delivery(fleet: Fleet, *, seconds: float, rate: int) -> list[float]:
                     at.setdefault(number, perf_counter())
 
     async with aiohttp.ClientSession(headers=HEADERS) as http:
-        task = await _ask(http, here, f"[[tokens:{int(seconds * rate)}]] [[rate:{rate}]]")
+        task = await _ask(http, fleet, 0, f"[[tokens:{int(seconds * rate)}]] [[rate:{rate}]]")
         await asyncio.gather(
             note(http, here, task, arrived[0]), note(http, there, task, arrived[1])
         )

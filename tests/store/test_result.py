@@ -222,7 +222,7 @@ async def test_sweeping_a_long_task_goes_on_in_small_steps(
         clock.now += 10_000
         left = []
         while await database.write(statements.sweep, clock.now):
-            page = await database.read(statements.next_entries, "t", 0)
+            page = (await database.read(statements.next_entries, {"t": 0}))["t"]
             assert await log.get(OWNER, "t") == told
             assert page.entries[-1].update == DONE
             left.append(await database.read(_count_entries))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
 
 from opencode_a2a.domain.ports import Cursor
 from opencode_a2a.domain.values import Root, SessionRef, TaskState
@@ -17,6 +17,7 @@ from opencode_a2a.store import following
 from opencode_a2a.store import log as log_module
 from opencode_a2a.store import statements as sql
 from opencode_a2a.store.bindings import SqlBindings
+from opencode_a2a.store.codec import Unreadable
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
 from tests.postgres import Postgres, Wire
@@ -90,10 +91,10 @@ async def test_readers_in_another_process_are_woken_and_share_what_is_read(
     reads = 0
     found = following.read_patiently
 
-    async def counted(database: Database, task_id: str, after: int) -> sql.Page:
+    async def counted(database: Database, after: Mapping[str, int]) -> dict[str, sql.Page]:
         nonlocal reads
         reads += 1
-        return await found(database, task_id, after)
+        return await found(database, after)
 
     monkeypatch.setattr(following, "read_patiently", counted)
     monkeypatch.setattr(log_module, "read_patiently", counted)
@@ -223,6 +224,101 @@ async def test_readers_wait_while_the_server_is_away(postgres: Postgres, url: st
             assert await reading == [3]
             await log.write("t", [DONE])
             assert await next_of(cursor) == [4]
+
+
+async def test_tasks_that_are_committed_together_are_read_together(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "POLL_SECONDS", 600.0)
+    together: list[int] = []
+    found = sql.next_entries
+
+    def counted(db: Connection, after: Mapping[str, int]) -> dict[str, sql.Page]:
+        together.append(len(after))
+        return found(db, after)
+
+    async with soon(), process(url) as log, process(url) as another:
+        await listening(log, another)
+        names = [f"t{n}" for n in range(5)]
+        for name in names:
+            await log.create(head(name, context_id=name), [HELLO])
+        cursors = [another.follow(name, 0) for name in names]
+        assert [await next_of(cursor) for cursor in cursors] == [[1]] * 5
+        while len(log._interest.channels(names)) < 5:  # noqa: ASYNC110 (tells nobody)
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(sql, "next_entries", counted)
+        reading = [asyncio.create_task(next_of(cursor)) for cursor in cursors]
+        await asyncio.gather(*(log.write(name, [step(2)]) for name in names))
+        assert await asyncio.gather(*reading) == [[2]] * 5
+        assert max(together) == 5
+
+
+async def test_a_task_that_cannot_be_read_does_not_keep_others_from_being_read(url: str) -> None:
+    def damage(db: Connection) -> None:
+        db.execute(text("UPDATE entries SET kind = 'Nothing' WHERE task_id = 'bad' AND seq = 2"))
+
+    async with soon(), process(url) as log, process(url) as another:
+        await listening(log, another)
+        for name in ("bad", "good"):
+            await log.create(head(name, context_id=name), [HELLO, step(2)])
+        await log._database.write(damage)
+        bad, good = (another.follow(name, 0) for name in ("bad", "good"))
+        reading = asyncio.create_task(rest(bad))
+        assert await next_of(good) == [1, 2]
+        with pytest.raises(Unreadable):
+            await reading
+        await log.write("good", [DONE])
+        assert await next_of(good) == [3]
+
+
+async def test_a_lost_notification_costs_time_and_nothing_else(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while other tasks are notified of all the time."""
+    async with soon(), process(url) as log, process(url) as another:
+        await listening(log, another)
+        for name in ("quiet", "loud"):
+            await log.create(head(name, context_id=name), [HELLO])
+        quiet, loud = (another.follow(name, 0) for name in ("quiet", "loud"))
+        assert [await next_of(quiet), await next_of(loud)] == [[1], [1]]
+        heard = another._followers._on_words
+
+        def forgetful(words: list[str]) -> None:
+            heard([word for word in words if "quiet" not in word] or ["nothing:new:0"])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(another._database.wakeups, "_listeners", [forgetful])
+            reading = asyncio.create_task(next_of(quiet))
+            await log.write("quiet", [step(2)])
+            number = 1
+            while not reading.done():
+                number += 1
+                await log.write("loud", [step(number)])
+                assert await next_of(loud) == [number]
+            assert await reading == [2]
+
+
+async def test_of_many_entries_a_part_is_read_at_once(
+    database: Database, log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "PAGE_ENTRIES", 4)
+    async with soon():
+        for name in ("a", "b", "c"):
+            await log.create(head(name, context_id=name), [HELLO, step(2), step(3)])
+        await log.write("a", [DONE])
+        after = {"a": 0, "b": 1, "c": 0, "none": 0}
+        seen: dict[str, list[int]] = {name: [] for name in after}
+        while after:
+            pages = await database.read(sql.next_entries, after)
+            assert sum(len(page.entries) for page in pages.values()) <= 4
+            for name, page in pages.items():
+                seen[name] += numbers([*page.entries])
+                if page.entries:
+                    after[name] = page.entries[-1].seq
+                if page.caught_up:
+                    assert page.more is (name in ("b", "c")), "it has not ended"
+                    del after[name]
+        assert seen == {"a": [1, 2, 3, 4], "b": [2, 3], "c": [1, 2, 3], "none": []}
 
 
 # -- whose tasks

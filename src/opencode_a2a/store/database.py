@@ -83,7 +83,9 @@ class Database:
             event.listen(engine, "connect", partial(_announce_service, server_clock))
         self.wakeups = Wakeups(engine, _server_options(engine.url))
         self._writing = _Connections(engine.execution_options(writes=True), self._file, writes=True)
-        self._reading = _Connections(engine, self._file)
+        # A server needs no transaction to read: each statement sees what is committed by then.
+        alone = {"isolation_level": "AUTOCOMMIT"} if self.is_server else {}
+        self._reading = _Connections(engine.execution_options(**alone), self._file)
         self._writer = WorkerThreads(1, "store-writer")
         one_thread = is_in_memory(engine.url)
         self._readers = (

@@ -1,8 +1,9 @@
 """Reads tasks that another process writes, once for all readers of a task in this process.
 
-`FollowedTask` keeps the newest entries in memory, like the process that writes the task does. It
-looks into the table when a notification names the task, and otherwise now and then. While the
-database cannot be used, readers wait.
+`FollowedTask` keeps the newest entries in memory, like the process that writes the task does.
+`Followers` looks into the table when a notification names a task, together for all tasks that it
+names, and otherwise now and then for all that are followed. While the database cannot be used,
+readers wait.
 
 Who writes a task notifies all processes of a new state (`state:TASK:NUMBER`), and of everything
 else only those that follow it (`task:TASK:NUMBER`). These say so to all when they begin to
@@ -14,7 +15,7 @@ that is lost costs time and nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from weakref import WeakSet
@@ -36,6 +37,7 @@ TAIL_ENTRIES = 2_048  # in memory; older ones are read from the table
 ANNOUNCE_SECONDS = 5.0  # between two times that a process says what it follows
 INTEREST_SECONDS = 16.0  # for which that is remembered
 ANNOUNCED_AT_ONCE = 90  # tasks in a notification
+READ_AT_ONCE = 32  # tasks
 
 
 class Interest:
@@ -78,12 +80,12 @@ async def announce(database: Database, task_ids: Sequence[str]) -> None:
             await database.write(notify, words)
 
 
-async def read_patiently(database: Database, task_id: str, after: int) -> sql.Page:
-    """The next entries of a task. A server that is away is waited for; a file is not."""
+async def read_patiently(database: Database, after: Mapping[str, int]) -> dict[str, sql.Page]:
+    """The next entries of some tasks. A server that is away is waited for; a file is not."""
     failures = 0
     while True:
         try:
-            return await database.read(sql.next_entries, task_id, after)
+            return await database.read(sql.next_entries, after)
         except StoreUnavailable:
             if not database.is_server:
                 raise
@@ -94,19 +96,13 @@ async def read_patiently(database: Database, task_id: str, after: int) -> sql.Pa
 class FollowedTask:
     """A task of another process, and what was read of it."""
 
-    def __init__(self, database: Database, task_id: str, after: int) -> None:
-        self._database = database
-        self._task_id = task_id
+    def __init__(self, after: int) -> None:
         self.readers: WeakSet[object] = WeakSet()  # when all have left, nothing is read any more
         self.tail: list[LogEntry] = []
         self.tail_start = after  # the number before the first entry of the tail
+        self.last = after  # the number up to which it was read
         self.over = False
-        self._last = after
-        self._look = asyncio.Event()
         self._changed: asyncio.Future[None] | None = None
-
-    def look(self) -> None:
-        self._look.set()
 
     async def changed(self) -> None:
         """Wait for more entries, or for the end."""
@@ -114,29 +110,21 @@ class FollowedTask:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)
 
-    async def run(self) -> None:
-        """Read until the end of the task, or until nobody is left."""
-        try:
-            while not self.over and self.readers:
-                self._look.clear()
-                page = await read_patiently(self._database, self._task_id, self._last)
-                self._add(page)
-                if page.caught_up and page.more:
-                    await self._wait()
-        finally:
-            self.over = True
-            self._wake()
-
-    def _add(self, page: sql.Page) -> None:
+    def add(self, page: sql.Page) -> None:
         if page.entries:
             self.tail.extend(page.entries)
-            self._last = page.entries[-1].seq
+            self.last = page.entries[-1].seq
             if len(self.tail) > 2 * TAIL_ENTRIES:
                 del self.tail[:-TAIL_ENTRIES]
                 self.tail_start = self.tail[0].seq - 1
         self.over = page.caught_up and not page.more
         if page.entries or self.over:
             self._wake()
+
+    def end(self) -> None:
+        """It is not read any more: whoever still wants to has to begin anew."""
+        self.over = True
+        self._wake()
 
     def entries(self, after: int) -> Sequence[LogEntry]:
         """What follows in the tail. Entries of a swept task have gaps in their numbers."""
@@ -147,19 +135,11 @@ class FollowedTask:
 
     def is_newest(self, entry: LogEntry) -> bool:
         """Whether nothing after this entry was read yet."""
-        return entry.seq == self._last
+        return entry.seq == self.last
 
     def is_read(self, after: int) -> bool:
         """Whether nothing more comes from here after this number."""
-        return self.over and after >= self._last
-
-    async def _wait(self) -> None:
-        heard = self._database.wakeups.connected
-        try:
-            async with asyncio.timeout(POLL_SECONDS if heard else POLL_SECONDS_UNHEARD):
-                await self._look.wait()
-        except TimeoutError:
-            pass
+        return self.over and after >= self.last
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, None
@@ -173,7 +153,9 @@ class Followers:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._followed: dict[str, FollowedTask] = {}
-        self._reading: set[asyncio.Task[None]] = set()
+        self._unread: set[str] = set()  # tasks to look at
+        self._to_read = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._unannounced: set[str] = set()
         self._to_announce = asyncio.Event()
@@ -182,15 +164,65 @@ class Followers:
     def follow(self, task_id: str, *, after: int, reader: object) -> FollowedTask:
         followed = self._followed.get(task_id)
         if followed is None or followed.over:
-            followed = FollowedTask(self._database, task_id, after)
+            followed = FollowedTask(after)
             followed.readers.add(reader)
             self._followed[task_id] = followed
-            reading = asyncio.create_task(self._read(task_id, followed))
-            self._reading.add(reading)
-            reading.add_done_callback(self._reading.discard)
+            self._look([task_id])
             self._announce([task_id])
         followed.readers.add(reader)
         return followed
+
+    def _look(self, task_ids: Iterable[str]) -> None:
+        self._unread.update(task_ids)
+        self._to_read.set()
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_while_following())
+
+    async def _read_while_following(self) -> None:
+        """Read what notifications name, and everything when it is time to look."""
+        clock = asyncio.get_running_loop().time
+        look_at = clock()
+        try:
+            while self._followed:
+                if clock() >= look_at:
+                    self._unread.update(self._followed)
+                    heard = self._database.wakeups.connected
+                    look_at = clock() + (POLL_SECONDS if heard else POLL_SECONDS_UNHEARD)
+                unread = sorted(self._unread & self._followed.keys())
+                self._unread.clear()
+                self._to_read.clear()
+                for start in range(0, len(unread), READ_AT_ONCE):
+                    await self._read(unread[start : start + READ_AT_ONCE])
+                if not self._unread:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(look_at):
+                            await self._to_read.wait()
+        finally:
+            for followed in self._followed.values():
+                followed.end()
+            self._followed.clear()
+
+    async def _read(self, task_ids: Sequence[str]) -> None:
+        after = {task_id: self._followed[task_id].last for task_id in task_ids}
+        try:
+            pages = await read_patiently(self._database, after)
+        except Exception:
+            if len(task_ids) > 1:  # one of them cannot be read: the others can
+                for task_id in task_ids:
+                    await self._read([task_id])
+                return
+            logger.exception("store.internal_error", task=task_ids[0])
+            self._followed.pop(task_ids[0]).end()
+            return
+        for task_id, page in pages.items():
+            followed = self._followed[task_id]
+            followed.add(page)
+            if not followed.readers:
+                followed.end()
+            if followed.over:
+                del self._followed[task_id]
+            elif not page.caught_up:
+                self._unread.add(task_id)
 
     def _announce(self, task_ids: Iterable[str]) -> None:
         self._unannounced.update(task_ids)
@@ -209,30 +241,21 @@ class Followers:
                 async with asyncio.timeout(ANNOUNCE_SECONDS):
                     await self._to_announce.wait()
 
-    async def _read(self, task_id: str, followed: FollowedTask) -> None:
-        try:
-            await followed.run()
-        except Exception:
-            logger.exception("store.internal_error", task=task_id)
-        finally:
-            if self._followed.get(task_id) is followed:
-                del self._followed[task_id]
-
     def _on_words(self, words: list[str]) -> None:
-        if not words:
-            for followed in self._followed.values():
-                followed.look()
+        named: list[str] = [] if words else [*self._followed]
         for word in words:
             if word.startswith(("task:", "state:", "claimed:")):
                 task_id = word.partition(":")[2].rpartition(":")[0]
-                if (found := self._followed.get(task_id)) is not None:
-                    found.look()
+                if task_id in self._followed:
+                    named.append(task_id)
                     if word.startswith("claimed:"):
                         self._announce([task_id])
+        if named:
+            self._look(named)
 
     async def close(self) -> None:
         self._unsubscribe()
-        jobs = [*self._reading, *([self._announcing] if self._announcing is not None else [])]
+        jobs = [job for job in (self._reading, self._announcing) if job is not None]
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)

@@ -6,10 +6,11 @@ longer to build and pass on a statement than SQLite takes to run it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import orjson
@@ -20,6 +21,7 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -273,13 +275,17 @@ def _held(db: Connection, task_ids: Sequence[str], holder: str) -> set[str]:
     """Which of these are open and ours to write, and stay so for this transaction."""
     found: set[str] = set()
     for start in range(0, len(task_ids), IDS_PER_QUERY):
-        some = task_ids[start : start + IDS_PER_QUERY]
-        # Sizes are powers of two, so that few statements are prepared. The last id is repeated.
-        size = 1 << (len(some) - 1).bit_length()
-        ids = {f"id{i}": some[min(i, len(some) - 1)] for i in range(size)}
-        held = _held_query(size).rows(db, {**ids, "holder": holder})
+        some = _padded(task_ids[start : start + IDS_PER_QUERY])
+        ids = {f"id{i}": task_id for i, task_id in enumerate(some)}
+        held = _held_query(len(some)).rows(db, {**ids, "holder": holder})
         found.update(row.id for row in held)
     return found
+
+
+def _padded(task_ids: Sequence[str]) -> list[str]:
+    """The last id repeated until their number is a power of two, so that statements are few."""
+    size = 1 << (len(task_ids) - 1).bit_length()
+    return [*task_ids, *[task_ids[-1]] * (size - len(task_ids))]
 
 
 def _claim(db: Connection, batch: Batch) -> frozenset[str]:
@@ -427,19 +433,50 @@ class Page(NamedTuple):
     more: bool  # others may follow, now or later
 
 
-def next_entries(db: Connection, task_id: str, after: int) -> Page:
-    """If the entries were swept, the cursor gets each block as one entry."""
-    row = db.execute(select(tasks.c.state, tasks.c.cleared).where(tasks.c.id == task_id)).first()
-    if row is None:
-        return Page((), caught_up=True, more=False)
-    more = row.state in OPEN_STATES
-    if not row.cleared:
-        found = entries_after(db, task_id, after=after, limit=PAGE_ENTRIES + 1)
-        return Page(found[:PAGE_ENTRIES], caught_up=len(found) <= PAGE_ENTRIES, more=more)
+def next_entries(db: Connection, after: Mapping[str, int]) -> dict[str, Page]:
+    """What follows in each of these tasks, each after its own number; a part if it is much.
+
+    If the entries of a task were swept, the cursor gets each block as one entry.
+    """
+    ids = _padded(list(after))
+    values: dict[str, Any] = {f"id{i}": task_id for i, task_id in enumerate(ids)}
+    numbers = {f"after{i}": after[task_id] for i, task_id in enumerate(ids)}
+    rows = _next_query(len(ids), PAGE_ENTRIES + 1).rows(db, values | numbers)
+    whole = len(rows) <= PAGE_ENTRIES
+    # Where not all is read, nothing is known of a task that has no row.
+    pages = dict.fromkeys(after, Page((), caught_up=whole, more=not whole))
+    for task_id, some in groupby(rows[:PAGE_ENTRIES], key=lambda row: str(row.id)):
+        first, *others = some
+        more = first.state in OPEN_STATES
+        if first.cleared:
+            compacted = _compacted(db, task_id, after[task_id])
+            pages[task_id] = Page(compacted, caught_up=True, more=more)
+        else:
+            found = [codec.decode(*row[3:]) for row in (first, *others) if row.seq is not None]
+            pages[task_id] = Page(found, caught_up=whole, more=more)
+    return pages
+
+
+@cache
+def _next_query(size: int, most: int) -> Prepared:
+    """Finds what follows in each of `size` tasks; one row for a task in which nothing does."""
+    ids: list[BindParameter[str]] = [bindparam(f"id{i}") for i in range(size)]
+    number = entries.c.seq.type
+    after = [(each, bindparam(f"after{i}", type_=number)) for i, each in enumerate(ids)]
+    follows = entries.c.seq > case(*after, value=tasks.c.id)
+    return Prepared(
+        select(tasks.c.id, tasks.c.state, tasks.c.cleared, *_ENTRIES.selected_columns)
+        .select_from(tasks.outerjoin(entries, and_(entries.c.task_id == tasks.c.id, follows)))
+        .where(tasks.c.id.in_(ids))
+        .order_by(tasks.c.id, entries.c.seq),
+        suffix=f" LIMIT {most}",
+    )
+
+
+def _compacted(db: Connection, task_id: str, after: int) -> Sequence[LogEntry]:
     whole = load(db, task_id)
     compacted = whole.compacted() if whole is not None else []
-    left = [entry for entry in compacted if entry.seq > after]
-    return Page(sorted(left, key=lambda entry: entry.seq), caught_up=True, more=more)
+    return sorted((entry for entry in compacted if entry.seq > after), key=lambda entry: entry.seq)
 
 
 def entries_after(
