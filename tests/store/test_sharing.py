@@ -298,27 +298,30 @@ async def test_a_lost_notification_costs_time_and_nothing_else(
             assert await reading == [2]
 
 
-async def test_of_many_entries_a_part_is_read_at_once(
+async def test_of_each_task_a_part_is_read_at_once(
     database: Database, log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql, "PAGE_ENTRIES", 4)
+    monkeypatch.setattr(sql, "PAGE_ENTRIES", 2)
     async with soon():
         for name in ("a", "b", "c"):
             await log.create(head(name, context_id=name), [HELLO, step(2), step(3)])
         await log.write("a", [DONE])
         after = {"a": 0, "b": 1, "c": 0, "none": 0}
-        seen: dict[str, list[int]] = {name: [] for name in after}
+        seen: dict[str, list[list[int]]] = {name: [] for name in after}
         while after:
-            pages = await database.read(sql.next_entries, after)
-            assert sum(len(page.entries) for page in pages.values()) <= 4
-            for name, page in pages.items():
-                seen[name] += numbers([*page.entries])
-                if page.entries:
-                    after[name] = page.entries[-1].seq
+            for name, page in (await database.read(sql.next_entries, after)).items():
+                seen[name].append(numbers([*page.entries]))
                 if page.caught_up:
                     assert page.more is (name in ("b", "c")), "it has not ended"
                     del after[name]
-        assert seen == {"a": [1, 2, 3, 4], "b": [2, 3], "c": [1, 2, 3], "none": []}
+                else:
+                    after[name] = page.entries[-1].seq
+        assert seen == {
+            "a": [[1, 2], [3, 4]],
+            "b": [[2, 3]],
+            "c": [[1, 2], [3]],
+            "none": [[]],
+        }
 
 
 # -- whose tasks

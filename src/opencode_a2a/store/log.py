@@ -540,7 +540,9 @@ class SqlTaskLog:
                 task_id, _, channel = word.removeprefix("follow:").rpartition(":")
                 if channel == self._database.wakeups.channel:
                     continue
-                if task_id in self._open and self._interest.note(task_id, channel):
+                # Who follows a task may hear that it is claimed here before it is open here.
+                mine = task_id in self._open or self._claiming.locked()
+                if mine and self._interest.note(task_id, channel):
                     fresh.setdefault(channel, []).append(f"task:{task_id}:0")
         if fresh:
             telling = asyncio.create_task(self._tell(fresh))

@@ -434,18 +434,16 @@ class Page(NamedTuple):
 
 
 def next_entries(db: Connection, after: Mapping[str, int]) -> dict[str, Page]:
-    """What follows in each of these tasks, each after its own number; a part if it is much.
+    """What follows in each of these tasks, each after its own number.
 
     If the entries of a task were swept, the cursor gets each block as one entry.
     """
+    pages = dict.fromkeys(after, Page((), caught_up=True, more=False))
     ids = _padded(list(after))
     values: dict[str, Any] = {f"id{i}": task_id for i, task_id in enumerate(ids)}
     numbers = {f"after{i}": after[task_id] for i, task_id in enumerate(ids)}
-    rows = _next_query(len(ids), PAGE_ENTRIES + 1).rows(db, values | numbers)
-    whole = len(rows) <= PAGE_ENTRIES
-    # Where not all is read, nothing is known of a task that has no row.
-    pages = dict.fromkeys(after, Page((), caught_up=whole, more=not whole))
-    for task_id, some in groupby(rows[:PAGE_ENTRIES], key=lambda row: str(row.id)):
+    rows = _next_query(len(ids)).rows(db, {**values, **numbers, "most": PAGE_ENTRIES + 1})
+    for task_id, some in groupby(rows, key=lambda row: str(row.id)):
         first, *others = some
         more = first.state in OPEN_STATES
         if first.cleared:
@@ -453,23 +451,34 @@ def next_entries(db: Connection, after: Mapping[str, int]) -> dict[str, Page]:
             pages[task_id] = Page(compacted, caught_up=True, more=more)
         else:
             found = [codec.decode(*row[3:]) for row in (first, *others) if row.seq is not None]
-            pages[task_id] = Page(found, caught_up=whole, more=more)
+            caught_up = len(found) <= PAGE_ENTRIES
+            pages[task_id] = Page(found[:PAGE_ENTRIES], caught_up=caught_up, more=more)
     return pages
 
 
 @cache
-def _next_query(size: int, most: int) -> Prepared:
-    """Finds what follows in each of `size` tasks; one row for a task in which nothing does."""
+def _next_query(size: int) -> Prepared:
+    """Finds what follows in each of `size` tasks; one row for a task in which nothing does.
+
+    Numbers have no gaps, so they bound how many entries of a task are read. A limit would not: all
+    that follows would be read, and sorted.
+    """
     ids: list[BindParameter[str]] = [bindparam(f"id{i}") for i in range(size)]
     number = entries.c.seq.type
-    after = [(each, bindparam(f"after{i}", type_=number)) for i, each in enumerate(ids)]
-    follows = entries.c.seq > case(*after, value=tasks.c.id)
+    after = case(
+        *((each, bindparam(f"after{i}", type_=number)) for i, each in enumerate(ids)),
+        value=tasks.c.id,
+    )
+    follows = and_(
+        entries.c.task_id == tasks.c.id,
+        entries.c.seq > after,
+        entries.c.seq <= after + bindparam("most", type_=number),
+    )
     return Prepared(
         select(tasks.c.id, tasks.c.state, tasks.c.cleared, *_ENTRIES.selected_columns)
-        .select_from(tasks.outerjoin(entries, and_(entries.c.task_id == tasks.c.id, follows)))
+        .select_from(tasks.outerjoin(entries, follows))
         .where(tasks.c.id.in_(ids))
-        .order_by(tasks.c.id, entries.c.seq),
-        suffix=f" LIMIT {most}",
+        .order_by(tasks.c.id, entries.c.seq)
     )
 
 
