@@ -165,6 +165,32 @@ async def test_who_follows_a_task_hears_of_it_from_whoever_takes_it_up(
         assert await reading == [3]
 
 
+async def test_new_tasks_to_announce_do_not_put_off_the_old_ones(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "ANNOUNCE_SECONDS", 0.05)
+    announced: list[list[str]] = []
+    again = asyncio.Event()
+
+    async def announce(_: Database, task_ids: list[str]) -> None:
+        announced.append(task_ids)
+        if len(announced) > 1 and ("t" in task_ids or len(announced) > 10_000):
+            again.set()
+        elif not again.is_set():
+            followers._announce([f"new-{len(announced)}"])
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(following, "announce", announce)
+    async with soon(), process(url) as log, process(url) as another:
+        await log.create(head("t"), [HELLO])
+        followers = another._followers
+        cursor = another.follow("t", 0)
+        assert await next_of(cursor) == [1]
+        await again.wait()
+        assert announced[0] == ["t"]
+        assert "t" in announced[-1]
+
+
 async def test_who_follows_a_task_that_ends_meanwhile_hears_of_it(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

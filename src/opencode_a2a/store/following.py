@@ -232,13 +232,18 @@ class Followers:
 
     async def _announce_while_following(self) -> None:
         """Say which tasks are followed here: new ones at once, all of them now and then."""
+        clock = asyncio.get_running_loop().time
+        all_at = clock() + ANNOUNCE_SECONDS
         while self._followed:
-            task_ids = sorted(self._unannounced or self._followed)
+            if clock() >= all_at:
+                self._unannounced.update(self._followed)
+                all_at = clock() + ANNOUNCE_SECONDS
+            task_ids = sorted(self._unannounced)
             self._to_announce.clear()
             self._unannounced.clear()
             await announce(self._database, task_ids)
             with suppress(TimeoutError):
-                async with asyncio.timeout(ANNOUNCE_SECONDS):
+                async with asyncio.timeout_at(all_at):
                     await self._to_announce.wait()
 
     def _on_words(self, words: list[str]) -> None:
