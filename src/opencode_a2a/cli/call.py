@@ -137,7 +137,7 @@ def _call(arguments: argparse.Namespace, settings: ClientSettings, target: Targe
             first = _first(arguments, target, keyboard)
             conversation = Conversation(target, printer, keyboard, arguments)
             peers = Peers(egress_of(settings.outbound), limits, CardFiles())
-            return asyncio.run(_converse(conversation, peers, first, arguments))
+            return asyncio.run(_converse(conversation, peers, first=first, arguments=arguments))
     except OSError as exc:
         if arguments.ask and str(exc.filename) == str(TERMINAL):
             raise CommandError("--ask: there is no terminal to ask on", USAGE) from None
@@ -188,7 +188,10 @@ def _first(
         if keyboard is not None:
             return None
         raise CommandError("there is nothing to send: give TEXT, or write it to the input", USAGE)
-    return First(Outgoing(parts, message_metadata(arguments), task_id, context_id), task_id)
+    return First(
+        Outgoing(parts, message_metadata(arguments), task_id=task_id, context_id=context_id),
+        task_id,
+    )
 
 
 def _text(arguments: argparse.Namespace) -> str:

@@ -33,7 +33,7 @@ class CardFiles:
             raw, card = read_card(json.dumps(kept["card"]).encode(), where=url)
         except (OSError, RuntimeError, ValueError, KeyError, TypeError, PeerError):
             return None
-        return FoundCard(url, raw, card, etag)
+        return FoundCard(url, raw, card=card, etag=etag)
 
     def put(self, target: Target, found: FoundCard) -> None:
         """Keep it, if the peer can be asked whether it is still the same."""

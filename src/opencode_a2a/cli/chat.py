@@ -86,7 +86,7 @@ class Chat:
     async def _send(self, text: str) -> None:
         parts = tuple(message_parts(text, self._files))
         metadata = message_metadata(self._arguments)
-        message = Outgoing(parts, metadata, self._task_id, self._context_id)
+        message = Outgoing(parts, metadata, task_id=self._task_id, context_id=self._context_id)
         call = self._conversation.call(self._peer)
         self._files, self._task_id = [], None
         try:

@@ -657,25 +657,25 @@ DATABASE = Command(
     "check, measure, export from or clean the database",
     DB_HELP,
     commands=(
-        Command("check", "look for damage", DB_CHECK_HELP, STORE),
+        Command("check", "look for damage", about=DB_CHECK_HELP, options=STORE),
         Command(
             "stats",
             "show what is in it",
-            DB_STATS_HELP,
-            (*STORE, Option("--json", "as JSON, for programs")),
+            about=DB_STATS_HELP,
+            options=(*STORE, Option("--json", "as JSON, for programs")),
         ),
-        Command("vacuum", "give free space back", DB_VACUUM_HELP, STORE),
+        Command("vacuum", "give free space back", about=DB_VACUUM_HELP, options=STORE),
         Command(
             "export",
             "print a task and its events as JSON lines",
-            DB_EXPORT_HELP,
-            (*STORE, Option("task", "its id", value="TASK", required=True)),
+            about=DB_EXPORT_HELP,
+            options=(*STORE, Option("task", "its id", value="TASK", required=True)),
         ),
         Command(
             "purge",
             "remove old tasks, or everything of a caller",
-            DB_PURGE_HELP,
-            (
+            about=DB_PURGE_HELP,
+            options=(
                 *STORE,
                 Option("--before", "ended tasks that ended earlier", value="WHEN"),
                 Option("--principal", "what belongs to this caller", value="NAME"),
@@ -709,11 +709,11 @@ def _number_of_opencodes(text: str) -> int:
 
 def _light(word: str, what: str, *options: Option) -> Command:
     about = LIGHT_COMMAND_HELP.format(what=what, word=word)
-    return Command(word, what, about, (*options, INSTANCE_NAME), has_settings=False)
+    return Command(word, what, about=about, options=(*options, INSTANCE_NAME), has_settings=False)
 
 
 def _deploy(word: str, what: str, about: str, *options: Option) -> Command:
-    return Command(word, what, about, options, has_settings=False)
+    return Command(word, what, about=about, options=options, has_settings=False)
 
 
 TOKEN_NAME = Option("name", "the name of the token", value="NAME", required=True)
@@ -724,7 +724,9 @@ CREDENTIALS = Option(
 
 
 def _token(word: str, what: str, about: str, *options: Option) -> Command:
-    return Command(word, what, about, (*SOURCES, CREDENTIALS, *options), has_settings=False)
+    return Command(
+        word, what, about=about, options=(*SOURCES, CREDENTIALS, *options), has_settings=False
+    )
 
 
 DEPLOY = Command(
@@ -798,8 +800,8 @@ COMMANDS = (
     Command(
         "up",
         "start OpenCode and the service together (the quick way)",
-        UP_HELP,
-        (
+        about=UP_HELP,
+        options=(
             *CONFIG,
             Option("--install-opencode", "install the OpenCode this version is tested with first"),
             Option(
@@ -811,7 +813,7 @@ COMMANDS = (
             DIRECTORY,
         ),
     ),
-    Command("serve", "serve an OpenCode that runs already", SERVE_HELP, CONFIG),
+    Command("serve", "serve an OpenCode that runs already", about=SERVE_HELP, options=CONFIG),
     Command(
         "token",
         "show the token that `up` keeps, or manage those of other callers",
@@ -821,8 +823,8 @@ COMMANDS = (
             Command(
                 "show",
                 "show the token that `up` keeps for a workspace",
-                TOKEN_SHOW_HELP,
-                (Option("--new", "replace it; then restart `up`"), DIRECTORY),
+                about=TOKEN_SHOW_HELP,
+                options=(Option("--new", "replace it; then restart `up`"), DIRECTORY),
                 has_settings=False,
             ),
             _token(
@@ -854,8 +856,8 @@ COMMANDS = (
     Command(
         "status",
         "list your running instances",
-        STATUS_HELP,
-        (
+        about=STATUS_HELP,
+        options=(
             Option("--json", "as JSON, for programs"),
             Option("--ready", "ask one service whether it can work: exit code 0 or 1"),
             Option("url", "with --ready: the address of the service", value="URL"),
@@ -865,8 +867,8 @@ COMMANDS = (
     Command(
         "usage",
         "print what callers have used",
-        USAGE_HELP,
-        (
+        about=USAGE_HELP,
+        options=(
             *SOURCES,
             Option("--from", "the first day, in UTC (the first of the month)", value="DAY"),
             Option("--to", "the last day (today)", value="DAY"),
@@ -885,28 +887,28 @@ COMMANDS = (
             Command(
                 "list",
                 "list the services that share the database",
-                NODES_LIST_HELP,
-                (*SOURCES, Option("--json", "as JSON, for programs")),
+                about=NODES_LIST_HELP,
+                options=(*SOURCES, Option("--json", "as JSON, for programs")),
             ),
             Command(
                 "drain",
                 "let a service finish its tasks, and stop",
-                NODES_DRAIN_HELP,
-                (*SOURCES, Option("node", "its name", value="NAME", required=True)),
+                about=NODES_DRAIN_HELP,
+                options=(*SOURCES, Option("node", "its name", value="NAME", required=True)),
             ),
             Command(
                 "resume",
                 "give a service new work again",
-                NODES_RESUME_HELP,
-                (*SOURCES, Option("node", "its name", value="NAME", required=True)),
+                about=NODES_RESUME_HELP,
+                options=(*SOURCES, Option("node", "its name", value="NAME", required=True)),
             ),
         ),
     ),
     Command(
         "top",
         "show what a running service does now",
-        TOP_HELP,
-        (
+        about=TOP_HELP,
+        options=(
             Option("--once", "print it once, and end"),
             Option("--interval", "seconds between two looks (2)", value="SECONDS", type=float),
             Option("--metrics", "where its metrics are, if not there (A2A_METRICS)", value="URL"),
@@ -922,14 +924,19 @@ COMMANDS = (
             Command(
                 "show",
                 "show every setting, and where it comes from",
-                CONFIG_SHOW_HELP,
-                (
+                about=CONFIG_SHOW_HELP,
+                options=(
                     *SOURCES,
                     Option("--changed", "only those that have not their default"),
                     Option("--json", "as JSON, for programs"),
                 ),
             ),
-            Command("check", "check the settings as the start would", CONFIG_CHECK_HELP, SOURCES),
+            Command(
+                "check",
+                "check the settings as the start would",
+                about=CONFIG_CHECK_HELP,
+                options=SOURCES,
+            ),
             Command(
                 "example",
                 "print a TOML file with every setting",
@@ -941,27 +948,29 @@ COMMANDS = (
     Command(
         "card",
         "print the Agent Card",
-        CARD_HELP,
-        (
+        about=CARD_HELP,
+        options=(
             *CONFIG,
             Option("--extended", "what clients see who have logged in"),
             Option("peer", "another agent's address or name", value="PEER"),
         ),
     ),
-    Command("openapi", "print the OpenAPI document", OPENAPI_HELP, CONFIG),
+    Command("openapi", "print the OpenAPI document", about=OPENAPI_HELP, options=CONFIG),
     DEPLOY,
-    Command("backup", "write all stored data into a file", BACKUP_HELP, (*STORE, FILE)),
+    Command(
+        "backup", "write all stored data into a file", about=BACKUP_HELP, options=(*STORE, FILE)
+    ),
     Command(
         "restore",
         "put a backup into the database",
-        RESTORE_HELP,
-        (*STORE, Option("--force", "also if the database holds something"), FILE),
+        about=RESTORE_HELP,
+        options=(*STORE, Option("--force", "also if the database holds something"), FILE),
     ),
     Command(
         "migrate",
         "copy all stored data into another database",
-        MIGRATE_HELP,
-        (
+        about=MIGRATE_HELP,
+        options=(
             *STORE,
             Option("--to", "the URL of the other database", value="URL", required=True),
             Option("--wait", "go on copying until the service stops, then finish"),
@@ -971,16 +980,16 @@ COMMANDS = (
     Command(
         "call",
         "send a message to an agent",
-        CALL_HELP,
-        CALL,
+        about=CALL_HELP,
+        options=CALL,
         has_settings=False,
         more=EXIT_CODES_HELP,
     ),
     Command(
         "peers",
         "list configured peers",
-        PEERS_HELP,
-        (*PEERS, Option("--json", "as JSON, for programs")),
+        about=PEERS_HELP,
+        options=(*PEERS, Option("--json", "as JSON, for programs")),
         has_settings=False,
     ),
     Command(
@@ -992,8 +1001,8 @@ COMMANDS = (
             Command(
                 "list",
                 "list the push configs of a task",
-                PUSH_LIST_HELP,
-                (
+                about=PUSH_LIST_HELP,
+                options=(
                     *SERVICE,
                     JSON_OUTPUT,
                     Option("task", "the task", value="TASK", required=True),
@@ -1003,22 +1012,22 @@ COMMANDS = (
             Command(
                 "dead",
                 "list what receivers have not taken",
-                PUSH_DEAD_HELP,
-                (*SERVICE, JSON_OUTPUT, PUSH_TASK),
+                about=PUSH_DEAD_HELP,
+                options=(*SERVICE, JSON_OUTPUT, PUSH_TASK),
                 has_settings=False,
             ),
             Command(
                 "redeliver",
                 "send it again",
-                PUSH_REDELIVER_HELP,
-                (*SERVICE, PUSH_TASK),
+                about=PUSH_REDELIVER_HELP,
+                options=(*SERVICE, PUSH_TASK),
                 has_settings=False,
             ),
             Command(
                 "listen",
                 "receive notifications, verify and print them",
-                PUSH_LISTEN_HELP,
-                (
+                about=PUSH_LISTEN_HELP,
+                options=(
                     Option("--host", "address to listen on (127.0.0.1)", value="HOST"),
                     Option("--port", "port to listen on (a free one)", value="PORT", type=int),
                     Option("--service", "verify the JWT by the keys of this one", value="URL"),
@@ -1032,8 +1041,8 @@ COMMANDS = (
     Command(
         "doctor",
         "find out what is wrong, and what to do",
-        DOCTOR_HELP,
-        (
+        about=DOCTOR_HELP,
+        options=(
             *CONFIG,
             Option("--url", "look at the service at this address, from outside", value="URL"),
             *(NO_MODEL, AS_JSON),
@@ -1045,8 +1054,8 @@ COMMANDS = (
     Command(
         "completion",
         "print the completion for a shell",
-        COMPLETION_HELP,
-        (Option("shell", "which shell", value="SHELL", choices=SHELLS),),
+        about=COMPLETION_HELP,
+        options=(Option("shell", "which shell", value="SHELL", choices=SHELLS),),
         has_settings=False,
     ),
 )

@@ -179,7 +179,9 @@ def _listen(arguments: argparse.Namespace) -> int:
     host, port = server.server_address[:2]
     host = host.decode() if isinstance(host, bytes) else host
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-    _Handler.listening = _Listening(verifier, url, arguments.json, arguments.until_end)
+    _Handler.listening = _Listening(
+        verifier, url, as_json=arguments.json, until_end=arguments.until_end
+    )
     print(f'listening: {{"url": "{url}", "token": "{secret}"}}', flush=True)
     with server:
         try:

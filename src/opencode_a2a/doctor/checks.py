@@ -85,15 +85,15 @@ COMBINED: tuple[Check[CombinedLook], ...] = (
         "model",
         f"whether a model answers: it is asked “{PROMPT}”. That costs a few tokens; `--no-model` "
         "leaves it out, and the check `stream` with it",
-        look_at_model,
-        (j.MODEL_FAILED,),
+        look=look_at_model,
+        findings=(j.MODEL_FAILED,),
         seconds=150.0,
     ),
     Check(
         "clock",
         "whether the clock agrees with those of OpenCode and of the service",
-        look_at_clock,
-        (j.CLOCK_WRONG, j.CLOCK_DRIFTS),
+        look=look_at_clock,
+        findings=(j.CLOCK_WRONG, j.CLOCK_DRIFTS),
         seconds=30.0,
     ),
 )
@@ -101,8 +101,8 @@ PEERS: tuple[Check[ClientSettings], ...] = (
     Check(
         "peers",
         "whether the configured peers answer, with their credentials",
-        look_at_peers,
-        (j.PEER_UNREACHABLE, j.PEER_REFUSES),
+        look=look_at_peers,
+        findings=(j.PEER_UNREACHABLE, j.PEER_REFUSES),
         seconds=30.0,
     ),
 )

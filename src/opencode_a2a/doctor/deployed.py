@@ -31,7 +31,7 @@ DEPLOYED: tuple[Check[Host], ...] = (
         "whether the systemd units of the instances that `deploy` has made here are those that "
         "this version writes (only root can know; instances of another release are left to the "
         "doctor of that)",
-        look_at_units,
-        (j.UNITS_MISSING, j.UNITS_OTHER),
+        look=look_at_units,
+        findings=(j.UNITS_MISSING, j.UNITS_OTHER),
     ),
 )

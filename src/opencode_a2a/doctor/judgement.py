@@ -30,8 +30,8 @@ TESTED_PYTHONS = ((3, 11), (3, 13))  # the oldest and the newest
 PYTHON_UNTESTED = Finding(
     "python.untested",
     WARNING,
-    "The Python is newer than those this version was tested with.",
-    "Use a tested Python if something behaves strangely.",
+    means="The Python is newer than those this version was tested with.",
+    fix="Use a tested Python if something behaves strangely.",
 )
 
 
@@ -46,14 +46,14 @@ def judge_python(version: tuple[int, int, int]) -> Verdict:
 PACKAGE_MISSING = Finding(
     "packages.missing",
     ERROR,
-    "A package is not installed that this program needs.",
-    "Install the program again, in a virtual environment of its own.",
+    means="A package is not installed that this program needs.",
+    fix="Install the program again, in a virtual environment of its own.",
 )
 PACKAGE_OTHER = Finding(
     "packages.other_version",
     WARNING,
-    "A package has a version that this program is not made for.",
-    "Install the program again, in a virtual environment of its own: another program may have "
+    means="A package has a version that this program is not made for.",
+    fix="Install the program again, in a virtual environment of its own: another program may have "
     "changed the packages of this one.",
 )
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^\]]*\])?\s*([^;]*)")
@@ -105,15 +105,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 FILE_READABLE = Finding(
     "files.readable",
     ERROR,
-    "Every user of this machine can read or change a file with a secret. (A directory above it "
-    "that they cannot enter would protect it.)",
-    "`chmod 600` the file.",
+    means="Every user of this machine can read or change a file with a secret. (A directory above "
+    "it that they cannot enter would protect it.)",
+    fix="`chmod 600` the file.",
 )
 FILE_GROUP_READABLE = Finding(
     "files.group_readable",
     WARNING,
-    "The group of a file with a secret can read or change it.",
-    "`chmod 600` the file, unless the group is meant to read it.",
+    means="The group of a file with a secret can read or change it.",
+    fix="`chmod 600` the file, unless the group is meant to read it.",
 )
 
 
@@ -141,21 +141,22 @@ def _chmod(paths: Sequence[Path]) -> str:
 CREDENTIAL_NONE = Finding(
     "credentials.none",
     ERROR,
-    "No credential is configured: `serve` refuses to start. (`up` makes a token.)",
-    "Set A2A_BEARER_TOKEN or A2A_STATIC_AUTH_CREDENTIALS.",
+    means="No credential is configured: `serve` refuses to start. (`up` makes a token.)",
+    fix="Set A2A_BEARER_TOKEN or A2A_STATIC_AUTH_CREDENTIALS.",
 )
 CREDENTIAL_SHORT = Finding(
     "credentials.short",
     WARNING,
-    f"A token or password has fewer than {MIN_SECRET_LENGTH} characters. (Where others than this "
+    means=f"A token or password has fewer than {MIN_SECRET_LENGTH} characters. (Where others than "
+    f"this "
     "machine can reach the service, it refuses to start with one.)",
-    f"Make a better one: `{SECRET_COMMAND}`",
+    fix=f"Make a better one: `{SECRET_COMMAND}`",
 )
 CREDENTIAL_REPEATS = Finding(
     "credentials.repeats",
     WARNING,
-    "A token or password is long but made of very few different characters.",
-    f"Make a better one: `{SECRET_COMMAND}`",
+    means="A token or password is long but made of very few different characters.",
+    fix=f"Make a better one: `{SECRET_COMMAND}`",
 )
 MIN_DIFFERENT = 6  # characters; of 30,000 random tokens of 16 hexadecimal digits one has fewer
 
@@ -181,14 +182,14 @@ def judge_credentials(secrets: Mapping[str, str], *, makes_one: bool) -> Verdict
 STORE_UNUSABLE = Finding(
     "store.unusable",
     ERROR,
-    "The database cannot be read or written, or its directory does not exist.",
-    "Mend the rights or the disk, or name another database with A2A_TASK_STORE_DATABASE_URL.",
+    means="The database cannot be read or written, or its directory does not exist.",
+    fix="Mend the rights or the disk, or name another database with A2A_TASK_STORE_DATABASE_URL.",
 )
 STORE_DAMAGED = Finding(
     "store.damaged",
     ERROR,
-    "The file is no SQLite database, or is damaged.",
-    "Stop the service, move the file away and restore a backup of it.",
+    means="The file is no SQLite database, or is damaged.",
+    fix="Stop the service, move the file away and restore a backup of it.",
 )
 
 
@@ -207,21 +208,21 @@ def judge_store_access(facts: StoreFacts) -> Verdict:
 STORE_FOREIGN = Finding(
     "store.foreign",
     ERROR,
-    "Another program keeps its tasks in this database.",
-    "Name another file or database with A2A_TASK_STORE_DATABASE_URL.",
+    means="Another program keeps its tasks in this database.",
+    fix="Name another file or database with A2A_TASK_STORE_DATABASE_URL.",
 )
 STORE_TOO_NEW = Finding(
     "store.too_new",
     ERROR,
-    "A newer version of this program wrote the database.",
-    "Run the version that wrote it, or name another A2A_TASK_STORE_DATABASE_URL.",
+    means="A newer version of this program wrote the database.",
+    fix="Run the version that wrote it, or name another A2A_TASK_STORE_DATABASE_URL.",
 )
 STORE_OLD = Finding(
     "store.old",
     WARNING,
-    "An earlier version wrote the database: the next start of the service changes its schema, and "
-    "the earlier version cannot read it then.",
-    "Make sure that the disk has room for a copy: before that, a service keeps one of a SQLite "
+    means="An earlier version wrote the database: the next start of the service changes its "
+    "schema, and the earlier version cannot read it then.",
+    fix="Make sure that the disk has room for a copy: before that, a service keeps one of a SQLite "
     "file beside it (`.before-upgrade`). Make a backup of any other database.",
 )
 
@@ -242,9 +243,9 @@ def judge_schema(facts: StoreFacts) -> Verdict:
 STORE_READABLE = Finding(
     "store.readable",
     ERROR,
-    "Other users can read or write the files of the database, which hold everything that was asked "
-    "and answered. (A service of the same user takes these rights away when it starts.)",
-    "`chmod 600` the files.",
+    means="Other users can read or write the files of the database, which hold everything that was "
+    "asked and answered. (A service of the same user takes these rights away when it starts.)",
+    fix="`chmod 600` the files.",
 )
 
 
@@ -261,20 +262,21 @@ def judge_store_rights(facts: StoreFacts) -> Verdict:
 STORE_FULL = Finding(
     "store.full",
     ERROR,
-    "The disk of the database is full: no task can be taken.",
-    "Make room on that disk.",
+    means="The disk of the database is full: no task can be taken.",
+    fix="Make room on that disk.",
 )
 STORE_NEARLY_FULL = Finding(
     "store.nearly_full",
     WARNING,
-    "The disk of the database has less than 512 MB left.",
-    "Make room on that disk, or keep tasks for a shorter time (A2A_TASK_STORE_RETENTION_SECONDS).",
+    means="The disk of the database has less than 512 MB left.",
+    fix="Make room on that disk, or keep tasks for a shorter time "
+    "(A2A_TASK_STORE_RETENTION_SECONDS).",
 )
 STORE_LARGE = Finding(
     "store.large",
     WARNING,
-    "The database has more than 4 GB.",
-    "Keep tasks for a shorter time: A2A_TASK_STORE_RETENTION_SECONDS.",
+    means="The database has more than 4 GB.",
+    fix="Keep tasks for a shorter time: A2A_TASK_STORE_RETENTION_SECONDS.",
 )
 LOW_BYTES, LARGE_BYTES = 512_000_000, 4_000_000_000
 
@@ -304,8 +306,8 @@ def _bytes(number: int) -> str:
 FILES_LOW = Finding(
     "open_files.low",
     WARNING,
-    "The limit for open files allows fewer connections than A2A_MAX_CONNECTIONS.",
-    "Raise the limit (`LimitNOFILE=` of a systemd unit, `ulimit -Hn`), or lower "
+    means="The limit for open files allows fewer connections than A2A_MAX_CONNECTIONS.",
+    fix="Raise the limit (`LimitNOFILE=` of a systemd unit, `ulimit -Hn`), or lower "
     "A2A_MAX_CONNECTIONS.",
 )
 
@@ -321,31 +323,32 @@ def judge_open_files(limit: int | None, needed: int) -> Verdict:
 PORT_TAKEN = Finding(
     "port.taken",
     ERROR,
-    "Another program listens on the service's address.",
-    "Choose another with A2A_PORT, or stop that program.",
+    means="Another program listens on the service's address.",
+    fix="Choose another with A2A_PORT, or stop that program.",
 )
 PORT_FORBIDDEN = Finding(
     "port.forbidden",
     ERROR,
-    "The service cannot listen on its address: it is none of this machine, or needs rights.",
-    "Choose another with A2A_HOST and A2A_PORT.",
+    means="The service cannot listen on its address: it is none of this machine, or needs rights.",
+    fix="Choose another with A2A_HOST and A2A_PORT.",
 )
 
 UNITS_MISSING = Finding(
     "units.missing",
     WARNING,
-    "A unit of a deployed instance is not there, or the instance does not start with the machine.",
-    "`opencode-a2a deploy update NAME` as root writes it; where there is no instance yet, "
+    means="A unit of a deployed instance is not there, or the instance does not start with the "
+    "machine.",
+    fix="`opencode-a2a deploy update NAME` as root writes it; where there is no instance yet, "
     "`opencode-a2a deploy init`. `--dry-run` shows the steps first.",
 )
 UNITS_OTHER = Finding(
     "units.other",
     WARNING,
-    "A unit of a deployed instance is not what this version writes: another version wrote it, "
-    "somebody has edited it or its rights, or there are secrets that it does not load.",
-    "`opencode-a2a deploy update NAME` as root writes it again; where there is no instance yet, "
-    "`opencode-a2a deploy init`. `--dry-run` shows the steps first. Changes of your own belong "
-    "in `systemctl edit`.",
+    means="A unit of a deployed instance is not what this version writes: another version wrote "
+    "it, somebody has edited it or its rights, or there are secrets that it does not load.",
+    fix="`opencode-a2a deploy update NAME` as root writes it again; where there is no instance "
+    "yet, `opencode-a2a deploy init`. `--dry-run` shows the steps first. Changes of your own "
+    "belong in `systemctl edit`.",
 )
 
 
@@ -368,15 +371,15 @@ def judge_units(drift: Drift | None) -> Verdict:
 CLOCK_WRONG = Finding(
     "clock.wrong",
     ERROR,
-    "The clock is more than a minute off that of another machine, or before this program was "
+    means="The clock is more than a minute off that of another machine, or before this program was "
     "installed. Times in tasks are wrong, and TLS may fail.",
-    "Let the system set its clock, such as with `timedatectl set-ntp true`.",
+    fix="Let the system set its clock, such as with `timedatectl set-ntp true`.",
 )
 CLOCK_DRIFTS = Finding(
     "clock.drifts",
     WARNING,
-    "The clock is more than five seconds off that of another machine.",
-    "Let the system set its clock, such as with `timedatectl set-ntp true`.",
+    means="The clock is more than five seconds off that of another machine.",
+    fix="Let the system set its clock, such as with `timedatectl set-ntp true`.",
 )
 MAX_DRIFT, MAX_OFFSET = 5.0, 60.0
 
@@ -401,38 +404,39 @@ def judge_clock(now: float, installed_at: float, offsets: Mapping[str, float]) -
 OPENCODE_MISSING = Finding(
     "opencode.missing",
     ERROR,
-    "There is no OpenCode for `up` to start.",
-    "`opencode-a2a up --install-opencode` installs one; OPENCODE_COMMAND names one.",
+    means="There is no OpenCode for `up` to start.",
+    fix="`opencode-a2a up --install-opencode` installs one; OPENCODE_COMMAND names one.",
 )
 OPENCODE_BROKEN = Finding(
     "opencode.broken",
     ERROR,
-    "The OpenCode that `up` would start cannot be run.",
-    "Install it again, or name another with OPENCODE_COMMAND.",
+    means="The OpenCode that `up` would start cannot be run.",
+    fix="Install it again, or name another with OPENCODE_COMMAND.",
 )
 OPENCODE_UNREACHABLE = Finding(
     "opencode.unreachable",
     ERROR,
-    "Nobody answers at OpenCode's address.",
-    "Start `opencode serve`, and check OPENCODE_BASE_URL.",
+    means="Nobody answers at OpenCode's address.",
+    fix="Start `opencode serve`, and check OPENCODE_BASE_URL.",
 )
 OPENCODE_OTHER = Finding(
     "opencode.other_program",
     ERROR,
-    "What answers at OpenCode's address is not OpenCode's API.",
-    "Check OPENCODE_BASE_URL.",
+    means="What answers at OpenCode's address is not OpenCode's API.",
+    fix="Check OPENCODE_BASE_URL.",
 )
 OPENCODE_UNTESTED = Finding(
     "opencode.untested",
     WARNING,
-    "The version of OpenCode is outside the range that was tested.",
-    f"Use one from {TRIED[0]} to {TRIED[-1]}; `opencode-a2a up --install-opencode` installs one.",
+    means="The version of OpenCode is outside the range that was tested.",
+    fix=f"Use one from {TRIED[0]} to {TRIED[-1]}; `opencode-a2a up --install-opencode` installs "
+    f"one.",
 )
 OPENCODE_LACKS = Finding(
     "opencode.lacks",
     WARNING,
-    "An older OpenCode cannot do something that the service uses.",
-    f"Upgrade OpenCode to {TRIED[-1]}.",
+    means="An older OpenCode cannot do something that the service uses.",
+    fix=f"Upgrade OpenCode to {TRIED[-1]}.",
 )
 
 
@@ -450,23 +454,24 @@ def judge_version(version: str) -> Verdict:
 OPENCODE_REFUSES = Finding(
     "opencode.refuses",
     ERROR,
-    "OpenCode has a password, and it is not the one this service has.",
-    "Set OPENCODE_AUTH_PASSWORD to the OPENCODE_SERVER_PASSWORD that OpenCode was started with.",
+    means="OpenCode has a password, and it is not the one this service has.",
+    fix="Set OPENCODE_AUTH_PASSWORD to the OPENCODE_SERVER_PASSWORD that OpenCode was started "
+    "with.",
 )
 OPENCODE_OPEN = Finding(
     "opencode.open",
     ERROR,
-    "OpenCode answers other machines without a password: whoever reaches its port can run any "
-    "command as its user.",
-    "Start OpenCode with OPENCODE_SERVER_PASSWORD and on a loopback address, and set "
+    means="OpenCode answers other machines without a password: whoever reaches its port can run "
+    "any command as its user.",
+    fix="Start OpenCode with OPENCODE_SERVER_PASSWORD and on a loopback address, and set "
     "OPENCODE_AUTH_PASSWORD for this service.",
 )
 OPENCODE_OPEN_HERE = Finding(
     "opencode.open_here",
     WARNING,
-    "OpenCode answers without a password on a loopback address: every user and program of this "
-    "machine can run any command as its user.",
-    "Start OpenCode with OPENCODE_SERVER_PASSWORD, and set OPENCODE_AUTH_PASSWORD to the same.",
+    means="OpenCode answers without a password on a loopback address: every user and program of "
+    "this machine can run any command as its user.",
+    fix="Start OpenCode with OPENCODE_SERVER_PASSWORD, and set OPENCODE_AUTH_PASSWORD to the same.",
 )
 
 
@@ -497,27 +502,27 @@ def judge_password(doors: Doors) -> Verdict:
 OPENCODE_NO_EVENTS = Finding(
     "opencode.no_events",
     ERROR,
-    "OpenCode answers, but its events do not arrive: no task would make progress.",
-    "If a proxy stands between the service and OpenCode, let it pass event streams on at once; "
+    means="OpenCode answers, but its events do not arrive: no task would make progress.",
+    fix="If a proxy stands between the service and OpenCode, let it pass event streams on at once; "
     "else restart OpenCode.",
 )
 PROVIDER_NONE = Finding(
     "provider.none",
     ERROR,
-    "OpenCode has no model provider that somebody has configured.",
-    "Run `opencode auth login` as the user that OpenCode runs as, or set a provider's key.",
+    means="OpenCode has no model provider that somebody has configured.",
+    fix="Run `opencode auth login` as the user that OpenCode runs as, or set a provider's key.",
 )
 PROVIDER_UNREADABLE = Finding(
     "provider.unreadable",
     ERROR,
-    "OpenCode cannot read its own configuration.",
-    "Mend OpenCode's configuration file.",
+    means="OpenCode cannot read its own configuration.",
+    fix="Mend OpenCode's configuration file.",
 )
 MODEL_FAILED = Finding(
     "model.failed",
     ERROR,
-    "The model did not answer.",
-    "Check the provider's login and quota, and which model OpenCode uses.",
+    means="The model did not answer.",
+    fix="Check the provider's login and quota, and which model OpenCode uses.",
 )
 
 
@@ -547,20 +552,20 @@ def judge_model(answer: Answer) -> Verdict:
 SITE_UNREACHABLE = Finding(
     "service.unreachable",
     ERROR,
-    "Nobody answers at the address of the service.",
-    "Start the service, and check A2A_PUBLIC_URL, the proxy and the name.",
+    means="Nobody answers at the address of the service.",
+    fix="Start the service, and check A2A_PUBLIC_URL, the proxy and the name.",
 )
 SITE_NO_CARD = Finding(
     "service.no_card",
     ERROR,
-    "What answers at the address of the service has no Agent Card.",
-    "Check A2A_PUBLIC_URL, and that the proxy passes every path on to the service.",
+    means="What answers at the address of the service has no Agent Card.",
+    fix="Check A2A_PUBLIC_URL, and that the proxy passes every path on to the service.",
 )
 SITE_NOT_READY = Finding(
     "service.not_ready",
     ERROR,
-    "The service runs and cannot work: its database or its OpenCode is missing.",
-    "Look at the checks of the database and of OpenCode, on the machine of the service.",
+    means="The service runs and cannot work: its database or its OpenCode is missing.",
+    fix="Look at the checks of the database and of OpenCode, on the machine of the service.",
 )
 
 
@@ -575,8 +580,8 @@ def judge_ready(status: int, checks: Mapping[str, bool]) -> Verdict:
 SITE_OTHER_VERSION = Finding(
     "service.other_version",
     WARNING,
-    "The service that runs is another version than this program.",
-    "Restart the service, so that the installed version runs.",
+    means="The service that runs is another version than this program.",
+    fix="Restart the service, so that the installed version runs.",
 )
 
 
@@ -590,9 +595,9 @@ def judge_site_version(running: str, own: str, lines: Sequence[str]) -> Verdict:
 SITE_OTHER_CARD = Finding(
     "service.other_card",
     ERROR,
-    "The Agent Card there is not the one that these settings publish: another service answers, or "
-    "one with other settings.",
-    "Restart the service, or check where the proxy sends requests to.",
+    means="The Agent Card there is not the one that these settings publish: another service "
+    "answers, or one with other settings.",
+    fix="Restart the service, or check where the proxy sends requests to.",
 )
 
 
@@ -607,14 +612,14 @@ def judge_card(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Verdict:
 SITE_OPEN = Finding(
     "service.open",
     ERROR,
-    "Requests without a credential are let in: something in front of the service adds one.",
-    "Take the credential out of the proxy, or let the proxy ask for a login.",
+    means="Requests without a credential are let in: something in front of the service adds one.",
+    fix="Take the credential out of the proxy, or let the proxy ask for a login.",
 )
 SITE_REFUSES = Finding(
     "service.refuses",
     ERROR,
-    "The service does not accept the credential.",
-    "Check the credential; after a change of A2A_BEARER_TOKEN the service must be restarted.",
+    means="The service does not accept the credential.",
+    fix="Check the credential; after a change of A2A_BEARER_TOKEN the service must be restarted.",
 )
 
 
@@ -632,26 +637,29 @@ def judge_login(without: int, with_login: int | None) -> Verdict:
 TLS_INVALID = Finding(
     "tls.invalid",
     ERROR,
-    "The certificate is not valid: expired, for another name, or of nobody that is trusted here.",
-    "Renew the certificate, with its whole chain; trust an authority of your own by SSL_CERT_FILE.",
+    means="The certificate is not valid: expired, for another name, or of nobody that is trusted "
+    "here.",
+    fix="Renew the certificate, with its whole chain; trust an authority of your own by "
+    "SSL_CERT_FILE.",
 )
 TLS_ENDS_NOW = Finding(
     "tls.ends_now",
     ERROR,
-    "The certificate ends within three days.",
-    "Renew the certificate now, and find out why that did not happen by itself.",
+    means="The certificate ends within three days.",
+    fix="Renew the certificate now, and find out why that did not happen by itself.",
 )
 TLS_ENDS_SOON = Finding(
     "tls.ends_soon",
     WARNING,
-    "The certificate ends within three weeks.",
-    "Renew the certificate; if that should happen by itself, look why it did not.",
+    means="The certificate ends within three weeks.",
+    fix="Renew the certificate; if that should happen by itself, look why it did not.",
 )
 TLS_MISSING = Finding(
     "tls.missing",
     WARNING,
-    "Other machines reach the service by plain HTTP: everybody in between can read the credential.",
-    "Put a proxy with TLS in front, and set A2A_PUBLIC_URL to its https address.",
+    means="Other machines reach the service by plain HTTP: everybody in between can read the "
+    "credential.",
+    fix="Put a proxy with TLS in front, and set A2A_PUBLIC_URL to its https address.",
 )
 TLS_NOW_DAYS, TLS_SOON_DAYS = 3, 21
 
@@ -669,14 +677,16 @@ def judge_certificate(seconds_left: float) -> Verdict:
 STREAM_BUFFERED = Finding(
     "stream.buffered",
     ERROR,
-    "Events that the service sent one after the other arrived together: a proxy holds them back.",
-    "Switch off response buffering for the service, such as with `proxy_buffering off` in nginx.",
+    means="Events that the service sent one after the other arrived together: a proxy holds them "
+    "back.",
+    fix="Switch off response buffering for the service, such as with `proxy_buffering off` in "
+    "nginx.",
 )
 STREAM_CUT = Finding(
     "stream.cut",
     ERROR,
-    "The stream ended before the task.",
-    "Allow long answers in the proxy, such as with `proxy_read_timeout 1h` in nginx.",
+    means="The stream ended before the task.",
+    fix="Allow long answers in the proxy, such as with `proxy_read_timeout 1h` in nginx.",
 )
 # Seconds between two events. What was written within a second, a busy machine may read at once.
 MIN_GAP_TO_PRAISE, MIN_GAP_TO_BLAME = 0.2, 1.0
@@ -711,15 +721,15 @@ def judge_stream(arrivals: Sequence[Arrival], *, ended: bool) -> Verdict | None:
 PEER_UNREACHABLE = Finding(
     "peers.unreachable",
     WARNING,
-    "A configured peer does not answer.",
-    "Ask the peer's operator, or correct its `url`.",
+    means="A configured peer does not answer.",
+    fix="Ask the peer's operator, or correct its `url`.",
 )
 PEER_REFUSES = Finding(
     "peers.refuses",
     ERROR,
-    "A configured peer answers and cannot be used: its credential is wrong or cannot be read, or "
-    "it is no A2A agent.",
-    "Correct the peer's table in the settings.",
+    means="A configured peer answers and cannot be used: its credential is wrong or cannot be "
+    "read, or it is no A2A agent.",
+    fix="Correct the peer's table in the settings.",
 )
 
 

@@ -181,57 +181,57 @@ PROGRAM: tuple[Check[Installation], ...] = (
     Check(
         "python",
         "the version of Python",
-        look_at_python,
-        (j.PYTHON_UNTESTED,),
+        look=look_at_python,
+        findings=(j.PYTHON_UNTESTED,),
         at_start=True,
     ),
     Check(
         "packages",
         "the version of this program and of the packages it needs",
-        look_at_packages,
-        (j.PACKAGE_MISSING, j.PACKAGE_OTHER),
+        look=look_at_packages,
+        findings=(j.PACKAGE_MISSING, j.PACKAGE_OTHER),
         at_start=True,
     ),
     Check(
         "secret files",
         "who can read the files that hold secrets: settings, the secrets directory, the token "
         "that `up` keeps, credentials for peers",
-        look_at_secret_files,
-        (j.FILE_READABLE, j.FILE_GROUP_READABLE),
+        look=look_at_secret_files,
+        findings=(j.FILE_READABLE, j.FILE_GROUP_READABLE),
         at_start=True,
     ),
     Check(
         "credentials",
         "whether tokens and passwords are hard to guess (a service that starts names short ones by "
         "itself: `credentials.short`)",
-        look_at_credentials,
-        (j.CREDENTIAL_NONE, j.CREDENTIAL_SHORT, j.CREDENTIAL_REPEATS),
+        look=look_at_credentials,
+        findings=(j.CREDENTIAL_NONE, j.CREDENTIAL_SHORT, j.CREDENTIAL_REPEATS),
     ),
 )
 STORE: tuple[Check[Store], ...] = (
     Check(
         "database",
         "whether the database can be read and written (a write is tried and taken back)",
-        look_at_store_access,
-        (j.STORE_UNUSABLE, j.STORE_DAMAGED),
+        look=look_at_store_access,
+        findings=(j.STORE_UNUSABLE, j.STORE_DAMAGED),
     ),
     Check(
         "database schema",
         "which version of this program has written the database",
-        look_at_schema,
-        (j.STORE_FOREIGN, j.STORE_TOO_NEW, j.STORE_OLD),
+        look=look_at_schema,
+        findings=(j.STORE_FOREIGN, j.STORE_TOO_NEW, j.STORE_OLD),
     ),
     Check(
         "database rights",
         "who can read the files of the database",
-        look_at_store_rights,
-        (j.STORE_READABLE,),
+        look=look_at_store_rights,
+        findings=(j.STORE_READABLE,),
     ),
     Check(
         "database size",
         "how large the database is, and how much room its disk has",
-        look_at_store_size,
-        (j.STORE_FULL, j.STORE_NEARLY_FULL, j.STORE_LARGE),
+        look=look_at_store_size,
+        findings=(j.STORE_FULL, j.STORE_NEARLY_FULL, j.STORE_LARGE),
         at_start=True,
     ),
 )
@@ -240,14 +240,14 @@ MACHINE: tuple[Check[Installation], ...] = (
         "open files",
         "how many files the service may open; each connection is one (a service that starts says "
         "this by itself: `connections.limited`)",
-        look_at_open_files,
-        (j.FILES_LOW,),
+        look=look_at_open_files,
+        findings=(j.FILES_LOW,),
     ),
     Check(
         "port",
         "whether the service can listen on its address, or who does",
-        look_at_port,
-        (j.PORT_TAKEN, j.PORT_FORBIDDEN),
+        look=look_at_port,
+        findings=(j.PORT_TAKEN, j.PORT_FORBIDDEN),
     ),
 )
 

@@ -53,7 +53,9 @@ def fine(says: str) -> Verdict:
 
 def found(finding: Finding, says: str, fix: str | None = None) -> Verdict:
     """A finding with what was seen; `fix` where more can be said than is true everywhere."""
-    return Verdict(finding.level, says, finding.fix if fix is None else fix, finding.name)
+    return Verdict(
+        finding.level, says, fix=finding.fix if fix is None else fix, finding=finding.name
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ class Blocks:
         if more is None or block.output_length + len(more) > LONGEST_OUTPUT:
             return [block.whole_call(call)]
         start, block.output_length = block.output_length, block.output_length + len(more)
-        return [BlockOutput(block.id, call.call_id, call.tool, more, start)]
+        return [BlockOutput(block.id, call.call_id, tool=call.tool, output=more, start=start)]
 
     def on_file(self, event: FileSnapshot) -> list[Update]:
         if event.part_id in self._blocks:

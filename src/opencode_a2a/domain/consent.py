@@ -351,7 +351,7 @@ def _phrases_in(folded: str) -> tuple[list[_Found], int]:
         if phrase is None:
             return found, at
         words = _one_space(phrase[0])
-        found.append(_Found(patterns.senses[words], words, at, phrase.end()))
+        found.append(_Found(patterns.senses[words], words, start=at, end=phrase.end()))
         at = phrase.end()
 
 

@@ -202,14 +202,8 @@ class Task:
                 self._apply_to_block(update, entry.seq)
             case MessageAdded() | Continued() | RequestRecord() | DecisionRecord():
                 self.history.append(entry)
-            case Progress(usage=usage, part_id=part_id):
-                if update.answered_by is not None and update.subagent is None:
-                    self.answered_by = update.answered_by
-                if usage is None:
-                    self.reported.add(update)
-                else:
-                    self.usage = usage if self.usage is None else self.usage + usage
-                    self.steps[part_id or ""] = usage
+            case Progress():
+                self._add_progress(update)
             case Ended():
                 self._end(update)
             case Queued():
@@ -220,18 +214,34 @@ class Task:
                 self.lost = None
             case Retold():
                 self.retold = True
-            case Started(session=session, title=title, worktree=worktree):
-                self.session = SessionRef(session, title, worktree=worktree)
-                self.queued = None
-            case SessionTitled(title=title):
-                if self.session is not None:
-                    self.session = replace(self.session, title=title)
+            case Started() | SessionTitled():
+                self._apply_to_session(update)
             case InterruptOpened() | InterruptUnclear() | InterruptAnswered() | InterruptResolved():
                 self._apply_to_request(update, entry)
             case PeerUsageAdded(peer=peer, usage=usage):
                 self.usage = (self.usage or Usage()) + Usage(peers={peer: usage})
             case ChangesMade(files=files):
                 self.changes, self.changes_seq = files, entry.seq
+            case _:
+                assert_never(update)
+
+    def _add_progress(self, update: Progress) -> None:
+        if update.answered_by is not None and update.subagent is None:
+            self.answered_by = update.answered_by
+        if update.usage is None:
+            self.reported.add(update)
+        else:
+            self.usage = update.usage if self.usage is None else self.usage + update.usage
+            self.steps[update.part_id or ""] = update.usage
+
+    def _apply_to_session(self, update: Started | SessionTitled) -> None:
+        match update:
+            case Started(session=session, title=title, worktree=worktree):
+                self.session = SessionRef(session, title, worktree=worktree)
+                self.queued = None
+            case SessionTitled(title=title):
+                if self.session is not None:
+                    self.session = replace(self.session, title=title)
             case _:
                 assert_never(update)
 

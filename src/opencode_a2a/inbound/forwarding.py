@@ -244,7 +244,9 @@ class Forwarding:
         params = validated(parse.SendParams, body["params"])
         trace, span, sampled = body["trace"]
         path = read_path(body["depth"], SpanRef(trace, span, sampled=sampled))
-        send = parse.Send(_DIALECTS[body["dialect"]], params, body["idempotency_key"], path)
+        send = parse.Send(
+            _DIALECTS[body["dialect"]], params, idempotency_key=body["idempotency_key"], path=path
+        )
         request = replace(send.request, command_id=body.get("command"))
         task = await self._tasks.send(_caller_of(body), request)
         return {"task": task.head.id}

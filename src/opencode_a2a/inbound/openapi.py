@@ -293,7 +293,9 @@ def rpc(known: Schemas, *, published: Published) -> Json:
         if result is a2a.Sent and dialect.tagged:
             result = a2a.Task  # 0.3 answers with the task itself
         required = operation.params is not None
-        call = _rpc_call(name, operation.summary, known.taken(operation.params), required)
+        call = _rpc_call(
+            name, operation.summary, params=known.taken(operation.params), required=required
+        )
         if operation.sends_message:
             params = _message(dialect)
             call["examples"] = [{"jsonrpc": "2.0", "id": 1, "method": name, "params": params}]
@@ -302,7 +304,9 @@ def rpc(known: Schemas, *, published: Published) -> Json:
     for _, method in methods_of(published.contract.extensions):
         required = bool(method.params_schema.get("required"))
         summary = method.summary.partition("\n")[0]
-        calls.append(_rpc_call(method.name, summary, known.taken(method.params), required))
+        calls.append(
+            _rpc_call(method.name, summary, params=known.taken(method.params), required=required)
+        )
         answers.append(_envelope(method.name, result=known.given(method.result)))
     answers.append(_envelope("error", error=known.given(a2a.RpcError)))
     answer = _described("The result, a stream of results, or an error") | _json({"anyOf": answers})

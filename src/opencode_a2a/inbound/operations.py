@@ -157,7 +157,7 @@ class Operations:
         """
         path = read_path(call.depth, call.trace)
         check_depth(path, self.max_call_depth)
-        send = parse.Send(call.dialect, params, call.idempotency_key, path)
+        send = parse.Send(call.dialect, params, idempotency_key=call.idempotency_key, path=path)
         if send.push is None:
             return send, await self._stored(call, send)
         where, given = send.push

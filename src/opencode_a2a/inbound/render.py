@@ -349,15 +349,7 @@ class Renderer:
                 shared = {"interrupt": _interrupt(interrupt, "resolved", resolution=resolution)}
                 return self._status_event(moment, shared)
             case Ended():
-                reason = update.message
-                end = self._note(head, update.state.value, reason) if reason else None
-                shared = {}
-                if update.session:
-                    shared["session"] = _session(update.session, update.title)
-                if update.usage is not None:
-                    shared["usage"] = _usage(update.usage)
-                opencode = self._end_marks(head, update)
-                return self._status_event(moment, shared, end, opencode=opencode)
+                return self._end_event(moment, update)
             case (
                 MessageAdded()
                 | InterruptAnswered()
@@ -368,6 +360,16 @@ class Renderer:
                 raise AssertionError("no client gets an event for it")
             case _:
                 assert_never(update)
+
+    def _end_event(self, moment: _Moment, update: Ended) -> Json:
+        head, reason = moment.head, update.message
+        note = self._note(head, update.state.value, reason) if reason else None
+        shared = {}
+        if update.session:
+            shared["session"] = _session(update.session, update.title)
+        if update.usage is not None:
+            shared["usage"] = _usage(update.usage)
+        return self._status_event(moment, shared, note, opencode=self._end_marks(head, update))
 
     def _block_event(self, moment: _Moment, update: BlockUpdate) -> Json:
         head = moment.head

@@ -34,11 +34,11 @@ def security_schemes(
     found = [_of_secret(scheme) for scheme in schemes]
     if oidc is not None:
         url = {"openIdConnectUrl": oidc.discovery_url}
-        found.append(_scheme("openIdConnect", "openIdConnectSecurityScheme", url, url))
+        found.append(_scheme("openIdConnect", "openIdConnectSecurityScheme", v1=url, v03=url))
         if oidc.token_url is not None:
             found.append(_oauth2(oidc, oidc.token_url))
     if certificates:
-        found.append(_scheme("mutualTLS", "mtlsSecurityScheme", {}, {}))
+        found.append(_scheme("mutualTLS", "mtlsSecurityScheme", v1={}, v03={}))
     return tuple(found)
 
 
@@ -72,7 +72,7 @@ def _oauth2(oidc: OidcFacts, token_url: str) -> SecurityScheme:
             {"authorizationCode": flow},
             {"authorizationCode": {**flow, "pkceRequired": True}},
         )
-    return _scheme("oauth2", "oauth2SecurityScheme", {"flows": newer}, {"flows": flows})
+    return _scheme("oauth2", "oauth2SecurityScheme", v1={"flows": newer}, v03={"flows": flows})
 
 
 def _scheme(name: str, member: str, v1: Json, v03: Json) -> SecurityScheme:

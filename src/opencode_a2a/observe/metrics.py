@@ -233,8 +233,8 @@ TASK_SECONDS = _declare(
     Histogram(
         "task_duration_seconds",
         "From a task's creation to its end, with all waiting.",
-        ("state",),
-        TASK_BUCKETS,
+        labels=("state",),
+        buckets=TASK_BUCKETS,
     )
 )
 QUEUE_SECONDS = _declare(
@@ -298,8 +298,8 @@ INTERRUPT_SECONDS = _declare(
     Histogram(
         "interrupt_wait_seconds",
         "How long an agent's request waited until it was settled.",
-        ("kind",),
-        PERSON_BUCKETS,
+        labels=("kind",),
+        buckets=PERSON_BUCKETS,
     )
 )
 
@@ -377,8 +377,8 @@ OUTBOUND_SECONDS = _declare(
     Histogram(
         "outbound_call_duration_seconds",
         "How long that took.",
-        ("peer",),
-        TASK_BUCKETS,
+        labels=("peer",),
+        buckets=TASK_BUCKETS,
     )
 )
 PUSH_ATTEMPTS = _declare(

@@ -89,7 +89,7 @@ async def _fetch(http: httpx.AsyncClient, url: str, known: FoundCard | None) -> 
         return known
     raw, card = read_card(response.content, where=str(response.request.url))
     is_kept = "no-store" not in response.headers.get("cache-control", "")
-    return FoundCard(url, raw, card, response.headers.get("etag") if is_kept else None)
+    return FoundCard(url, raw, card=card, etag=response.headers.get("etag") if is_kept else None)
 
 
 def read_card(content: bytes, *, where: str) -> tuple[dict[str, Any], AgentCard]:

@@ -77,7 +77,9 @@ class Inspector:
             line, transport = line_of(chosen), chosen.protocol_binding
         except PeerError as exc:
             problems.append(exc.message)
-        return PeerCard(found.url, found.raw, line, transport, tuple(problems))
+        return PeerCard(
+            found.url, found.raw, line=line, transport=transport, problems=tuple(problems)
+        )
 
     async def send(self, peer: str, text: str, *, context_id: str | None) -> PeerExchange:
         peers, target = await self._client(), self._target(peer)

@@ -331,7 +331,9 @@ class PushSender:
         for entry in due.entries:
             if self._stopped:
                 return None
-            if (pause := await self._tell_one(delivery, receiver, due, entry)) is not None:
+            if (
+                pause := await self._tell_one(delivery, receiver, due=due, entry=entry)
+            ) is not None:
                 return pause
         if saved != (cursor.status_at, cursor.state):
             await self._save(cursor)  # also what was not told: nobody has to look again
@@ -347,7 +349,7 @@ class PushSender:
             cursor.passed(entry)
             return None
         if not receiver.breaker.admit(self._loop.time()):
-            return await self._wait_for_receiver(delivery, receiver, due, entry)
+            return await self._wait_for_receiver(delivery, receiver, due=due, entry=entry)
         answer = await self._attempt(receiver, due.config, cursor, entry=entry, body=body)
         if answer.gone:
             await self._store.delete(due.config.head.owner, cursor.task_id, cursor.config_id)

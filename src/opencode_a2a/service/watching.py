@@ -182,7 +182,7 @@ class TaskWatches:
         if not self._boards or not any(changes_summary(entry.update) for entry in entries):
             return
         if task.state.terminal:
-            self._note(TaskVersion(task.head.id, task.head.owner, task.state.value, 0))
+            self._note(TaskVersion(task.head.id, task.head.owner, state=task.state.value, seq=0))
         self._put(task)
 
     def _put(self, task: Task) -> None:

@@ -116,7 +116,9 @@ def write_backup(engine: Engine, out: BinaryIO, report: Report = quiet) -> Conte
             roots=_roots(db),
         )
         lines.add(manifest.line)
-        tables = {shape.name: _write_table(db, shape, lines, report) for shape in shapes(db)}
+        tables = {
+            shape.name: _write_table(db, shape, lines=lines, report=report) for shape in shapes(db)
+        }
         lines.add(orjson.dumps({"complete": True, "tables": len(tables)}))
         lines.flush()
     return Content(manifest, tables)
@@ -275,7 +277,9 @@ def _tables(lines: Iterator[bytes]) -> Iterator[tuple[Shape, _Rows]]:
             if next(lines, None) is not None:  # at the end of the file gzip compares its checksum
                 raise ValueError("something follows its end")
             return
-        shape = Shape(said["table"], tuple(said["columns"]), said["keys"], tuple(said["binary"]))
+        shape = Shape(
+            said["table"], tuple(said["columns"]), keys=said["keys"], binary=tuple(said["binary"])
+        )
         yield shape, _Rows(shape, lines)
     raise ValueError("its end is missing")
 
@@ -346,7 +350,7 @@ def _restore_to_file(
         engine = make_engine(f"sqlite:///{fresh}")
         try:
             with engine.execution_options(writes=True).begin() as db:
-                _fill(db, file, content, report)
+                _fill(db, file, content=content, report=report)
         finally:
             engine.dispose()  # the last connection merges the write-ahead log into the file
         with fresh.open("rb") as written:
@@ -439,5 +443,5 @@ def _restore_to_server(
         else:
             for name in there:
                 db.execute(text(f'DROP TABLE "{name}"'))
-        _fill(db, file, content, report)
+        _fill(db, file, content=content, report=report)
     return f"schema {kept}" if kept else None

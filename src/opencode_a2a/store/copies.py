@@ -112,7 +112,13 @@ def restorable(file: Path) -> Restorable | None:
         if before not in KNOWN_REVISIONS:
             return Restorable(str(file), revision)
         newer = _count_newer(db, copy)
-        return Restorable(str(file), revision, before, copy.stat().st_mtime, newer)
+        return Restorable(
+            str(file),
+            revision,
+            copy_revision=before,
+            copied_at=copy.stat().st_mtime,
+            newer_tasks=newer,
+        )
 
 
 def restore(file: Path) -> Path:

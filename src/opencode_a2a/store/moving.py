@@ -136,7 +136,9 @@ class Move:
                 _moving.drop(right)
                 set_revision(right, schema)
                 upgrade(right, keeps_copy=False)  # the source is one
-        return Moved(tables, self.passes, self.changes, time.monotonic() - began)
+        return Moved(
+            tables, self.passes, changes=self.changes, last_seconds=time.monotonic() - began
+        )
 
     def _close(self, left: Connection, right: Connection) -> dict[str, tuple[int, str]]:
         """See that both sides are equal, and let no service start on the source any more."""
@@ -213,7 +215,7 @@ class Move:
         changed = 0
         with snapshot(source) as left, snapshot(target) as right:
             for shape in shapes(left):
-                changed += self._level(left, right, target, shape)
+                changed += self._level(left, right, target=target, shape=shape)
         self.changes += changed
         return changed
 

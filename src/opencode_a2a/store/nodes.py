@@ -266,6 +266,6 @@ def change_draining(url: str, name: str, *, draining: bool) -> int:
             if not inspect(db).has_table(nodes.name):
                 return 0
             now = int(db.exec_driver_sql(SERVER_TIME).scalar_one())
-            return _drain(db, name, draining, now)
+            return _drain(db, name, draining=draining, now=now)
     finally:
         engine.dispose()

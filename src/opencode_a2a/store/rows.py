@@ -146,7 +146,7 @@ def _shape(inspector: Any, name: str) -> Shape:
     def of_type(kind: type[TypeEngine[Any]]) -> tuple[int, ...]:
         return tuple(i for i, each in enumerate(columns) if isinstance(types[each], kind))
 
-    return Shape(name, columns, len(keys), of_type(LargeBinary), of_type(String))
+    return Shape(name, columns, keys=len(keys), binary=of_type(LargeBinary), words=of_type(String))
 
 
 def read_rows(db: Connection, shape: Shape) -> Iterator[Row]:

@@ -867,7 +867,7 @@ def _adopt_context(db: Connection, oldest: Any, mine: Node) -> list[str]:
     task_ids = list(db.execute(found.with_for_update()).scalars())
     if not all(_can_move(db, task_id, mine) for task_id in task_ids):
         return []
-    let_go(db, oldest.owner, oldest.context_id, oldest.opencode)
+    let_go(db, oldest.owner, context_id=oldest.context_id, opencode=oldest.opencode)
     free = {"opencode": mine.opencode, "holder": None, "held_until": 0}
     db.execute(update(tasks).where(tasks.c.id.in_(task_ids)).values(free))
     return task_ids

@@ -57,7 +57,9 @@ def stats(db: Connection, retention: Retention) -> Stats:
     size, free = _sizes(db)
     counted = select(tasks.c.state, func.count()).group_by(tasks.c.state)
     return Stats(
-        tables=tuple(_table(db, shape.name, shape.columns, sizes) for shape in shapes(db)),
+        tables=tuple(
+            _table(db, shape.name, columns=shape.columns, sizes=sizes) for shape in shapes(db)
+        ),
         states={row[0]: row[1] for row in db.execute(counted)},
         due=tuple(_due(db, retention)),
         size=size,

@@ -48,11 +48,14 @@ def held_by_others(db: Connection, holder: str, since: int) -> list[TaskVersion]
     # `cleared` has all of its values, so that the index on it and the time is used.
     recent = (tasks.c.cleared.in_(_ANY_CLEARED), tasks.c.status_at >= since)
     ended = select(*_VERSION).where(*recent, tasks.c.state.not_in(OPEN_STATES))
-    return [*found, *(TaskVersion(row.id, row.owner, row.state, 0) for row in db.execute(ended))]
+    return [
+        *found,
+        *(TaskVersion(row.id, row.owner, state=row.state, seq=0) for row in db.execute(ended)),
+    ]
 
 
 def _version(row: Any) -> TaskVersion:
-    return TaskVersion(row.id, row.owner, row.state, row.seq or 0)
+    return TaskVersion(row.id, row.owner, state=row.state, seq=row.seq or 0)
 
 
 def ended(db: Connection, owner: str | None, *, after: tuple[int, str], limit: int) -> list[Task]:

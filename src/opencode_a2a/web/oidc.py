@@ -370,7 +370,7 @@ class Issuer:
     async def verify(self, token: bytes, digest: bytes) -> Identity:
         head = read_head(token)
         key = await self._key(head)
-        claims = read_claims(token, head, key, self._policy)
+        claims = read_claims(token, head, key=key, policy=self._policy)
         principal = principal_of(claims, self._policy)
         words = words_of(claims, self._policy.scopes_claim)
         identity = Identity(
