@@ -108,7 +108,7 @@ async def cost(
         ends: list[int] = []
         for number in [*range(len(fleet.nodes))] * streams:
             task = await _ask(http, fleet, number, text)
-            read_at = fleet.nodes[(number + anywhere) % len(fleet.nodes)]
+            read_at = fleet.nodes[(number + int(anywhere)) % len(fleet.nodes)]
             reading.append(asyncio.create_task(_read(http, read_at.url, task, ends)))
         await asyncio.sleep(3)
         before, deltas, began = fleet.spent(), await fleet.deltas(), perf_counter()
@@ -151,7 +151,7 @@ async def delivery(fleet: Fleet, *, seconds: float, rate: int) -> list[float]:
         )
     assert fleet.postgres is not None
     both = arrived[0].keys() & arrived[1].keys()
-    return sorted(abs(arrived[1][number] - arrived[0][number]) for number in both)
+    return sorted(arrived[1][number] - arrived[0][number] for number in both)
 
 
 def main() -> None:

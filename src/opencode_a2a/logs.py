@@ -50,10 +50,10 @@ def configure(
         colours = stream.isatty()
     journal = is_journal(stream, os.environ)
     stamps = [] if journal and form == "console" else [_STAMP]
-    written = structlog.WriteLogger(cast(TextIO, _Output(stream)))
+    writer = structlog.WriteLogger(cast(TextIO, _Output(stream)))
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=lambda *_: written,  # the same for every line
+        logger_factory=lambda *_: writer,  # the same for every line
         processors=[
             _add_ids if form == "json" else _add_request,
             structlog.processors.add_log_level,

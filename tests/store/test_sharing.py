@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencode_a2a.domain.ports import Cursor
 from opencode_a2a.domain.values import Root, SessionRef, TaskState
@@ -295,6 +296,50 @@ async def test_a_task_that_cannot_be_read_does_not_keep_others_from_being_read(u
             await reading
         await log.write("good", [DONE])
         assert await next_of(good) == [3]
+
+
+async def test_a_task_that_the_database_cannot_read_does_not_stop_the_others(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sql.next_entries
+
+    def failing(db: Connection, after: Mapping[str, int]) -> dict[str, sql.Page]:
+        if "bad" in after:
+            raise SQLAlchemyError("a page of the table is damaged")
+        return found(db, after)
+
+    async with soon(), process(url) as log, process(url) as another:
+        await listening(log, another)
+        for name in ("bad", "good", "better"):
+            await log.create(head(name, context_id=name), [HELLO])
+        monkeypatch.setattr(sql, "next_entries", failing)
+        bad = asyncio.create_task(next_of(another.follow("bad", 0)))
+        good = [another.follow(name, 0) for name in ("good", "better")]
+        assert [await next_of(cursor) for cursor in good] == [[1], [1]]
+        for name, cursor in zip(("good", "better"), good, strict=True):
+            await log.write(name, [DONE])
+            assert await next_of(cursor) == [2]
+        assert not bad.done()
+        monkeypatch.setattr(sql, "next_entries", found)
+        assert await bad == [1]
+
+
+async def test_who_has_followed_a_task_that_is_claimed_here_hears_of_it_at_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(following, "POLL_SECONDS", 600.0)
+    async with soon(), process(url, clock) as first, process(url, clock) as second:
+        await listening(first, second)
+        await first.create(head("t"), [HELLO])
+        cursor = second.follow("t", 0)
+        assert await next_of(cursor) == [1]
+        clock.outlast_leases()
+        assert await claimed_ids(second) == ["t"]
+        for seq in range(2, 5):
+            await second.write("t", [step(seq)])
+            assert await next_of(cursor) == [seq]
+        await second.write("t", [DONE])
+        assert numbers(await rest(cursor)) == [5]
 
 
 async def test_a_lost_notification_costs_time_and_nothing_else(

@@ -83,9 +83,8 @@ class Database:
             event.listen(engine, "connect", partial(_announce_service, server_clock))
         self.wakeups = Wakeups(engine, _server_options(engine.url))
         self._writing = _Connections(engine.execution_options(writes=True), self._file, writes=True)
-        # A server needs no transaction to read: each statement sees what is committed by then.
-        alone = {"isolation_level": "AUTOCOMMIT"} if self.is_server else {}
-        self._reading = _Connections(engine.execution_options(**alone), self._file)
+        reading_options = {"isolation_level": "AUTOCOMMIT"} if self.is_server else {}
+        self._reading = _Connections(engine.execution_options(**reading_options), self._file)
         self._writer = WorkerThreads(1, "store-writer")
         one_thread = is_in_memory(engine.url)
         self._readers = (
@@ -131,6 +130,10 @@ class Database:
             raise
 
     async def read(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
+        """Run `work(connection, *args, **named)`, which only reads, and locks nothing.
+
+        A server needs no transaction for that: each statement sees what is committed by then.
+        """
         try:
             return await self._readers.run(partial(_transact, self._reading, work, *args, **named))
         except StoreUnavailable as exc:
@@ -263,7 +266,7 @@ class _Connections:
 
 
 def _transact(connections: _Connections, work: Callable[..., T], *args: Any, **named: Any) -> T:
-    """Run `work(connection, *args, **named)` as one transaction, in a thread of the database."""
+    """Run `work(connection, *args, **named)`, in a thread of the database."""
     try:
         return connections.transact(lambda db: work(db, *args, **named))
     except _CommitLost as exc:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from time import monotonic
 from weakref import WeakSet
 
@@ -153,7 +154,7 @@ class Followers:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._followed: dict[str, FollowedTask] = {}
-        self._unread: set[str] = set()  # tasks to look at
+        self._unread: dict[str, None] = {}  # tasks to look at, in order
         self._to_read = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._announcing: asyncio.Task[None] | None = None
@@ -172,8 +173,13 @@ class Followers:
         followed.readers.add(reader)
         return followed
 
+    def look(self, task_id: str) -> None:
+        """A followed task may have news."""
+        if task_id in self._followed:
+            self._look([task_id])
+
     def _look(self, task_ids: Iterable[str]) -> None:
-        self._unread.update(task_ids)
+        self._unread |= dict.fromkeys(task_ids)
         self._to_read.set()
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_while_following())
@@ -181,19 +187,25 @@ class Followers:
     async def _read_while_following(self) -> None:
         """Read what notifications name, and everything when it is time to look."""
         clock = asyncio.get_running_loop().time
-        look_at = clock()
+        look_at, most, failures = clock(), READ_AT_ONCE, 0
         try:
             while self._followed:
                 if clock() >= look_at:
-                    self._unread.update(self._followed)
+                    self._unread |= dict.fromkeys(self._followed)
                     heard = self._database.wakeups.connected
                     look_at = clock() + (POLL_SECONDS if heard else POLL_SECONDS_UNHEARD)
-                unread = sorted(self._unread & self._followed.keys())
-                self._unread.clear()
-                self._to_read.clear()
-                for start in range(0, len(unread), READ_AT_ONCE):
-                    await self._read(unread[start : start + READ_AT_ONCE])
+                some = [*islice(self._unread, most)]
+                for task_id in some:
+                    del self._unread[task_id]
+                if await self._read([each for each in some if each in self._followed]):
+                    most, failures = min(2 * most, READ_AT_ONCE), 0
+                else:  # the server is away, or cannot read one task: that must not stop all
+                    self._unread |= dict.fromkeys(some)
+                    most = max(1, most // 2)
+                    await asyncio.sleep(OUTAGE_SECONDS[min(failures, len(OUTAGE_SECONDS) - 1)])
+                    failures += 1
                 if not self._unread:
+                    self._to_read.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout_at(look_at):
                             await self._to_read.wait()
@@ -202,18 +214,19 @@ class Followers:
                 followed.end()
             self._followed.clear()
 
-    async def _read(self, task_ids: Sequence[str]) -> None:
+    async def _read(self, task_ids: Sequence[str]) -> bool:
+        """Read on in these tasks. False when the database did not answer."""
         after = {task_id: self._followed[task_id].last for task_id in task_ids}
         try:
-            pages = await read_patiently(self._database, after)
+            pages = await self._database.read(sql.next_entries, after) if after else {}
+        except StoreUnavailable:
+            return False
         except Exception:
-            if len(task_ids) > 1:  # one of them cannot be read: the others can
-                for task_id in task_ids:
-                    await self._read([task_id])
-                return
+            if len(task_ids) > 1:  # one of them cannot be decoded
+                return all([await self._read([task_id]) for task_id in task_ids])
             logger.exception("store.internal_error", task=task_ids[0])
             self._followed.pop(task_ids[0]).end()
-            return
+            return True
         for task_id, page in pages.items():
             followed = self._followed[task_id]
             followed.add(page)
@@ -222,7 +235,8 @@ class Followers:
             if followed.over:
                 del self._followed[task_id]
             elif not page.caught_up:
-                self._unread.add(task_id)
+                self._unread[task_id] = None
+        return True
 
     def _announce(self, task_ids: Iterable[str]) -> None:
         self._unannounced.update(task_ids)

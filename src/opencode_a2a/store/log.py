@@ -573,6 +573,7 @@ class SqlTaskLog:
         if open_task.over:
             self._open.pop(open_task.task.head.id, None)
         open_task.wake()
+        self._followers.look(open_task.task.head.id)  # readers from before it was claimed here
         if batch.counted and self.on_usage is not None:
             # Not from here: an exception would end the writer, and with it every task.
             self._loop.call_soon(self.on_usage, list(batch.counted))

@@ -1,4 +1,4 @@
-"""Every statement of the log, each run in a thread of the database, in one transaction.
+"""Every statement of the log, each run in a thread of the database; what writes, as a transaction.
 
 Statements that run for every delta, task or request are `Prepared`, because SQLAlchemy takes
 longer to build and pass on a statement than SQLite takes to run it.
