@@ -32,7 +32,7 @@ BROWSER := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(
 test: .venv/.dev node_modules/.dev $(if $(BROWSER),$(CONSOLE)/index.html console/node_modules/.dev) ## lint, formatting, types, and all tests
 	$(BIN)/python scripts/suite.py $(ARGS)
 
-quick: .venv/.dev ## the tests that need neither OpenCode nor a running service (about a minute)
+quick: .venv/.dev ## the tests that need neither OpenCode nor a running service (one to two minutes)
 	$(BIN)/python scripts/suite.py --quick $(ARGS)
 
 pythons: .venv/.dev ## the quick tests on every other Python that can be found here
