@@ -90,15 +90,14 @@ async def test_readers_in_another_process_are_woken_and_share_what_is_read(
 ) -> None:
     monkeypatch.setattr(following, "POLL_SECONDS", 600.0)
     reads = 0
-    found = following.read_patiently
+    found = sql.next_entries
 
-    async def counted(database: Database, after: Mapping[str, int]) -> dict[str, sql.Page]:
+    def counted(db: Connection, after: Mapping[str, int]) -> dict[str, sql.Page]:
         nonlocal reads
         reads += 1
-        return await found(database, after)
+        return found(db, after)
 
-    monkeypatch.setattr(following, "read_patiently", counted)
-    monkeypatch.setattr(log_module, "read_patiently", counted)
+    monkeypatch.setattr(sql, "next_entries", counted)
     async with soon(), process(url) as log, process(url) as another:
         await log.create(head("t"), [HELLO])
         await listening(log, another)

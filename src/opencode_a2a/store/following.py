@@ -15,7 +15,7 @@ that is lost costs time and nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from time import monotonic
@@ -81,12 +81,12 @@ async def announce(database: Database, task_ids: Sequence[str]) -> None:
             await database.write(notify, words)
 
 
-async def read_patiently(database: Database, after: Mapping[str, int]) -> dict[str, sql.Page]:
-    """The next entries of some tasks. A server that is away is waited for; a file is not."""
+async def read_patiently(database: Database, task_id: str, after: int) -> sql.Page:
+    """The next entries of a task. A server that is away is waited for; a file is not."""
     failures = 0
     while True:
         try:
-            return await database.read(sql.next_entries, after)
+            return (await database.read(sql.next_entries, {task_id: after}))[task_id]
         except StoreUnavailable:
             if not database.is_server:
                 raise

@@ -933,8 +933,7 @@ class SqlCursor:
                 await asyncio.sleep(POLL_SECONDS)  # another process writes it
 
     async def _read_table(self) -> tuple[Sequence[LogEntry], bool]:
-        pages = await read_patiently(self._database, {self._task_id: self._after})
-        page = pages[self._task_id]
+        page = await read_patiently(self._database, self._task_id, self._after)
         self.caught_up = page.caught_up
         return page.entries, page.more
 
