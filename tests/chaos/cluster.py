@@ -25,12 +25,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import aiohttp
 
 from tests.chaos.crowd import HEADERS, Crowd
+from tests.chaos.history import Loss
 from tests.chaos.line import Balancer, Line
 from tests.chaos.upstreams import Fake, Real, Upstream
 from tests.chaos.victim import Victim
@@ -85,13 +87,19 @@ class Cluster:
     dice: random.Random
     has_clocks: bool
     counts: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)  # with their times
     background: set[asyncio.Task[None]] = field(default_factory=set)
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, kind: str, topology: str, seed: int) -> AsyncIterator[Cluster]:
+    async def open(
+        cls, kind: str, topology: str, seed: int, keep: Path | None
+    ) -> AsyncIterator[Cluster]:
+        """`keep` is the folder to work in, which stays; without it, one that goes."""
         async with AsyncExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-")))
+            folder = keep or Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-"))
+            )
             postgres = stack.enter_context(Postgres.started())
             work = folder / "work"
             work.mkdir()
@@ -168,9 +176,12 @@ class Cluster:
             while self.counts["faults"] < faults and time.monotonic() < until:
                 await asyncio.sleep(self.dice.expovariate(1 / (pace * calm)))
                 function = self.dice.choices(functions, weights)[0]
+                began = _now()
                 if await function():
+                    fault = function.__name__.replace("_", " ").strip()
                     self.counts["faults"] += 1
-                    self.counts[f"fault{function.__name__.replace('_', ' ')}"] += 1
+                    self.counts[f"fault {fault}"] += 1
+                    self.faults.append(f"{began} until {_now()} {fault}")
 
         await asyncio.gather(*(rage(pace, kinds) for pace, kinds in lines))
         if self.background:
@@ -276,8 +287,10 @@ class Cluster:
     async def _lose(self) -> bool:
         """OpenCode dies and comes back: with the fake, as far as anybody can see."""
         upstream = self.dice.choice(self.upstreams)
-        self.crowd.history.losses.append(time.monotonic())
+        loss = Loss(time.monotonic())
+        self.crowd.history.losses.append(loss)
         await upstream.lose()
+        loss.until = time.monotonic()
         return True
 
     async def _pause_opencode(self) -> bool:
@@ -316,6 +329,11 @@ class Cluster:
             await self.crowd.replay(task)
 
 
+def _now() -> str:
+    """As the logs write it."""
+    return datetime.now(UTC).isoformat()
+
+
 def _complain(log: Path) -> None:
     """Say what a node should never log."""
     for line in log.read_text(errors="replace").splitlines():
@@ -324,7 +342,9 @@ def _complain(log: Path) -> None:
 
 
 async def campaign(given: argparse.Namespace) -> Cluster:
-    async with Cluster.open(given.upstream, given.topology, given.seed) as cluster:
+    if given.keep is not None:
+        given.keep.mkdir(parents=True)
+    async with Cluster.open(given.upstream, given.topology, given.seed, given.keep) as cluster:
         crowd, until = cluster.crowd, time.monotonic() + given.seconds
         working = [asyncio.create_task(crowd.client(number)) for number in range(given.clients)]
         raging = asyncio.create_task(cluster.storm(given.faults, until, given.calm))
@@ -340,6 +360,8 @@ async def campaign(given: argparse.Namespace) -> Cluster:
             if isinstance(outcome, BaseException):
                 cluster.counts["gave up"] += 1
                 say(f"GAVE UP {outcome!r}"[:600])
+        if given.keep is not None:
+            (given.keep / "faults.log").write_text("\n".join(cluster.faults))
         if not cluster.counts["gave up"]:
             await cluster.look()
         return cluster
@@ -359,13 +381,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--calm", type=float, default=4.0, help="seconds between faults of a kind")
+    parser.add_argument("--keep", type=Path, help="a new folder for the logs, which stays")
     given = parser.parse_args()
     began = time.monotonic()
     cluster = asyncio.run(campaign(given))
     found = list(cluster.crowd.history.violations())
     for name, count in sorted((cluster.counts + cluster.crowd.counts).items()):
         say(f"{name:48} {count:>8}")
-    for sentence in found[:20]:
+    for sentence in found:
         say(f"VIOLATION {sentence}")
     say(f"{time.monotonic() - began:.0f} seconds")
     failed = bool(found) or bool(cluster.counts["gave up"])

@@ -227,8 +227,14 @@ class Crowd:
         problem = metadata.get("opencode", {}).get("error", {}).get("type")
         expected = self.upstream.expected(session, words) if words else None
         self.sessions[task] = session
+        parts = found["status"].get("message", {}).get("parts", [])
         self.history.finals[task] = Final(
-            found["state"], _text(found), problem, expected, found["at"]
+            found["state"],
+            _text(found),
+            problem=problem,
+            expected=expected,
+            at=found["at"],
+            message=f"{session}: {''.join(part.get('text', '') for part in parts)}",
         )
         self.counts[f"tasks {found['state']}"] += 1
 

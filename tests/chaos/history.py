@@ -5,6 +5,7 @@ Pure: a campaign records, `violations` judges. Times are those of one clock, tha
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,15 @@ class Final:
     problem: str | None = None
     expected: str | None = None  # the answer that OpenCode gives, where that is known
     at: float = 0.0  # when this was known
+    message: str = ""  # of its last status
+
+
+@dataclass(slots=True)
+class Loss:
+    """An OpenCode was killed, and was there again later."""
+
+    began: float
+    until: float = math.inf
 
 
 @dataclass(slots=True)
@@ -45,7 +55,7 @@ class History:
     heard: Counter[str] = field(default_factory=Counter)  # by tag: how often the model was asked
     stored: set[str] = field(default_factory=set)  # all tasks in the database
     entries: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # there: number, kind
-    losses: list[float] = field(default_factory=list)  # when an OpenCode was lost
+    losses: list[Loss] = field(default_factory=list)
 
     def violations(self) -> Iterator[str]:
         yield from self._repeats()
@@ -70,17 +80,17 @@ class History:
                 yield f"{task} was acknowledged to nobody"
                 continue
             this = wanted[task]
-            rules = Rules(asks=this.asks, hangs=this.cancels, may_fail=bool(self._lost_in(task)))
+            rules = Rules(asks=this.asks, hangs=this.cancels, may_fail=self._lost_in(task))
             if not is_linearizable(operations, rules):
                 yield f"{task} could not have shown this: {_shown(operations)}"
 
-    def _lost_in(self, task: str) -> list[float]:
-        """When an OpenCode was lost in the time of a task."""
+    def _lost_in(self, task: str) -> bool:
+        """Whether an OpenCode was away in the time of a task."""
         keys = [key for key, each in self.acknowledged if each == task]
         final = self.finals.get(task)
         until = final.at if final is not None else float("inf")
         began = min(self.wanted[key].began for key in keys)
-        return [at for at in self.losses if began <= at <= until]
+        return any(loss.until >= began and loss.began <= until for loss in self.losses)
 
     def _streams(self) -> Iterator[str]:
         numbers_of: dict[str, set[int]] = defaultdict(set)
@@ -112,9 +122,9 @@ class History:
             if final is None or final.state not in ENDS:
                 yield f"{task} has not ended: {final}"
             elif final.state == "failed" and not (self._lost_in(task) and final.problem in LOST):
-                yield f"{task} has failed: {final.problem}"
+                yield f"{task} has failed: {final.problem} {final.message}"
             elif final.state == "canceled" and not wanted.cancels:
-                yield f"{task} was canceled by nobody"
+                yield f"{task} was canceled by nobody: {final.message}"
             elif final.state == "completed":
                 if final.expected not in (None, final.answer):
                     yield f"{task} has answered {final.answer[:80]!r}, not {final.expected!r}"[:300]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.chaos.history import Final, History, Wanted
+from tests.chaos.history import Final, History, Loss, Wanted
 from tests.chaos.linear import Operation, Rules, is_linearizable
 
 
@@ -123,7 +123,7 @@ def sound() -> History:
         heard=Counter({"#1#": 1}),
         stored={"t"},
         entries={"t": [(1, "Started"), (2, "BlockText"), (3, "Ended")]},
-        losses=[20.0],
+        losses=[Loss(20.0, 21.0)],
     )
     history.operations["t"] = [get("working", 0, 1), get("completed", 1, 2), get("working", 1, 3)]
     return history
@@ -138,7 +138,7 @@ def test_a_task_may_fail_only_with_its_opencode() -> None:
     history.operations["t"] = [get("failed", 5, 6)]
     history.finals["t"] = Final("failed", "", "UPSTREAM_INTERRUPTED", at=9)
     assert list(history.violations())
-    history.losses.append(4.0)
+    history.losses.append(Loss(4.0, 5.0))
     assert list(history.violations()) == []
     history.finals["t"] = Final("failed", "", "INTERNAL", at=9)
     assert list(history.violations())
