@@ -64,7 +64,7 @@ from opencode_a2a.domain.effects import (
     TaskQueued,
     Wait,
 )
-from opencode_a2a.domain.events import BlockKind, Gap, Idle
+from opencode_a2a.domain.events import BlockKind, Gap, Idle, MessageSeen, Speaker
 from opencode_a2a.domain.exchange import RunLimits, refuses
 from opencode_a2a.domain.run import Run
 from opencode_a2a.domain.updates import (
@@ -104,6 +104,7 @@ class Luck:
     refused: float
     death: float
     opencode_death: float
+    not_begun: float  # OpenCode takes a prompt, stores it or not, and does nothing about it
     cancel: float
     lease_lost: float
     session_deleted: float
@@ -121,6 +122,7 @@ class History:
             refused=chance((0, 0, 0.01)),
             death=chance((0, 0.01, 0.05)),
             opencode_death=chance((0, 0, 0.01)),
+            not_begun=chance((0, 0, 0.3)),
             cancel=chance((0, 0, 0.01, 0.05)),
             lease_lost=chance((0, 0, 0.002)),
             session_deleted=chance((0, 0, 0.01)),
@@ -331,14 +333,25 @@ class History:
     def send(self, effect: SendPrompt, prompt: Prompt) -> Happened:
         if self.deleted:
             return SessionMissing(effect)
-        assert prompt.message_id not in self.received, "a prompt is sent at most once"
-        assert self.opencode.running is None or self.received, "one prompt at a time"
+        name, code = prompt.message_id, self.opencode
+        assert name not in self.answered, "a prompt that the model has heard is not sent again"
+        assert code.running is None or self.received, "one prompt at a time"
         assert not self.run.canceled or not self.canceled or self.run.give_up_at is not None
-        self.received.append(prompt.message_id)
+        if not self.lucky(self.luck.not_begun):
+            if self.dice.random() < 0.5:
+                self.received.append(name)
+                code.send(MessageSeen(ROOT, name, Speaker.USER, code.now))
+            return PromptSent()
+        self.received.append(name)
         self.aborted = False  # that was for the prompt before
-        if self.opencode.running is None:
-            self.opencode.prompt(prompt.message_id)
+        if code.running is None:
+            code.prompt(name)
         return PromptSent()
+
+    @property
+    def answered(self) -> set[str | None]:
+        """The prompts to which OpenCode has an answer, if only a begun one."""
+        return {message.parent_id for message in self.opencode.messages.values()}
 
     def listen(self, until: float) -> Happened:
         assert until >= self.now, "nobody listens until a time that has passed"

@@ -66,12 +66,13 @@ from opencode_a2a.domain.events import (
     Idle,
     InterruptAsked,
     MessageSeen,
+    SessionErred,
     Speaker,
     StepFinished,
     StepStarted,
     TextSnapshot,
 )
-from opencode_a2a.domain.exchange import NOT_DECIDED, SESSION_DELETED, RunLimits
+from opencode_a2a.domain.exchange import MOST_SENDS, NOT_DECIDED, SESSION_DELETED, RunLimits
 from opencode_a2a.domain.permissions import AllowRule
 from opencode_a2a.domain.run import NOT_BEGUN, STOPPED, Run
 from opencode_a2a.domain.turn import LOST
@@ -276,6 +277,64 @@ def test_a_prompt_that_opencode_refuses_fails_the_task() -> None:
     run.after(failed(sending, refused, unreachable=False), seconds=2)
     assert run.after(seconds=2) == FindPrompt("msg_1")
     assert end_of(run.after(PromptSearched(found=False))).problem == refused
+
+
+AT_REST: tuple[AgentEvent, ...] = (Idle(SESSION), CaughtUp(SESSION, frozenset()))
+
+
+def found_at_rest(driver: Driver, *stored: AgentEvent) -> Effect:
+    """OpenCode is found idle, twice, without an answer."""
+    read = StoredRead([*stored, *AT_REST])
+    driver.after(Heard([Gap(SESSION)]), read)
+    return driver.after(read, seconds=LIMITS.retry)
+
+
+@pytest.mark.parametrize("stored", [(), (MessageSeen(SESSION, "msg_1", Speaker.USER, 1),)])
+def test_a_prompt_that_opencode_does_not_begin_is_sent_again(stored: tuple[AgentEvent]) -> None:
+    driver = Driver().working()
+    assert found_at_rest(driver, *stored) == SendPrompt(FIRST)
+    assert isinstance(driver.after(PromptSent()), Reconcile)
+    assert state_of(driver.after(StoredRead([*answered(FIRST), *AT_REST]))) is TaskState.COMPLETED
+
+
+def test_but_only_a_few_times() -> None:
+    driver = Driver().working()
+    for _ in range(MOST_SENDS - 1):
+        assert found_at_rest(driver) == SendPrompt(FIRST)
+        driver.after(PromptSent())
+    ended = end_of(found_at_rest(driver))
+    assert (ended.state, ended.problem) == (TaskState.FAILED, LOST)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        begun(FIRST),  # the model may have been asked
+        [  # OpenCode would answer the other one
+            MessageSeen(SESSION, "msg_1", Speaker.USER, 1),
+            MessageSeen(SESSION, "msg_9", Speaker.USER, 2),
+        ],
+    ],
+)
+def test_a_prompt_that_may_have_been_begun_is_not_sent_again(stored: list[AgentEvent]) -> None:
+    ended = end_of(found_at_rest(Driver().working(), *stored))
+    assert (ended.state, ended.problem) == (TaskState.FAILED, LOST)
+
+
+def test_a_prompt_that_opencode_cannot_begin_fails_with_the_reason() -> None:
+    driver = Driver().working()
+    problem = Problem(Failure.PROVIDER_ERROR, "There is no such agent.")
+    driver.after(Heard([SessionErred(SESSION, problem)]))
+    ended = end_of(found_at_rest(driver))
+    assert (ended.state, ended.problem) == (TaskState.FAILED, problem)
+
+
+def test_a_canceled_prompt_is_not_sent_again() -> None:
+    driver = Driver().working()
+    driver.after(CancelRequested())
+    assert isinstance(driver.after(NothingHeard()), Abort)
+    driver.after(Aborted())
+    assert state_of(found_at_rest(driver)) is TaskState.CANCELED
 
 
 def test_a_deleted_session_is_renewed_once_if_the_prompt_was_not_sent() -> None:

@@ -959,9 +959,11 @@ def test_a_void_block_of_a_lost_run_is_closed_too() -> None:
     assert feed(turn, CaughtUp(ROOT)) == [text("prt_a", "", append=True, last=True)]
 
 
-def test_a_prompt_that_never_arrived_is_lost() -> None:
+def test_a_prompt_that_never_arrived_has_not_begun() -> None:
+    assert not turn_after(Idle(ROOT), CaughtUp(ROOT)).not_begun
     turn = turn_after(Idle(ROOT), CaughtUp(ROOT), Idle(ROOT), CaughtUp(ROOT))
-    assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
+    assert turn.not_begun
+    assert turn.outcome is None
 
 
 def test_a_lost_run_fails_with_the_error_it_was_lost_with() -> None:

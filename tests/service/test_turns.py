@@ -320,6 +320,7 @@ async def test_an_agent_that_was_interrupted_is_asked_to_continue_once() -> None
         session.stored = [Idle(session.ref.id)]
         await session.until_asked(CONTINUE_PROMPT)
         assert session.prompts[0].message_id != session.prompts[1].message_id
+        session.begin()
         done = await at.ended(task)  # it is lost again
         assert (done.state, len(session.prompts)) == (FAILED, 2)
         assert done.ended is not None

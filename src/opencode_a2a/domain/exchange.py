@@ -4,7 +4,8 @@ A pure machine like `run.py`, of which it is a part: what happened goes in throu
 do next comes out of `next`. `outcome` is set once the prompt is answered, or will not be.
 
 * Before the prompt the exchange subscribes to events. The prompt is sent once: where it is not
-  certain whether it has arrived, the exchange asks before it sends it again.
+  certain whether it has arrived, the exchange asks before it sends it again. It is also sent again,
+  a few times, where OpenCode has taken it and rests without having asked the model.
 * Events may be lost. What is stored is read after a gap, after silence, and soon after something
   says that the answer may be complete or a request settled.
 * A decision about a request of the agent is delivered until the agent confirms it. A person has
@@ -52,7 +53,7 @@ from .events import AgentEvent, Gap, InterruptClosed
 from .permissions import AllowRule, covers
 from .requests import ELSEWHERE, EXPIRED
 from .task import Task
-from .turn import Outcome, Turn
+from .turn import LOST, Outcome, Turn
 from .updates import (
     DecisionRecord,
     InterruptAnswered,
@@ -75,6 +76,7 @@ from .values import (
 
 ABORT_AGAIN_SECONDS = 0.2
 END_SECONDS = 1.0  # that an answer may take to end by itself after what may be its last step
+MOST_SENDS = 4  # of a prompt that OpenCode takes and does not begin
 STOP_RETRY_SECONDS = 3.0  # while every attempt to stop the agent fails
 NOT_DECIDED = "Nobody was there to decide in time. Go on without it, or say what you need."
 SESSION_DELETED = Problem(
@@ -169,6 +171,7 @@ class Exchange:
         self._stage = _Stage.SUBSCRIBE
         self._patience = Patience(limits)
         self._renewed = False
+        self._sends = 0
         self._stop: _Stop | None = None
         self._work_until = 0.0
         self._heard_at = 0.0  # when something was heard or read last
@@ -260,6 +263,8 @@ class Exchange:
                 updates = self._take_events(events)
                 for interrupt, decision in self.turn.requests.decided() if self.turn else ():
                     self._deliver(Deliver(interrupt, decision))
+                if self.turn is not None and self.turn.not_begun:
+                    updates += self._send_again(self.turn)
                 return updates
             case Delivered(interrupt, wanted):
                 self._delivering.discard(interrupt.request_id)
@@ -347,6 +352,13 @@ class Exchange:
         self._work_until, self._heard_at = self._now + self._limits.deadline, self._now
         if self._maybe_sent and self.turn is not None:
             return self.turn.feed(Gap(self._session_id))
+        return []
+
+    def _send_again(self, turn: Turn) -> list[Update]:
+        if self._sends >= MOST_SENDS or self._stop is not None:
+            return turn.close(failed(LOST))
+        turn.begin_again()
+        self._stage, self._maybe_sent = _Stage.SEND, True
         return []
 
     # -- trouble
@@ -447,6 +459,7 @@ class Exchange:
                     self._end(stop.outcome)
                     return None
                 self._stage = _Stage.SENDING
+                self._sends += 1
                 return SendPrompt(self.prompt)
             case _Stage.SENDING:  # the result has not arrived
                 self._stage, self._maybe_sent = _Stage.FIND, True

@@ -23,6 +23,8 @@ When it is over
 * the outcome is read from that newest message;
 * after a gap nothing ends until the stored messages have been replayed; a session
   found idle twice with an unfinished message has lost the run;
+* one found idle twice without any answer never began it, so the prompt can be sent again:
+  OpenCode stores an answer before it asks the model;
 * what was open is closed then, as far as it got.
 """
 
@@ -154,6 +156,7 @@ class Turn:
         self._step_usage: dict[str, Usage] = {}
         self._models: dict[str, AnsweredBy] = {}  # of sub-agents, by message
         self._peer_usage = Usage()
+        self.not_begun = False  # OpenCode rests, and has never asked the model
         self.awaits_end = False  # the last step may have been the last of the answer
         self._subagents: dict[str, SubAgent] = {}  # by their session
         self._reported: set[Progress] = set()
@@ -513,9 +516,21 @@ class Turn:
         if self.outcome is None and self._idle:
             self._idle_reads += 1
             if self._idle_reads >= 2:
-                problem = self._error or LOST
-                updates += self._end(Outcome(TaskState.FAILED, problem.message, problem))
+                updates += self._on_lost()
         return updates
+
+    def _on_lost(self) -> list[Update]:
+        """OpenCode rests, and has not finished the run."""
+        others = self._user_messages - {self.message_id}  # the answer would be for the newest
+        if self._error is None and self._newest is None and not others:
+            self.not_begun = True
+            return []
+        problem = self._error or LOST
+        return self._end(Outcome(TaskState.FAILED, problem.message, problem))
+
+    def begin_again(self) -> None:
+        """The prompt is sent once more, because OpenCode has not begun."""
+        self.not_begun, self._idle, self._idle_reads = False, False, 0
 
     def _end_if_over(self) -> list[Update]:
         """Look whether the run is over; the only updates are what its end closes."""

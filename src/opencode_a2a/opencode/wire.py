@@ -43,6 +43,7 @@ from .ids import prompt_id
 T = TypeVar("T")
 
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
+INTERRUPTED = "All fibers interrupted"  # what OpenCode says where it has interrupted itself
 MOST_TOKENS, MOST_DOLLARS = 10**9, 10_000.0  # that one step can use
 FILE_LIMIT = 12 << 20  # characters of a data URL: as much as may be sent in one part
 OUTPUT_WINDOW = 30_000  # characters that OpenCode tells of a running tool: its latest, …
@@ -580,6 +581,8 @@ def _session_error(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     error = ErrorInfo.model_validate(p.get("error") or {})
     if error.name == "MessageAbortedError":
         return ()  # somebody stopped the run, which is no failure; its message says so too
+    if error.data.message.startswith(INTERRUPTED):  # what is stored tells what came of it
+        return [ev.Gap(p["sessionID"])]
     return [ev.SessionErred(p["sessionID"], problem(error))]
 
 
