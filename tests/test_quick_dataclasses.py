@@ -110,3 +110,19 @@ def test_the_program_makes_them_and_nobody_else(before: str, frozen: str) -> Non
     )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.split() == [frozen]
+
+
+def test_the_program_publishes_the_same_document_as_the_package() -> None:
+    """Schemas follow from dataclasses, too."""
+    code = (
+        "import sys; from opencode_a2a import __main__ as program, cli\n"
+        "sys.argv = ['opencode-a2a', 'openapi']; {}"
+    )
+    documents = {
+        subprocess.run(
+            [sys.executable, "-c", code.format(run)], check=True, capture_output=True
+        ).stdout
+        for run in ("program.main()", "cli.main()")
+    }
+    assert len(documents) == 1
+    assert b'"openapi"' in documents.pop()

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
+KNOWN_OPTIONS = {"frozen", "slots", "kw_only"}
 _standard = dataclasses.dataclass
 
 
@@ -29,11 +30,12 @@ def _dataclass(cls: type | None = None, /, **options: Any) -> Any:
 
 
 def _made(cls: type, options: dict[str, Any]) -> type:
-    if not options.get("frozen") or not cls.__module__.startswith(PACKAGE):
+    ours = cls.__module__.startswith(PACKAGE) and options.keys() <= KNOWN_OPTIONS
+    if not ours or not options.get("frozen"):
         return _standard(**options)(cls)
-    if cls.__doc__ is None:
-        cls.__doc__ = cls.__name__  # else the signature is looked up for it
-    own = set(vars(cls))
+    if cls.__doc__ is None:  # else the signature is worked out for it
+        cls.__doc__ = f"{cls.__name__}()"  # in this form no schema takes it for a description
+    own = {name for name, value in vars(cls).items() if value is not None}
     made: type = _standard(**options | {"frozen": False, "eq": False, "repr": False})(cls)
     fields = dataclasses.fields(made)
     compared = _values_of([each.name for each in fields if each.compare])
