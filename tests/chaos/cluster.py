@@ -289,8 +289,10 @@ class Cluster:
         upstream = self.dice.choice(self.upstreams)
         loss = Loss(time.monotonic())
         self.crowd.history.losses.append(loss)
-        await upstream.lose()
-        loss.until = time.monotonic()
+        try:
+            await upstream.lose()
+        finally:
+            loss.until = time.monotonic()
         return True
 
     async def _pause_opencode(self) -> bool:
@@ -362,7 +364,9 @@ async def campaign(given: argparse.Namespace) -> Cluster:
                 say(f"GAVE UP {outcome!r}"[:600])
         if given.keep is not None:
             (given.keep / "faults.log").write_text("\n".join(cluster.faults))
-        if not cluster.counts["gave up"]:
+        if cluster.counts["gave up"]:
+            crowd.history.is_whole = False
+        else:
             await cluster.look()
         return cluster
 
