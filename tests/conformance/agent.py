@@ -157,7 +157,7 @@ class Stage:
         self._arriving = asyncio.Queue()
         return nullcontext(_Arriving(self._arriving))
 
-    async def prompt(self, prompt: Prompt) -> None:
+    async def prompt(self, prompt: Prompt, *, replaces: bool = False) -> None:
         task_id, message_id = await self._heard.message(prompt.message_id)
         self._prompts[prompt.message_id] = task_id
         self._newest, self._told = prompt.message_id, []

@@ -60,6 +60,7 @@ from opencode_a2a.domain.effects import (
 from opencode_a2a.domain.events import (
     AgentEvent,
     BlockKind,
+    Busy,
     CaughtUp,
     FilesChanged,
     Gap,
@@ -72,10 +73,16 @@ from opencode_a2a.domain.events import (
     StepStarted,
     TextSnapshot,
 )
-from opencode_a2a.domain.exchange import MOST_SENDS, NOT_DECIDED, SESSION_DELETED, RunLimits
+from opencode_a2a.domain.exchange import (
+    BEGIN_SECONDS,
+    MOST_SENT,
+    NOT_DECIDED,
+    SESSION_DELETED,
+    RunLimits,
+)
 from opencode_a2a.domain.permissions import AllowRule
 from opencode_a2a.domain.run import NOT_BEGUN, STOPPED, Run
-from opencode_a2a.domain.turn import LOST
+from opencode_a2a.domain.turn import DROPPED, LOST
 from opencode_a2a.domain.updates import (
     BlockText,
     Continued,
@@ -283,37 +290,50 @@ AT_REST: tuple[AgentEvent, ...] = (Idle(SESSION), CaughtUp(SESSION, frozenset())
 
 
 def found_at_rest(driver: Driver, *stored: AgentEvent) -> Effect:
-    """OpenCode is found idle, twice, without an answer."""
+    """OpenCode is found idle again and again, without an answer."""
     read = StoredRead([*stored, *AT_REST])
     driver.after(Heard([Gap(SESSION)]), read)
-    return driver.after(read, seconds=LIMITS.retry)
+    effect = driver.after(read, seconds=LIMITS.retry)
+    return driver.after(read, seconds=BEGIN_SECONDS) if isinstance(effect, Listen) else effect
 
 
-@pytest.mark.parametrize("stored", [(), (MessageSeen(SESSION, "msg_1", Speaker.USER, 1),)])
+STORED = MessageSeen(SESSION, FIRST.message_id, Speaker.USER, 1)
+
+
+@pytest.mark.parametrize("stored", [(), (STORED,)])
 def test_a_prompt_that_opencode_does_not_begin_is_sent_again(stored: tuple[AgentEvent]) -> None:
     driver = Driver().working()
-    assert found_at_rest(driver, *stored) == SendPrompt(FIRST)
-    assert isinstance(driver.after(PromptSent()), Reconcile)
-    assert state_of(driver.after(StoredRead([*answered(FIRST), *AT_REST]))) is TaskState.COMPLETED
+    assert found_at_rest(driver, *stored) == SendPrompt(FIRST, replaces=bool(stored))
+    assert isinstance(driver.after(PromptSent()), Listen)
+    assert state_of(driver.after(Heard(answered(FIRST)))) is TaskState.COMPLETED
 
 
-def test_but_only_a_few_times() -> None:
+def test_opencode_has_some_seconds_to_begin() -> None:
     driver = Driver().working()
-    for _ in range(MOST_SENDS - 1):
+    read = StoredRead([STORED, *AT_REST])
+    driver.after(Heard([Gap(SESSION)]), read)
+    driver.after(read, seconds=LIMITS.retry)
+    assert isinstance(driver.after(read, seconds=BEGIN_SECONDS - 1), Listen)
+    driver.after(StoredRead([*begun(FIRST), Busy(SESSION), CaughtUp(SESSION)]), seconds=1)
+    assert state_of(driver.after(Heard(answered(FIRST)), seconds=9)) is TaskState.COMPLETED
+
+
+def test_a_prompt_is_sent_only_a_few_times() -> None:
+    driver = Driver().working()
+    for _ in range(MOST_SENT - 1):
         assert found_at_rest(driver) == SendPrompt(FIRST)
         driver.after(PromptSent())
-    ended = end_of(found_at_rest(driver))
-    assert (ended.state, ended.problem) == (TaskState.FAILED, LOST)
+    found_at_rest(driver)
+    assert isinstance(driver.after(NothingHeard()), Abort)
+    ended = end_of(driver.after(Aborted(), StoredRead(AT_REST)))
+    assert (ended.state, ended.problem) == (TaskState.FAILED, DROPPED)
 
 
 @pytest.mark.parametrize(
     "stored",
     [
         begun(FIRST),  # the model may have been asked
-        [  # OpenCode would answer the other one
-            MessageSeen(SESSION, "msg_1", Speaker.USER, 1),
-            MessageSeen(SESSION, "msg_9", Speaker.USER, 2),
-        ],
+        [STORED, MessageSeen(SESSION, "msg_9", Speaker.USER, 2)],  # OpenCode would answer that one
     ],
 )
 def test_a_prompt_that_may_have_been_begun_is_not_sent_again(stored: list[AgentEvent]) -> None:
@@ -329,12 +349,23 @@ def test_a_prompt_that_opencode_cannot_begin_fails_with_the_reason() -> None:
     assert (ended.state, ended.problem) == (TaskState.FAILED, problem)
 
 
-def test_a_canceled_prompt_is_not_sent_again() -> None:
+def test_a_canceled_prompt_that_was_not_begun_ends_soon_and_is_not_sent_again() -> None:
+    """OpenCode says after each abort that it is idle, which must not put off the reads."""
     driver = Driver().working()
-    driver.after(CancelRequested())
-    assert isinstance(driver.after(NothingHeard()), Abort)
-    driver.after(Aborted())
-    assert state_of(found_at_rest(driver)) is TaskState.CANCELED
+    effect = driver.after(CancelRequested())
+    until = driver.now + 3 * LIMITS.retry
+    while not isinstance(effect, Finish):
+        assert driver.now < until
+        match effect:
+            case Listen():
+                effect = driver.after(NothingHeard(), seconds=0.1)
+            case Abort():
+                effect = driver.after(Aborted(), Heard([Idle(SESSION)]))
+            case Reconcile():
+                effect = driver.after(StoredRead(AT_REST))
+            case _:
+                raise AssertionError(effect)
+    assert state_of(effect) is TaskState.CANCELED
 
 
 def test_a_deleted_session_is_renewed_once_if_the_prompt_was_not_sent() -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from a2a.types import Part
 from aiohttp import web
 
 from tests.e2e.behind import Behind
 from tests.e2e.clients import LINES, PythonClient, ask
 from tests.e2e.seen import shared, shown, state
 from tests.running import Upstream, service
+
+NOTE = Part(raw=b"a note", media_type="text/plain", filename="note.txt")
 
 
 @asynccontextmanager
@@ -84,8 +87,9 @@ async def test_a_prompt_that_opencode_takes_and_does_not_begin_is_sent_again(
     async with dropping_the_first_prompt(opencode, stored=stored) as address:
         with service(replace(opencode, base_url=address), tmp_path) as run:
             async with PythonClient.connect(run, LINES[0]) as client:
-                task = await client.send(ask("[[text:Here I am.]]"))
+                task = await client.send(ask("[[text:Here I am.]]", NOTE))
     assert (state(task), shown(task)) == ("completed", [("answer", "Here I am.")])
     session = shared(task)["session"]["id"]
     assert len(await behind.prompts(session)) == 1
-    assert [role for role, _ in await behind.said(session)] == ["user", "assistant"]
+    (role, asked), (answerer, _) = await behind.said(session)
+    assert (role, answerer, asked.count("a note")) == ("user", "assistant", 1)

@@ -157,7 +157,7 @@ class ScriptedSession(Watched):
     async def next(self) -> Sequence[AgentEvent]:
         return await self._events.get()
 
-    async def prompt(self, prompt: Prompt) -> None:
+    async def prompt(self, prompt: Prompt, *, replaces: bool = False) -> None:
         assert self.subscribed, "subscribe, then prompt"
         await self.gate.wait()
         self._meet_trouble()

@@ -47,10 +47,11 @@ from opencode_a2a.domain.values import (
     TaskState,
     Usage,
 )
-from opencode_a2a.opencode.agent import Defaults, OpenCodeSession
+from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
 from opencode_a2a.opencode.identity import Identity
+from opencode_a2a.opencode.instances import Instances
 from opencode_a2a.opencode.wire import parent_of, session_of, translate
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
@@ -175,8 +176,14 @@ class Stored:
         http = cast(Http, self)
         ref = SessionRef(session, directory="/srv/demo")
         feed, defaults = Feed(http), Defaults("/srv/demo")
-        identity = Identity(http, feed)
-        return await OpenCodeSession(ref, http, feed, defaults, identity).read(since)
+        opencode = OpenCode(
+            http,
+            feed,
+            identity=Identity(http, feed),
+            instances=Instances(http, feed),
+            defaults=defaults,
+        )
+        return await opencode.session(ref).read(since)
 
     async def call(self, method: str, *path: str, query: Any = None) -> Any:
         match method, *path:

@@ -312,7 +312,7 @@ def test_an_abort_is_not_an_error() -> None:
 
 
 def test_where_opencode_has_interrupted_itself_what_is_stored_tells_what_came_of_it() -> None:
-    message = "All fibers interrupted without error"
+    message = "Error: All fibers interrupted without error"
     error = {"name": "UnknownError", "data": {"message": message}}
     assert told("session.error", error=error) == [ev.Gap(SESSION)]
 

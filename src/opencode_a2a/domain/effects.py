@@ -271,6 +271,7 @@ class FindPrompt:
 @dataclass(frozen=True, slots=True)
 class SendPrompt:
     prompt: Prompt
+    replaces: bool = False  # OpenCode has stored it already, and not begun
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One prompt and its answer: sent once, listened to, and stopped when it must be.
+"""One prompt and its answer: carried out once, listened to, and stopped when it must be.
 
 A pure machine like `run.py`, of which it is a part: what happened goes in through `feed`, what to
 do next comes out of `next`. `outcome` is set once the prompt is answered, or will not be.
@@ -53,7 +53,7 @@ from .events import AgentEvent, Gap, InterruptClosed
 from .permissions import AllowRule, covers
 from .requests import ELSEWHERE, EXPIRED
 from .task import Task
-from .turn import LOST, Outcome, Turn
+from .turn import DROPPED, Outcome, Turn
 from .updates import (
     DecisionRecord,
     InterruptAnswered,
@@ -76,7 +76,8 @@ from .values import (
 
 ABORT_AGAIN_SECONDS = 0.2
 END_SECONDS = 1.0  # that an answer may take to end by itself after what may be its last step
-MOST_SENDS = 4  # of a prompt that OpenCode takes and does not begin
+BEGIN_SECONDS = 5.0  # that OpenCode may need from a prompt to its first sign of work
+MOST_SENT = 4  # times that a prompt is sent which OpenCode takes and does not begin
 STOP_RETRY_SECONDS = 3.0  # while every attempt to stop the agent fails
 NOT_DECIDED = "Nobody was there to decide in time. Go on without it, or say what you need."
 SESSION_DELETED = Problem(
@@ -133,6 +134,7 @@ class _Stop:
     """OpenCode is being made to stop."""
 
     outcome: Outcome  # of the exchange, once OpenCode has stopped
+    began: float
     until: float
     abort_at: float
     ends_task: bool  # also if more prompts wait
@@ -171,7 +173,10 @@ class Exchange:
         self._stage = _Stage.SUBSCRIBE
         self._patience = Patience(limits)
         self._renewed = False
-        self._sends = 0
+        self._sent = 0  # how often OpenCode has taken the prompt
+        self._is_stored = False  # although OpenCode has not begun
+        self._at_rest_since: float | None = None  # without having begun
+        self._read_at = 0.0
         self._stop: _Stop | None = None
         self._work_until = 0.0
         self._heard_at = 0.0  # when something was heard or read last
@@ -254,17 +259,19 @@ class Exchange:
                 if found:
                     return self._begin_work()
             case PromptSent():
+                self._sent += 1
                 return self._begin_work()
             case SessionOpened(session_id, title, worktree=worktree):
                 self._session_id, self._title, self._stage = session_id, title, _Stage.SUBSCRIBE
                 return [Started(session_id, title, worktree=worktree)]
             case StoredRead(events):
-                self._heard_at, self._unsettled_since = self._now, None
+                self._heard_at = self._read_at = self._now
+                self._unsettled_since = None
                 updates = self._take_events(events)
                 for interrupt, decision in self.turn.requests.decided() if self.turn else ():
                     self._deliver(Deliver(interrupt, decision))
-                if self.turn is not None and self.turn.not_begun:
-                    updates += self._send_again(self.turn)
+                if self.turn is not None:
+                    updates += self._on_rest(self.turn)
                 return updates
             case Delivered(interrupt, wanted):
                 self._delivering.discard(interrupt.request_id)
@@ -354,11 +361,21 @@ class Exchange:
             return self.turn.feed(Gap(self._session_id))
         return []
 
-    def _send_again(self, turn: Turn) -> list[Update]:
-        if self._sends >= MOST_SENDS or self._stop is not None:
-            return turn.close(failed(LOST))
-        turn.begin_again()
-        self._stage, self._maybe_sent = _Stage.SEND, True
+    def _on_rest(self, turn: Turn) -> list[Update]:
+        """What is stored was read. If OpenCode has not begun, send the prompt again, or give up."""
+        if not turn.not_begun:
+            self._at_rest_since = None
+        elif self._stop is not None:
+            return turn.close(self._stop.outcome)
+        elif self._at_rest_since is None:
+            self._at_rest_since = self._now
+        elif self._now - self._at_rest_since >= BEGIN_SECONDS:
+            self._at_rest_since = None
+            if self._sent >= MOST_SENT:
+                self.stop(failed(DROPPED), ends_task=False)
+            else:
+                self._stage, self._maybe_sent = _Stage.SEND, False
+                self._is_stored = turn.begin_again()
         return []
 
     # -- trouble
@@ -419,7 +436,13 @@ class Exchange:
         abort_at, until = self._now, self._now + self._limits.abort
         if after_step and self.turn is not None and self.turn.awaits_end:
             abort_at = min(self._now + END_SECONDS, until)
-        self._stop = _Stop(outcome=outcome, until=until, abort_at=abort_at, ends_task=ends_task)
+        self._stop = _Stop(
+            outcome=outcome,
+            began=self._now,
+            until=until,
+            abort_at=abort_at,
+            ends_task=ends_task,
+        )
         pending = self._undelivered.items()
         self._undelivered = {key: each for key, each in pending if refuses(each.decision)}
         if not self.may_be_running:
@@ -459,8 +482,7 @@ class Exchange:
                     self._end(stop.outcome)
                     return None
                 self._stage = _Stage.SENDING
-                self._sends += 1
-                return SendPrompt(self.prompt)
+                return SendPrompt(self.prompt, replaces=self._is_stored)
             case _Stage.SENDING:  # the result has not arrived
                 self._stage, self._maybe_sent = _Stage.FIND, True
                 return FindPrompt(self.prompt.message_id)
@@ -495,7 +517,9 @@ class Exchange:
     def _reconcile_at(self, turn: Turn) -> float:
         """When to read what is stored."""
         limits = self._limits
-        at = self._heard_at + (limits.retry if turn.in_doubt else limits.quiet)
+        # While it is being stopped, OpenCode says after each abort that it is idle.
+        since = self._heard_at if self._stop is None else max(self._read_at, self._stop.began)
+        at = since + (limits.retry if turn.in_doubt else limits.quiet)
         if turn.needs_reconcile:
             at = self._now
         if self._unsettled_since is not None:

@@ -48,15 +48,16 @@ class AgentSession(Protocol):
         """
         ...
 
-    async def prompt(self, prompt: Prompt) -> None:
+    async def prompt(self, prompt: Prompt, *, replaces: bool = False) -> None:
         """Start the agent working; output arrives through `events`.
 
+        `replaces`: the prompt is stored already, and the agent has not begun to answer it.
         `SessionGone` says that the prompt was not taken.
         """
         ...
 
     async def has(self, message_id: str) -> bool:
-        """Whether a prompt of this id has arrived: then it must not be sent again."""
+        """Whether a prompt of this id has arrived."""
         ...
 
     async def read(self, since: str) -> Sequence[AgentEvent]:
@@ -91,7 +92,7 @@ class Agent(Protocol):
         ...
 
     def new_message_id(self) -> str:
-        """An id for a prompt: the agent knows it by this, so it can never be sent twice."""
+        """An id for a prompt: the agent knows it by this, so it is never carried out twice."""
         ...
 
     async def create(

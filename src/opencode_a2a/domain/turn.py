@@ -83,6 +83,11 @@ LOST = Problem(
     "the same context.",
     resumable=True,
 )
+DROPPED = Problem(
+    Failure.UPSTREAM_INTERRUPTED,
+    "OpenCode has taken this request several times, and never begun to answer it. Send it again "
+    "later; if that goes on, restart OpenCode.",
+)
 STOPPED = "The run stopped because a request of the agent was refused."
 ABORTED = "The run was aborted."
 CUT = Problem(
@@ -156,7 +161,7 @@ class Turn:
         self._step_usage: dict[str, Usage] = {}
         self._models: dict[str, AnsweredBy] = {}  # of sub-agents, by message
         self._peer_usage = Usage()
-        self.not_begun = False  # OpenCode rests, and has never asked the model
+        self.not_begun = False  # OpenCode was found at rest, and has never asked the model
         self.awaits_end = False  # the last step may have been the last of the answer
         self._subagents: dict[str, SubAgent] = {}  # by their session
         self._reported: set[Progress] = set()
@@ -504,7 +509,7 @@ class Turn:
     # -- the end
 
     def _on_caught_up(self, event: CaughtUp) -> list[Update]:
-        self._needs_reconcile = False
+        self._needs_reconcile = self.not_begun = False
         for request_id in self._unexplained.keys() - event.open_requests:
             del self._unexplained[request_id]
         updates = self._open_explained()
@@ -528,9 +533,10 @@ class Turn:
         problem = self._error or LOST
         return self._end(Outcome(TaskState.FAILED, problem.message, problem))
 
-    def begin_again(self) -> None:
-        """The prompt is sent once more, because OpenCode has not begun."""
+    def begin_again(self) -> bool:
+        """The prompt is sent once more. Whether OpenCode has stored it."""
         self.not_begun, self._idle, self._idle_reads = False, False, 0
+        return self._prompted_at is not None
 
     def _end_if_over(self) -> list[Update]:
         """Look whether the run is over; the only updates are what its end closes."""

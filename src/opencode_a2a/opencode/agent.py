@@ -34,6 +34,7 @@ from .feed import SILENCE_SECONDS, Feed, Subscription
 from .http import Endpoint, Http
 from .identity import Identity
 from .ids import dated_id, new_id, part_id, prompt_id
+from .instances import Instances
 from .tools import OpenCodeTools
 
 PAGE_SIZE = 50  # messages read at once when catching up
@@ -58,10 +59,19 @@ class StoredMessage(wire.Wire):
 
 
 class OpenCode:
-    def __init__(self, http: Http, feed: Feed, identity: Identity, *, defaults: Defaults) -> None:
+    def __init__(
+        self,
+        http: Http,
+        feed: Feed,
+        *,
+        identity: Identity,
+        instances: Instances,
+        defaults: Defaults,
+    ) -> None:
         self._http = http
         self._feed = feed
         self._identity = identity
+        self._instances = instances
         self._defaults = defaults
 
     @classmethod
@@ -79,8 +89,9 @@ class OpenCode:
             Http.open(endpoint, timeout, concurrency=concurrency) as http,
             Feed.open(http, silence) as feed,
             Identity.open(http, feed) as identity,
+            Instances.open(http, feed, defaults.directory) as instances,
         ):
-            yield cls(http, feed, identity, defaults=defaults)
+            yield cls(http, feed, identity=identity, instances=instances, defaults=defaults)
 
     @property
     def http(self) -> Http:
@@ -146,7 +157,12 @@ class OpenCode:
 
     def session(self, ref: SessionRef) -> OpenCodeSession:
         return OpenCodeSession(
-            ref, http=self._http, feed=self._feed, defaults=self._defaults, identity=self._identity
+            ref,
+            http=self._http,
+            feed=self._feed,
+            defaults=self._defaults,
+            identity=self._identity,
+            instances=self._instances,
         )
 
 
@@ -158,21 +174,26 @@ class OpenCodeSession:
         feed: Feed,
         defaults: Defaults,
         identity: Identity,
+        instances: Instances,
     ) -> None:
         self.ref = ref
         self._http = http
         self._feed = feed
         self._defaults = defaults
         self._identity = identity
+        self._instances = instances
         self._dated_ids: dict[str, str] = {}  # of prompts, where the order needs them
         self._subscription: Subscription | None = None
-        self._directory_query = {"directory": ref.directory or defaults.directory}
+        self._directory = ref.directory or defaults.directory
+        self._directory_query = {"directory": self._directory}
 
     async def events(self) -> Subscription:
+        # Before the prompt, and where a cancel does not have to wait for it.
+        await self._instances.load(self._directory)
         self._subscription = await self._feed.subscribe(self.ref.id)
         return self._subscription
 
-    async def prompt(self, prompt: Prompt) -> None:
+    async def prompt(self, prompt: Prompt, *, replaces: bool = False) -> None:
         await self._feed.ready()
         message_id, release = prompt.message_id, await self._identity.known()
         if release.orders_messages_by_id:
@@ -193,6 +214,8 @@ class OpenCodeSession:
         body |= {name: value for name, value in extras.items() if value}
         if (model := selected.model or self.ref.model) is not None:
             body["model"] = {"providerID": model.provider, "modelID": model.model}
+        if replaces and not await self._withdraw(message_id):
+            return
         with _gone_if_unknown():
             if release.takes_prompts_of_no_session:
                 await self._http.call("GET", "session", self.ref.id)
@@ -205,6 +228,19 @@ class OpenCodeSession:
                 query=self._directory_query,
                 body=body,
             )
+
+    async def _withdraw(self, message_id: str) -> bool:
+        """Remove a prompt: sent again, its files would stand there twice. False if it is at work.
+
+        It may have begun just now.
+        """
+        try:
+            await self._http.call("DELETE", "session", self.ref.id, "message", message_id)
+        except UpstreamHttpError as exc:
+            if exc.facts["upstream_status"] == 409:
+                return False
+            _raise_unless_absent(exc)
+        return True
 
     async def has(self, message_id: str) -> bool:
         try:

@@ -293,7 +293,9 @@ class Feed:
         for event in events:
             if isinstance(event, ToolSnapshot) and event.child is not None:
                 subscription.include(event.child.session)
-        if events:
+        if events and isinstance(events[0], Gap):
+            subscription.add_gap()
+        elif events:
             subscription.put(events)
 
 

@@ -581,7 +581,7 @@ def _session_error(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     error = ErrorInfo.model_validate(p.get("error") or {})
     if error.name == "MessageAbortedError":
         return ()  # somebody stopped the run, which is no failure; its message says so too
-    if error.data.message.startswith(INTERRUPTED):  # what is stored tells what came of it
+    if INTERRUPTED in error.data.message:  # what is stored tells what came of it
         return [ev.Gap(p["sessionID"])]
     return [ev.SessionErred(p["sessionID"], problem(error))]
 

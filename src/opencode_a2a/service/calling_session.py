@@ -103,8 +103,8 @@ class CallingSession:
                     self._rules = await tools.host.offer(self.ref)
         return _Events(self, await self.inner.events())
 
-    async def prompt(self, prompt: Prompt) -> None:
-        await self.inner.prompt(prompt)
+    async def prompt(self, prompt: Prompt, *, replaces: bool = False) -> None:
+        await self.inner.prompt(prompt, replaces=replaces)
 
     async def has(self, message_id: str) -> bool:
         return await self.inner.has(message_id)

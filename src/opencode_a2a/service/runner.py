@@ -469,13 +469,14 @@ class Runner:
             case FindPrompt(message_id):
                 self._enter_turn(message_id)
                 return PromptSearched(await session.has(message_id))
-            case SendPrompt(prompt):
+            case SendPrompt(prompt, replaces):
                 if (spent := self.tools.limiter.budget_problem(self.head.owner)) is not None:
                     return BudgetSpent(spent)
                 self._enter_turn(prompt.message_id)
                 if not prompt.parts and self.prepare is not None:
                     prompt = await self.prepare(prompt.message_id)
-                await session.prompt(await self._with_earlier(prompt, session))
+                prompt = await self._with_earlier(prompt, session)
+                await session.prompt(prompt, replaces=replaces)
                 return PromptSent()
             case Reconcile(message_id):
                 metrics.RECONCILES.add()

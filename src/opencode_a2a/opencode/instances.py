@@ -1,0 +1,83 @@
+"""Has OpenCode load what prompts need in a directory, before the first prompt there.
+
+OpenCode loads providers, MCP servers, tools and agents of a directory when a prompt needs them for
+the first time. If that prompt is aborted meanwhile, OpenCode keeps the interruption in the place of
+what it was loading: every later prompt in that directory is dropped, or counts as aborted, until
+OpenCode is started again. Reads load the same things, and an abort does not reach them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import structlog
+
+from ..errors import UpstreamError, UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
+from ..locks import KeyedLock
+from .feed import Feed
+from .http import Http
+
+logger = structlog.get_logger()
+
+LOADING_ROUTES = (
+    ("config", "providers"),
+    ("mcp",),
+    ("agent",),
+    ("command",),
+    ("skill",),
+    ("experimental", "tool", "ids"),
+)
+
+
+class Instances:
+    """Knows for which directories OpenCode has loaded everything."""
+
+    def __init__(self, http: Http, feed: Feed) -> None:
+        self._http = http
+        self._feed = feed
+        self._loading: KeyedLock[str] = KeyedLock()
+        self._loaded: dict[str, object] = {}  # the instance, by directory
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, http: Http, feed: Feed, directory: str) -> AsyncIterator[Instances]:
+        """Loads this directory whenever OpenCode is connected, others when they are needed."""
+        self = cls(http, feed)
+        following = asyncio.create_task(self._follow(directory))
+        try:
+            yield self
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+
+    async def _follow(self, directory: str) -> None:
+        connection = 0
+        while True:
+            connection = await self._feed.connection_after(connection)
+            with suppress(UpstreamError):  # the first prompt, or the next connection, tries again
+                await self.load(directory)
+
+    async def load(self, directory: str) -> None:
+        """Return once OpenCode has loaded what prompts need there, or has had enough time for it.
+
+        An MCP server can take long to start, and prompts can do without it.
+        """
+        if self._loaded.get(directory) == self._feed.instance(directory):
+            return
+        async with self._loading(directory):
+            instance = self._feed.instance(directory)
+            if self._loaded.get(directory) == instance:
+                return
+            await asyncio.gather(*(self._read(route, directory) for route in LOADING_ROUTES))
+            self._loaded[directory] = instance
+
+    async def _read(self, route: tuple[str, ...], directory: str) -> None:
+        try:
+            await self._http.call("GET", *route, query={"directory": directory})
+        except (UpstreamHttpError, UpstreamPayloadError):
+            pass  # other versions of OpenCode do not have every route
+        except UpstreamTimeout:
+            logger.warning("opencode.loads_slowly", directory=directory, route="/".join(route))
