@@ -195,6 +195,7 @@ class OpenCodeSession:
 
     async def prompt(self, prompt: Prompt, *, replaces: bool = False) -> None:
         await self._feed.ready()
+        await self._instances.load(self._directory)  # OpenCode may have been started again
         message_id, release = prompt.message_id, await self._identity.known()
         if release.orders_messages_by_id:
             message_id = self._dated_ids.setdefault(message_id, dated_id(message_id))
