@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
 
 from opencode_a2a.errors import (
     ServiceError,
+    UpstreamError,
     UpstreamHttpError,
     UpstreamPayloadError,
     UpstreamTimeout,
@@ -45,10 +46,15 @@ class Reads:
     def instance(self, directory: str) -> tuple[int, int]:
         return self.connections, 0
 
-    async def connection_after(self, number: int) -> int:
-        if number >= self.connections:
-            await asyncio.Event().wait()
-        return self.connections
+    @asynccontextmanager
+    async def after_each_connection(self, do: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        async def once() -> None:
+            with suppress(UpstreamError):
+                await do()
+
+        doing = asyncio.create_task(once())
+        yield
+        await doing
 
 
 @asynccontextmanager

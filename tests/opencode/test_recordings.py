@@ -179,7 +179,7 @@ class Stored:
         opencode = OpenCode(
             http,
             feed,
-            identity=Identity(http, feed),
+            identity=Identity(http),
             instances=Instances(http, feed),
             defaults=defaults,
         )

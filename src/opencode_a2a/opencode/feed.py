@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -150,6 +150,24 @@ class Feed:
         while self._connections <= number:
             await self._changed.wait()
         return self._connections
+
+    @asynccontextmanager
+    async def after_each_connection(self, do: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Do this whenever OpenCode was connected, while the block lasts."""
+        following = asyncio.create_task(self._follow(do))
+        try:
+            yield
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+
+    async def _follow(self, do: Callable[[], Awaitable[None]]) -> None:
+        connection = 0
+        while True:
+            connection = await self.connection_after(connection)
+            with suppress(UpstreamError):  # the feed tells, and it is tried at the next connection
+                await do()
 
     def instance(self, directory: str) -> tuple[int, int]:
         """Changes when OpenCode may have forgotten what it was told for a directory."""

@@ -5,7 +5,6 @@ The version is read after every connection: an OpenCode that was away may be ano
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import socket
 from collections.abc import AsyncIterator
@@ -18,7 +17,6 @@ import structlog
 
 from ..domain.addresses import is_loopback
 from ..domain.release import TRIED, Release
-from ..errors import UpstreamError
 from .feed import PROBE_TIMEOUT, Feed
 from .http import Endpoint, Http
 
@@ -50,36 +48,23 @@ def _machine() -> str:
 class Identity:
     """Which OpenCode is connected; `release` is None until it has told its version."""
 
-    def __init__(self, http: Http, feed: Feed) -> None:
+    def __init__(self, http: Http) -> None:
         self._http = http
-        self._feed = feed
         self.release: Release | None = None
         self._asked = False  # OpenCode has answered, whether or not with a version
 
     @classmethod
     @asynccontextmanager
     async def open(cls, http: Http, feed: Feed) -> AsyncIterator[Identity]:
-        self = cls(http, feed)
-        following = asyncio.create_task(self._follow())
-        try:
+        self = cls(http)
+        async with feed.after_each_connection(self._ask):
             yield self
-        finally:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
 
     async def known(self) -> Release:
         """The version of the connected OpenCode; one that does not tell is taken for the newest."""
         if not self._asked:
             await self._ask()
         return self.release or Release(TRIED[-1])
-
-    async def _follow(self) -> None:
-        connection = 0
-        while True:
-            connection = await self._feed.connection_after(connection)
-            with suppress(UpstreamError):  # the feed tells, and the next connection asks again
-                await self._ask()
 
     async def _ask(self) -> None:
         if self._http.health is None:  # not a probe, but another answer woke the feed

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 
 import structlog
 
-from ..errors import UpstreamError, UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
+from ..errors import UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
 from ..locks import KeyedLock
 from .feed import Feed
 from .http import Http
@@ -45,20 +46,8 @@ class Instances:
     async def open(cls, http: Http, feed: Feed, directory: str) -> AsyncIterator[Instances]:
         """Loads this directory whenever OpenCode is connected, others when they are needed."""
         self = cls(http, feed)
-        following = asyncio.create_task(self._follow(directory))
-        try:
+        async with feed.after_each_connection(partial(self.load, directory)):
             yield self
-        finally:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
-
-    async def _follow(self, directory: str) -> None:
-        connection = 0
-        while True:
-            connection = await self._feed.connection_after(connection)
-            with suppress(UpstreamError):  # the first prompt, or the next connection, tries again
-                await self.load(directory)
 
     async def load(self, directory: str) -> None:
         """Return once OpenCode has loaded what prompts need there, or has had enough time for it.
