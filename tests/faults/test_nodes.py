@@ -36,6 +36,13 @@ class Fleet:
     async def prompts(self) -> list[int]:
         return [len((await control(each, "stats"))["prompts"]) for each in self.upstreams]
 
+    async def until_prompted(self, times: int) -> list[int]:
+        """A task is working a moment before its OpenCode has the prompt."""
+        async with asyncio.timeout(120):
+            while sum(prompts := await self.prompts()) < times:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return prompts
+
 
 @pytest.fixture
 def url(postgres: Postgres) -> str:
@@ -170,8 +177,7 @@ async def test_what_a_node_leaves_fails_in_time_and_its_contexts_go_on_elsewhere
         here, there = ours[REST], theirs[REST]
         contexts = [await client.send("My name is Ada.") for client in (here, there, here, there)]
         stuck = [await here.send("[[hang]]", wait=False) for _ in range(4)]
-        for task in stuck:
-            await here.until(task.id, "working")
+        await fleet.until_prompted(len(contexts) + len(stuck))
         one.program.kill()
         # Those of the dead node fail, and those of the other one go on hanging.
         states = {task.id: "working" for task in stuck}
@@ -280,7 +286,7 @@ async def test_a_task_says_that_it_waits_for_its_node(url: str, tmp_path: Path) 
         async with connected(two) as theirs:
             there = theirs[REST]
             task = await there.send("[[hang]]", wait=False, metadata=_at("one"))
-            await there.until(task.id, "working")
+            await fleet.until_prompted(1)
             async with asyncio.timeout(120), there.subscribe(task.id) as stream:
                 one.program.kill()
                 async for told in stream:
@@ -405,7 +411,7 @@ async def test_no_other_opencode_is_asked_to_go_on_with_what_a_dead_node_left(
         here, there = ours[REST], theirs[REST]
         for task in [await here.send("[[hang]]", wait=False) for _ in range(4)]:
             await there.until(task.id, "working")
-        prompts = await fleet.prompts()
+        prompts = await fleet.until_prompted(4)
         one.program.kill()
         fresh = await there.send("alive")
         assert fresh.answer == "ECHO: alive"
