@@ -21,6 +21,7 @@ from tests.chaos.upstreams import Upstream, stopped_for
 from tests.running import ROOT, TOKEN, isolated
 
 APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+END_SECONDS = 60.0  # it waits for a PostgreSQL that is away, to store how its tasks ended
 UP_SECONDS = 180.0  # beside a load of 30 a start was seen to take more than 60
 
 
@@ -154,9 +155,9 @@ class Victim:
                 watched = os.pidfd_open(self._pid)
                 try:
                     signal.pidfd_send_signal(watched, number)
-                    if not await asyncio.to_thread(_ended, watched, 20.0):
+                    if not await asyncio.to_thread(_ended, watched, END_SECONDS):
                         signal.pidfd_send_signal(watched, signal.SIGKILL)
-                        raise AssertionError(f"the service outlived {number.name} by 20 s")
+                        raise AssertionError(f"the service outlived {number.name} for too long")
                 finally:
                     os.close(watched)
         self._pid = 0

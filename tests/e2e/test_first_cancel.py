@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.behind import Behind
 from tests.e2e.clients import LINES, PythonClient, ask
 from tests.e2e.seen import PATIENCE, shared, shown, state
+from tests.faults.steering import ready
 from tests.running import real_opencode, service
 
 SLOW = {"slow": {"type": "local", "command": ["sh", "-c", "sleep 2; exit 1"], "enabled": True}}
@@ -31,6 +32,7 @@ async def test_a_cancel_of_the_first_task_does_not_harm_the_next(
         real_opencode(tmp_path / "opencode", mcp=mcp) as upstream,
         service(upstream, tmp_path) as run,
     ):
+        await ready(run)
         async with (
             asyncio.timeout(PATIENCE),
             Behind.look(upstream) as behind,

@@ -16,6 +16,7 @@ from aiohttp import web
 from tests.e2e.behind import Behind
 from tests.e2e.clients import LINES, PythonClient, ask
 from tests.e2e.seen import shared, shown, state
+from tests.faults.steering import ready
 from tests.running import Upstream, service
 
 NOTE = Part(raw=b"a note", media_type="text/plain", filename="note.txt")
@@ -86,6 +87,7 @@ async def test_a_prompt_that_opencode_takes_and_does_not_begin_is_sent_again(
 ) -> None:
     async with dropping_the_first_prompt(opencode, stored=stored) as address:
         with service(replace(opencode, base_url=address), tmp_path) as run:
+            await ready(run)
             async with PythonClient.connect(run, LINES[0]) as client:
                 task = await client.send(ask("[[text:Here I am.]]", NOTE))
     assert (state(task), shown(task)) == ("completed", [("answer", "Here I am.")])

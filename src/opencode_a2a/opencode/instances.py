@@ -8,7 +8,6 @@ OpenCode is started again. Reads load the same things, and an abort does not rea
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -60,7 +59,8 @@ class Instances:
             instance = self._feed.instance(directory)
             if self._loaded.get(directory) == instance:
                 return
-            await asyncio.gather(*(self._read(route, directory) for route in LOADING_ROUTES))
+            for route in LOADING_ROUTES:
+                await self._read(route, directory)
             self._loaded[directory] = instance
 
     async def _read(self, route: tuple[str, ...], directory: str) -> None:
