@@ -75,6 +75,7 @@ from opencode_a2a.domain.events import (
 )
 from opencode_a2a.domain.exchange import (
     BEGIN_SECONDS,
+    DROPPED,
     MOST_SENT,
     NOT_DECIDED,
     SESSION_DELETED,
@@ -82,7 +83,7 @@ from opencode_a2a.domain.exchange import (
 )
 from opencode_a2a.domain.permissions import AllowRule
 from opencode_a2a.domain.run import NOT_BEGUN, STOPPED, Run
-from opencode_a2a.domain.turn import DROPPED, LOST
+from opencode_a2a.domain.turn import LOST
 from opencode_a2a.domain.updates import (
     BlockText,
     Continued,

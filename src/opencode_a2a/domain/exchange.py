@@ -53,7 +53,7 @@ from .events import AgentEvent, Gap, InterruptClosed
 from .permissions import AllowRule, covers
 from .requests import ELSEWHERE, EXPIRED
 from .task import Task
-from .turn import DROPPED, Outcome, Turn
+from .turn import Outcome, Turn
 from .updates import (
     DecisionRecord,
     InterruptAnswered,
@@ -84,6 +84,11 @@ SESSION_DELETED = Problem(
     Failure.UPSTREAM_INTERRUPTED,
     "The session of this task was deleted in OpenCode. Send the request again in the same context: "
     "it goes on there in a new session.",
+)
+DROPPED = Problem(
+    Failure.UPSTREAM_INTERRUPTED,
+    "OpenCode has taken this request several times, and never begun to answer it. Send it again "
+    "later; if that goes on, restart OpenCode.",
 )
 
 
@@ -174,9 +179,9 @@ class Exchange:
         self._patience = Patience(limits)
         self._renewed = False
         self._sent = 0  # how often OpenCode has taken the prompt
-        self._is_stored = False  # although OpenCode has not begun
-        self._at_rest_since: float | None = None  # without having begun
-        self._read_at = 0.0
+        self._replaces = False  # OpenCode has stored the prompt, and not begun
+        self._at_rest_since: float | None = None  # OpenCode, without having begun
+        self._read_at = 0.0  # when what is stored was read last
         self._stop: _Stop | None = None
         self._work_until = 0.0
         self._heard_at = 0.0  # when something was heard or read last
@@ -271,7 +276,7 @@ class Exchange:
                 for interrupt, decision in self.turn.requests.decided() if self.turn else ():
                     self._deliver(Deliver(interrupt, decision))
                 if self.turn is not None:
-                    updates += self._on_rest(self.turn)
+                    updates += self._after_read(self.turn)
                 return updates
             case Delivered(interrupt, wanted):
                 self._delivering.discard(interrupt.request_id)
@@ -361,8 +366,8 @@ class Exchange:
             return self.turn.feed(Gap(self._session_id))
         return []
 
-    def _on_rest(self, turn: Turn) -> list[Update]:
-        """What is stored was read. If OpenCode has not begun, send the prompt again, or give up."""
+    def _after_read(self, turn: Turn) -> list[Update]:
+        """If OpenCode has not begun for a while, send the prompt again, or give up."""
         if not turn.not_begun:
             self._at_rest_since = None
         elif self._stop is not None:
@@ -375,7 +380,8 @@ class Exchange:
                 self.stop(failed(DROPPED), ends_task=False)
             else:
                 self._stage, self._maybe_sent = _Stage.SEND, False
-                self._is_stored = turn.begin_again()
+                self._replaces = turn.prompt_is_stored
+                turn.begin_again()
         return []
 
     # -- trouble
@@ -482,7 +488,7 @@ class Exchange:
                     self._end(stop.outcome)
                     return None
                 self._stage = _Stage.SENDING
-                return SendPrompt(self.prompt, replaces=self._is_stored)
+                return SendPrompt(self.prompt, replaces=self._replaces)
             case _Stage.SENDING:  # the result has not arrived
                 self._stage, self._maybe_sent = _Stage.FIND, True
                 return FindPrompt(self.prompt.message_id)

@@ -83,11 +83,6 @@ LOST = Problem(
     "the same context.",
     resumable=True,
 )
-DROPPED = Problem(
-    Failure.UPSTREAM_INTERRUPTED,
-    "OpenCode has taken this request several times, and never begun to answer it. Send it again "
-    "later; if that goes on, restart OpenCode.",
-)
 STOPPED = "The run stopped because a request of the agent was refused."
 ABORTED = "The run was aborted."
 CUT = Problem(
@@ -190,6 +185,10 @@ class Turn:
         unreported = Usage(unreported_steps=max(0, begun - len(self._step_usage)))
         reported = sum(self._step_usage.values(), unreported)
         return reported + self._peer_usage if self._peer_usage.peers else reported
+
+    @property
+    def prompt_is_stored(self) -> bool:
+        return self._prompted_at is not None
 
     @property
     def needs_reconcile(self) -> bool:
@@ -533,10 +532,9 @@ class Turn:
         problem = self._error or LOST
         return self._end(Outcome(TaskState.FAILED, problem.message, problem))
 
-    def begin_again(self) -> bool:
-        """The prompt is sent once more. Whether OpenCode has stored it."""
+    def begin_again(self) -> None:
+        """The prompt is sent once more."""
         self.not_begun, self._idle, self._idle_reads = False, False, 0
-        return self._prompted_at is not None
 
     def _end_if_over(self) -> list[Update]:
         """Look whether the run is over; the only updates are what its end closes."""
