@@ -855,7 +855,6 @@ def _limits(settings: Settings) -> SchedulerLimits:
         grace=server.shutdown_grace_seconds,
         answer=server.interrupt_request_ttl_seconds,
         continues=server.on_interrupted == "continue",
-        stores_start=settings.state.is_shared,
     )
 
 

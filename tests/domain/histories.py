@@ -125,16 +125,17 @@ class History:
             not_begun=chance((0, 0, 0.3)),
             cancel=chance((0, 0, 0.01, 0.05)),
             lease_lost=chance((0, 0, 0.002)),
-            session_deleted=chance((0, 0, 0.01)),
-            more=chance((0, 0, 0.02)),
+            session_deleted=chance((0, 0, 0.01, 0.1)),
+            more=chance((0, 0, 0.02, 0.2)),
         )
         self.now = 1_000_000.0
         self.pace = chance(((0.0,), (0.0, 0.1), (0.0, 1.0, 12.0)))
         self.opencode = OpenCode()
-        self.deleted = False
+        self.session_made = self.deleted = False
         self.log = Log()
         self.unwritten: list[Update] = []
         self.received: list[str] = []  # prompts, as OpenCode got them
+        self.in_session: set[str] = set()  # those of the session that is there now
         self.aborted = False
         self.canceled = False
         self.gave_up = False  # a run could not be stopped in time
@@ -284,7 +285,9 @@ class History:
                 self.feed(TaskQueued(self.dice.choice(("older", "other"))))
                 return OlderTasksChecked(left=self.dice.random() < 0.2)
             case OpenSession() | RenewSession():
-                self.deleted = False
+                if isinstance(effect, RenewSession) or not self.session_made:
+                    self.session_made, self.deleted = True, False
+                    self.in_session.clear()
                 return SessionOpened(ROOT, "title")
             case DiscardSession():
                 return SessionDiscarded()
@@ -295,7 +298,7 @@ class History:
                 code.feed.clear()
                 return Subscribed()
             case FindPrompt(message_id):
-                return PromptSearched(message_id in self.received)
+                return PromptSearched(not self.deleted and message_id in self.in_session)
             case SendPrompt(prompt):
                 return self.send(effect, prompt)
             case StoreContinuation(key, selection):
@@ -340,9 +343,11 @@ class History:
         if not self.lucky(self.luck.not_begun):
             if self.dice.random() < 0.5:
                 self.received.append(name)
+                self.in_session.add(name)
                 code.send(MessageSeen(ROOT, name, Speaker.USER, code.now))
             return PromptSent()
         self.received.append(name)
+        self.in_session.add(name)
         self.aborted = False  # that was for the prompt before
         if code.running is None:
             code.prompt(name)

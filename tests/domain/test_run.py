@@ -79,6 +79,7 @@ from opencode_a2a.domain.exchange import (
     MOST_SENT,
     NOT_DECIDED,
     SESSION_DELETED,
+    STOP_RETRY_SECONDS,
     RunLimits,
 )
 from opencode_a2a.domain.permissions import AllowRule
@@ -92,6 +93,7 @@ from opencode_a2a.domain.updates import (
     InterruptOpened,
     MessageAdded,
     Progress,
+    PromptDone,
     Queued,
     Started,
     Update,
@@ -163,7 +165,7 @@ class Driver:
         """… on the first prompt."""
         happened = (
             *(PromptExpected(0), PromptStored(0, prompt)),
-            *(SessionOpened(SESSION, "title"), SlotGranted()),
+            *(SessionOpened(SESSION, "title"), SlotGranted(), Flushed()),
         )
         assert self.after(*happened) == Subscribe()
         assert self.after(Subscribed()) == SendPrompt(prompt)
@@ -203,18 +205,19 @@ def test_a_task_of_an_old_context_waits_until_it_is_stored_and_until_its_turn() 
     assert run.after(OlderTasksChecked(left=False)) == OpenSession()
     assert run.after(SessionOpened(SESSION, "title")) == AwaitSlot()
     assert run.updates == []
-    assert run.after(SlotGranted()) == Subscribe()
+    assert run.after(SlotGranted(), Flushed()) == Subscribe()
     assert run.updates == [Started(SESSION, "title")]
 
 
-def test_where_nodes_share_the_store_the_start_is_stored_before_the_first_prompt_is_sent() -> None:
-    run = Driver(Run(replace(LIMITS, stores_start=True), fresh=True))
+def test_the_start_is_stored_before_the_first_prompt_is_sent() -> None:
+    """So a task without a stored start can be canceled without asking OpenCode."""
+    run = Driver()
     run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, "title"))
     assert run.after(SlotGranted()) == Flush()
     assert run.updates == [Started(SESSION, "title")]
     assert run.after(Flushed()) == Subscribe()
     assert run.after(Subscribed()) == SendPrompt(FIRST)
-    canceled = Driver(Run(replace(LIMITS, stores_start=True), fresh=True))
+    canceled = Driver()
     canceled.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, "title"))
     assert canceled.after(SlotGranted()) == Flush()
     assert state_of(canceled.after(CancelRequested(), Flushed())) is TaskState.CANCELED
@@ -267,7 +270,13 @@ def test_the_whole_of_an_easy_task() -> None:
 
 def test_a_prompt_whose_answer_got_lost_is_searched_before_it_is_sent_again() -> None:
     run = Driver()
-    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    run.after(
+        PromptExpected(0),
+        PromptStored(0, FIRST),
+        SessionOpened(SESSION, ""),
+        SlotGranted(),
+        Flushed(),
+    )
     sending = run.after(Subscribed())
     assert run.after(failed(sending)) == Wait(run.now + 1)
     assert run.after(seconds=1) == FindPrompt("msg_1")
@@ -279,7 +288,13 @@ def test_a_prompt_whose_answer_got_lost_is_searched_before_it_is_sent_again() ->
 
 def test_a_prompt_that_opencode_refuses_fails_the_task() -> None:
     run = Driver()
-    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    run.after(
+        PromptExpected(0),
+        PromptStored(0, FIRST),
+        SessionOpened(SESSION, ""),
+        SlotGranted(),
+        Flushed(),
+    )
     sending = run.after(Subscribed())
     refused = Problem(Failure.UPSTREAM_HTTP_ERROR, "no")
     run.after(failed(sending, refused, unreachable=False), seconds=2)
@@ -371,7 +386,13 @@ def test_a_canceled_prompt_that_was_not_begun_ends_soon_and_is_not_sent_again() 
 
 def test_a_deleted_session_is_renewed_once_if_the_prompt_was_not_sent() -> None:
     run = Driver()
-    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    run.after(
+        PromptExpected(0),
+        PromptStored(0, FIRST),
+        SessionOpened(SESSION, ""),
+        SlotGranted(),
+        Flushed(),
+    )
     sending = run.after(Subscribed())
     assert run.after(SessionMissing(sending)) == RenewSession()
     assert run.after(SessionOpened("ses_2", "new")) == Subscribe()
@@ -427,18 +448,35 @@ def test_after_the_deadline_the_next_prompt_is_answered() -> None:
     run.after(PromptExpected(1), PromptStored(1, SECOND))
     run.after(NothingHeard(), seconds=61)
     run.after(NothingHeard())
-    assert isinstance(run.after(Aborted(), seconds=11), Flush)
+    too_late = run.after(Aborted(), seconds=11)
+    assert isinstance(too_late, Flush)
+    report, done = too_late.updates
+    assert isinstance(report, Progress)
+    assert (report.type, report.status) == ("run", "failed")
+    assert done == PromptDone("msg_1")
     assert run.after(Flushed()) == AwaitSlot(between_prompts=True)
-    assert run.after(SlotGranted()) == Subscribe()
+    assert run.after(SlotGranted(), Flushed()) == Subscribe()
     assert run.after(Subscribed()) == SendPrompt(SECOND)
 
 
 def test_a_task_stays_open_for_a_message_that_is_being_stored() -> None:
     run = Driver().working()
     run.after(PromptExpected(1))
-    assert run.after(Heard(answered(FIRST))) == Flush()
-    assert run.after(Flushed()) == Wait()
+    assert run.after(Heard(answered(FIRST))) == Wait()
     assert state_of(run.after(PromptWithdrawn(1))) is TaskState.COMPLETED
+
+
+def test_a_failure_is_reported_to_who_sends_more_while_changes_are_read() -> None:
+    run = Driver().working()
+    changed = FilesChanged(SESSION, "answer-msg_1")
+    error = Problem(Failure.UPSTREAM_HTTP_ERROR, "The provider refuses.")
+    run.after(Heard([*begun(FIRST), changed, SessionErred(SESSION, error), Idle(SESSION)]))
+    aborted = replace(message(FIRST, completed=True), problem=error)
+    assert run.after(Heard([aborted])) == ReadChanges(("msg_1",))
+    flush = run.after(PromptExpected(1), PromptStored(1, SECOND), ChangesRead(()))
+    assert flush == Flush((Progress("run", "failed", message=error.message), PromptDone("msg_1")))
+    run.after(Flushed(), SlotGranted())
+    assert run.after(Subscribed()) == SendPrompt(SECOND)
 
 
 # -- what a task waits for
@@ -451,7 +489,7 @@ def test_a_task_that_waits_says_for_what_and_each_thing_once() -> None:
     run.after(TaskQueued("other"), OlderTasksChecked(left=False))
     run.after(SessionOpened(SESSION, ""), TaskQueued())
     assert run.updates == [Queued("older"), Queued("other"), Queued()]
-    run.after(SlotGranted(), TaskQueued())
+    run.after(SlotGranted(), Flushed(), TaskQueued())
     assert run.updates[3:] == [Started(SESSION, "")], "a running task does not go back"
     again = Driver(Run(LIMITS, resumed=folded([Queued("older")]), prompts=[FIRST]))
     again.after(TaskQueued("older"))
@@ -486,10 +524,10 @@ def test_lost_work_fails_the_task_and_can_be_resumed() -> None:
 
 def test_where_it_may_the_run_asks_the_agent_to_continue_once() -> None:
     run, effect = lost()
-    assert isinstance(effect, Flush)
-    assert run.after(Flushed()) == STORE
-    assert run.after(PromptStored(-1, NEXT)) == AwaitSlot(between_prompts=True)
-    assert run.after(SlotGranted()) == Subscribe()
+    assert effect == STORE
+    assert run.after(PromptStored(-1, NEXT)) == Flush((PromptDone("msg_1"),))
+    assert run.after(Flushed()) == AwaitSlot(between_prompts=True)
+    assert run.after(SlotGranted(), Flushed()) == Subscribe()
     assert run.after(Subscribed()) == SendPrompt(NEXT)
     assert isinstance(run.after(PromptSent()), Listen)
     assert end_of(lose(run, NEXT)).problem == LOST
@@ -497,42 +535,41 @@ def test_where_it_may_the_run_asks_the_agent_to_continue_once() -> None:
 
 
 def test_what_a_caller_has_said_meanwhile_comes_instead_of_a_continuation() -> None:
-    run, effect = lost()
-    assert isinstance(effect, Flush)
+    run = Driver(Run(CONTINUING, fresh=True)).working(CHOSEN)
     run.after(PromptExpected(1), PromptStored(1, SECOND))
+    effect = lose(run, CHOSEN)
+    assert effect == Flush((Progress("run", "failed", message=LOST.message), PromptDone("msg_1")))
     assert run.after(Flushed()) == AwaitSlot(between_prompts=True)
     run.after(SlotGranted())
     assert run.after(Subscribed()) == SendPrompt(SECOND)
-    assert [update for update in run.updates if isinstance(update, Progress)] == [
-        Progress("run", "failed", message=LOST.message)
-    ]
 
 
 def test_a_continuation_that_cannot_be_stored_is_not_sent() -> None:
     run, _ = lost()
-    run.after(Flushed())
     assert end_of(run.after(failed(STORE))).problem == LOST
 
 
-@pytest.mark.parametrize("happened", [(), (Flushed(),)])
-def test_a_canceled_task_is_not_continued(happened: tuple[Happened, ...]) -> None:
+def test_a_canceled_task_is_not_continued() -> None:
     run, _ = lost()
-    run.after(*happened)
     assert state_of(run.after(CancelRequested())) is TaskState.CANCELED
 
 
 def test_a_continuation_that_was_stored_is_sent_by_the_next_process_unless_it_was_sent() -> None:
     added = MessageAdded(Message("msg_1", Role.USER, (Text("hello"),)), "msg_1")
-    task = folded([added, Started(SESSION, "title"), Continued(NEXT.message_id, NEXT.selection)])
-    for sent in (True, False):
+    stored: list[Update] = [
+        added,
+        Started(SESSION, "title"),
+        Continued(NEXT.message_id, NEXT.selection),
+    ]
+    for done in (True, False):
+        task = folded([*stored, PromptDone("msg_1")] if done else stored)
         run = Driver(Run(CONTINUING, resumed=task, prompts=[FIRST, NEXT]))
         run.after(OlderTasksChecked(left=False))
-        assert run.after(SessionOpened(SESSION, "title")) == FindPrompt("msg_9")
-        assert run.after(PromptSearched(found=sent)) == Subscribe()
-        assert run.after(Subscribed()) == FindPrompt("msg_9" if sent else "msg_1")
+        assert run.after(SessionOpened(SESSION, "title")) == Subscribe()
+        assert run.after(Subscribed()) == FindPrompt("msg_9" if done else "msg_1")
         run.after(PromptSearched(found=True))
-        effect = lose(run, NEXT if sent else FIRST)
-        if sent:
+        effect = lose(run, NEXT if done else FIRST)
+        if done:
             assert effect == ReadChanges(("msg_1",))
             assert end_of(run.after(ChangesRead(()))).problem == LOST
         else:
@@ -562,7 +599,7 @@ def test_what_a_rule_allows_is_answered_and_not_shown() -> None:
     run = Driver()
     rules = [AllowRule("bash", "ls *")]
     run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, "", rules))
-    assert run.after(SlotGranted()) == Subscribe()
+    assert run.after(SlotGranted(), Flushed()) == Subscribe()
     run.after(Subscribed(), PromptSent())
     effect = run.after(Heard([*begun(FIRST), InterruptAsked(SESSION, ASK)]))
     assert effect == Deliver(ASK, PermissionDecision("once"), by_rule=True)
@@ -598,7 +635,13 @@ def test_a_cancel_before_the_prompt_ends_the_task_at_once() -> None:
 
 def test_a_cancel_waits_for_the_prompt_and_aborts_until_the_run_has_ended() -> None:
     run = Driver()
-    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    run.after(
+        PromptExpected(0),
+        PromptStored(0, FIRST),
+        SessionOpened(SESSION, ""),
+        SlotGranted(),
+        Flushed(),
+    )
     run.after(Subscribed())
     run.run.feed(CancelRequested(), run.now)  # while the prompt is being sent
     assert run.after(PromptSent()) == Listen(run.now)
@@ -648,6 +691,19 @@ def test_an_abort_that_fails_is_tried_again(unreachable: bool, stopped_by: str) 
     assert state_of(effect) is expected
 
 
+def test_an_attempt_that_succeeds_gives_an_abort_its_whole_time_again() -> None:
+    run = Driver().working()
+    began = run.now
+    run.after(CancelRequested())
+    aborting = run.after(NothingHeard())
+    run.after(failed(aborting))
+    run.after(Aborted(), seconds=LIMITS.retry)
+    while run.now - began < LIMITS.abort - 2 * LIMITS.retry:
+        run.after(NothingHeard(), seconds=STOP_RETRY_SECONDS - LIMITS.retry)
+        assert isinstance(run.after(failed(aborting)), Listen), "there is time left"
+        run.after(Aborted(), seconds=LIMITS.retry)
+
+
 def test_a_search_that_fails_does_not_end_a_cancel() -> None:
     run = resumed()
     run.run.feed(CancelRequested(), run.now)
@@ -690,19 +746,19 @@ def test_a_task_is_taken_up_where_its_log_ends() -> None:
     assert state_of(run.after(StoredRead(stored))) is TaskState.COMPLETED
 
 
-def test_of_several_prompts_the_last_that_opencode_has_is_taken_up() -> None:
+def test_of_several_prompts_the_first_that_is_not_done_is_taken_up() -> None:
+    """The session may be another one than the first prompt was sent to."""
     third = Prompt("msg_3", ())
-    run = resumed(prompts=(FIRST, SECOND, third))
-    assert run.after() == FindPrompt("msg_3")
-    assert run.after(PromptSearched(found=False)) == FindPrompt("msg_2")
-    assert run.after(PromptSearched(found=True)) == Subscribe()
+    run = resumed(PromptDone("msg_1"), prompts=(FIRST, SECOND, third))
+    assert run.after() == Subscribe()
     assert run.after(Subscribed()) == FindPrompt("msg_2")
+    assert run.after(PromptSearched(found=False)) == SendPrompt(SECOND)
 
 
 def test_a_decision_about_a_task_that_was_taken_up_is_delivered_by_its_turn() -> None:
     run = resumed(InterruptOpened(ASK))
     answer = InterruptAnswered(ASK, PermissionDecision("once"), "once")
-    assert run.after(RequestAnswered(answer), SlotGranted()) == Subscribe()
+    assert run.after(RequestAnswered(answer), SlotGranted(), Flushed()) == Subscribe()
     assert run.after(Subscribed()) == FindPrompt("msg_1")
     assert run.run.open_requests == {}
     assert run.after(PromptSearched(found=True)) == Reconcile("msg_1")
@@ -764,7 +820,13 @@ def test_a_task_ends_well_whatever_happens(first: int) -> None:
 
 def test_a_prompt_that_never_gets_through_fails_the_task_although_opencode_answers_else() -> None:
     run = Driver()
-    run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""), SlotGranted())
+    run.after(
+        PromptExpected(0),
+        PromptStored(0, FIRST),
+        SessionOpened(SESSION, ""),
+        SlotGranted(),
+        Flushed(),
+    )
     effect = run.after(Subscribed())
     while not isinstance(effect, Finish):
         assert run.now < 200, "it is tried for ever"
@@ -819,7 +881,7 @@ def test_a_decision_before_there_is_a_turn_keeps_its_rule() -> None:
     run.after(PromptExpected(0), PromptStored(0, FIRST), SessionOpened(SESSION, ""))
     always = InterruptAnswered(ASK, PermissionDecision("once"), "always", grants=("ls *",))
     assert run.after(RequestAnswered(always)) == AwaitSlot()
-    assert run.after(SlotGranted()) == Subscribe()
+    assert run.after(SlotGranted(), Flushed()) == Subscribe()
     run.after(Subscribed(), PromptSent())
     effect = run.after(Heard([*begun(FIRST), InterruptAsked(SESSION, ASK)]))
     assert effect == Deliver(ASK, PermissionDecision("once"), by_rule=True)
@@ -848,7 +910,7 @@ def test_the_worktree_of_a_context_is_made_for_a_stored_task_only() -> None:
     assert run.after(PromptStored(0, ISOLATED)) == AwaitOlderTasks()
     assert run.after(OlderTasksChecked(left=False)) == OpenSession(ISOLATION)
     opened = SessionOpened(SESSION, "title", worktree=WORKTREE)
-    assert run.after(opened, SlotGranted()) == Subscribe()
+    assert run.after(opened, SlotGranted(), Flushed()) == Subscribe()
     assert run.updates == [Started(SESSION, "title", worktree=WORKTREE)]
 
 
@@ -861,7 +923,7 @@ def test_the_next_process_asks_for_the_same_worktree() -> None:
 def test_in_a_worktree_changes_are_read_whatever_the_agent_says_of_them() -> None:
     run = Driver(Run(LIMITS))
     run.after(PromptExpected(0), PromptStored(0, ISOLATED), OlderTasksChecked(left=False))
-    run.after(SessionOpened(SESSION, "title", worktree=WORKTREE), SlotGranted())
+    run.after(SessionOpened(SESSION, "title", worktree=WORKTREE), SlotGranted(), Flushed())
     for happened in (Subscribed(), PromptSent()):
         run.after(happened)
     assert run.after(Heard(answered(FIRST))) == ReadChanges(())
@@ -870,14 +932,14 @@ def test_in_a_worktree_changes_are_read_whatever_the_agent_says_of_them() -> Non
 def test_lost_work_in_a_worktree_is_continued_there_and_its_changes_are_read_at_the_end() -> None:
     run = Driver(Run(CONTINUING))
     run.after(PromptExpected(0), PromptStored(0, ISOLATED), OlderTasksChecked(left=False))
-    run.after(SessionOpened(SESSION, "title", worktree=WORKTREE), SlotGranted())
+    run.after(SessionOpened(SESSION, "title", worktree=WORKTREE), SlotGranted(), Flushed())
     run.after(Subscribed())
     run.after(PromptSent())
-    assert isinstance(lose(run, ISOLATED), Flush)
-    store = run.after(Flushed())
+    store = lose(run, ISOLATED)
     assert store == StoreContinuation(-1, Selection())  # only a first prompt asks for a worktree
     asked = replace(NEXT, selection=Selection())
-    run.after(PromptStored(-1, asked), SlotGranted())
+    run.after(PromptStored(-1, asked), Flushed())
+    run.after(Flushed(), SlotGranted())
     assert run.after(Subscribed()) == SendPrompt(asked)
     run.after(PromptSent())
     assert run.after(Heard(answered(asked))) == ReadChanges(())

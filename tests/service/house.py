@@ -106,9 +106,11 @@ class House:
 
     async def working(self, context: str, text: str = "hello") -> tuple[str, ScriptedSession]:
         """A new task that the agent was asked to do, and its session."""
+        before = {session: len(session.prompts) for session in self.agent.sessions.values()}
         task = await self.send(text, context)
         await self.agent.until(lambda: self._has(context))
         session = self.agent.of(context)
+        await session.until(lambda: len(session.prompts) > before.get(session, 0))
         await session.until_asked(text)
         await self.until(task, TaskState.WORKING)
         return task, session

@@ -103,7 +103,6 @@ class RunLimits:
     unreachable: float = 30.0  # OpenCode or the store may be away
     answer: float = 10_800.0  # a person may take to decide
     continues: bool = False  # once, where OpenCode has lost its work
-    stores_start: bool = False  # before the first prompt: others may take up what has not begun
 
 
 class Patience:
@@ -256,6 +255,8 @@ class Exchange:
         # That a prompt is missing does not mean that it can be sent.
         if not isinstance(happened, PromptSearched) or happened.found:
             self._patience.reached()
+            if self._stop is not None:
+                self._stop.failing_since = None
         match happened:
             case Subscribed():
                 self._begin_turn()

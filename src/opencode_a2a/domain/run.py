@@ -11,11 +11,13 @@ in `admission.py`; `service/runner.py` performs the effects.
 * A task waits until it is stored, until older tasks of its context have ended, and for a slot.
 * Its prompts are answered one after the other. More may be added while one is being answered.
   Between two prompts the task lets callers who have fewer running tasks go first.
-* A task of an earlier process goes on with the last of its prompts that OpenCode has.
+* Before the next prompt is sent, the log has the end of the one before (`PromptDone`). So a task of
+  an earlier process goes on with the first of its prompts that is not done: it is the only one that
+  OpenCode may have.
 * Where OpenCode has lost its work on the last prompt, and `continues` is set, the agent is asked to
   continue: once for each task, by a new prompt that is stored before it is sent.
-* Where nodes share the store (`stores_start`), it is stored that a task has begun before its first
-  prompt is sent: what has not begun may be taken up by a node with another OpenCode.
+* The log has the start of a task before its first prompt is sent. So a task that has not begun can
+  be canceled without asking OpenCode, and be taken up by a node with another OpenCode.
 * What is unreachable is waited for; a cancel ends that at once, unless OpenCode may be at work.
 * The last updates close what is still open. Nothing follows them.
 """
@@ -36,7 +38,6 @@ from .effects import (
     DiscardSession,
     Effect,
     EffectFailed,
-    FindPrompt,
     Finish,
     Flush,
     Flushed,
@@ -47,7 +48,6 @@ from .effects import (
     OlderTasksChecked,
     OpenSession,
     PromptExpected,
-    PromptSearched,
     PromptStored,
     PromptWithdrawn,
     ReadChanges,
@@ -72,6 +72,7 @@ from .updates import (
     Ended,
     InterruptOpened,
     Progress,
+    PromptDone,
     Queued,
     Started,
     Update,
@@ -113,8 +114,13 @@ class Run:
         self._limits = limits
         self.fresh = fresh
         self._resumed = resumed
-        self._prompts: dict[int, Prompt | None] = dict(enumerate(prompts, -len(prompts)))
-        self._unsearched = len(prompts) - 1 if resumed is not None and resumed.session else 0
+        done = resumed.done if resumed is not None else ()
+        self._prompts: dict[int, Prompt | None] = {
+            key: prompt
+            for key, prompt in enumerate(prompts, -len(prompts))
+            if prompt.message_id not in done
+        }
+        self._selection = prompts[0].selection if prompts else None  # of the first prompt
         self._now = 0.0
         self._patience = Patience(limits)
         self._is_oldest = fresh  # no older task of the context is left
@@ -132,9 +138,10 @@ class Run:
         self._outcome: Outcome | None = None  # of the newest prompt
         self._usage: Usage | None = None
         self._answered_by: AnsweredBy | None = None
-        self._changed: list[str] = []  # messages in answer to which files were changed
+        self._changed = [*done]  # messages in answer to which files may have changed
         self._unread_changes = False
         self._must_flush = False
+        self._answered_id: str | None = None  # the newest prompt, until the log has that it is done
         self._closing: list[Update] = []  # of an exchange that is over: not yet in the log
         self._may_give_way = False
         self._queued = resumed.queued if resumed is not None else None  # as callers were told
@@ -267,10 +274,8 @@ class Run:
                 self._has_slot, self._may_give_way = True, False
                 if not self._has_started and self._session_id is not None:
                     self._has_started = True
-                    self._must_flush = self._limits.stores_start
+                    self._must_flush = True
                     return [Started(self._session_id, self._title, worktree=self._worktree)]
-            case PromptSearched(found):
-                self._on_searched(found=found)
             case Flushed():
                 self._must_flush = False
             case ChangesRead(files):
@@ -280,16 +285,6 @@ class Run:
                 pass
         self._patience.reached()
         return []
-
-    def _on_searched(self, *, found: bool) -> None:
-        """Of the prompts that OpenCode has, only the last can be unanswered."""
-        if not found:
-            self._unsearched -= 1
-            return
-        for key, prompt in list(self._prompts.items())[: self._unsearched]:
-            del self._prompts[key]
-            self._changed += [prompt.message_id] if prompt is not None else []
-        self._unsearched = 0
 
     def _on_failure(self, failure: EffectFailed) -> None:
         match failure.effect:
@@ -339,6 +334,7 @@ class Run:
             return
         turn = exchange.turn
         self._exchange, self._outcome = None, outcome
+        self._answered_id = exchange.prompt.message_id
         if turn is not None:
             self._resumed = None  # the turn has taken up what was open
             self._closing += turn.close(outcome)
@@ -359,16 +355,18 @@ class Run:
             if lost and self._may_continue and not self._prompts:
                 self._may_continue = False
                 self._continuation = replace(exchange.prompt.selection, isolation=None)
-        if (self._prompts or self._continuation is not None) and self._finish is None:
-            # Once OpenCode has the next prompt, nobody reads this answer again.
-            self._must_flush = True
-            if self._continuation is None:
-                self._tell_of(outcome)
 
-    def _tell_of(self, outcome: Outcome) -> None:
-        """Say how a prompt went that was not the last: the end of the task will not tell."""
-        if outcome.state is not TaskState.COMPLETED:
-            self._closing.append(Progress("run", outcome.state.value, message=outcome.message))
+    def _prompt_done(self, answered_id: str, *, continues: bool) -> list[Update]:
+        """What the log must have before the next prompt is sent.
+
+        A prompt that did not end well is reported: the end of the task tells of the last one only.
+        A continuation reports itself.
+        """
+        done: list[Update] = [PromptDone(answered_id)]
+        outcome = self._outcome
+        if outcome is not None and outcome.state is not TaskState.COMPLETED and not continues:
+            done.insert(0, Progress("run", outcome.state.value, message=outcome.message))
+        return done
 
     def _end_task(self, outcome: Outcome) -> None:
         if self._resumed is not None:  # no turn has taken up what the earlier process left open
@@ -424,22 +422,17 @@ class Run:
         if not self._is_oldest:
             return AwaitOlderTasks()
         if self._session_id is None:
-            selection = first.selection if first is not None else Selection()
+            selection = self._selection or (first.selection if first else Selection())
             return OpenSession(selection.isolation, selection.directory)
         if not first_prompt_stored:
             return Wait()
         if not self._has_slot and not self.canceled:
             return AwaitSlot()
-        if self._unsearched > 0:
-            prompt = list(self._prompts.values())[self._unsearched]
-            assert prompt is not None
-            return FindPrompt(prompt.message_id)
         return None
 
     def _next_prompt(self) -> Effect | None:
         if self._must_flush:
-            closing, self._closing = tuple(self._closing), []
-            return Flush(closing)
+            return Flush()
         if self._continuation is not None:
             return self._next_continuation(self._continuation)
         if not self._prompts:
@@ -450,6 +443,12 @@ class Run:
         key, prompt = next(iter(self._prompts.items()))
         if prompt is None:
             return Wait()
+        if self._answered_id is not None:
+            continues = key == self._continuation_key
+            done = self._prompt_done(self._answered_id, continues=continues)
+            self._answered_id, self._must_flush = None, True
+            closing, self._closing = self._closing, []
+            return Flush((*closing, *done))
         if self._may_give_way:
             return AwaitSlot(between_prompts=True)
         del self._prompts[key]
@@ -470,8 +469,6 @@ class Run:
     def _next_continuation(self, selection: Selection) -> Effect | None:
         self._continuation = None
         if self._prompts:  # the caller has said meanwhile what to do next
-            assert self._outcome is not None
-            self._tell_of(self._outcome)
             return self._next_prompt()
         self._prompts[self._continuation_key] = None
         return StoreContinuation(self._continuation_key, selection)

@@ -39,6 +39,7 @@ from .updates import (
     NodeReturned,
     PeerUsageAdded,
     Progress,
+    PromptDone,
     Queued,
     RequestRecord,
     Retold,
@@ -130,6 +131,7 @@ class Task:
     reported: set[Progress] = field(default_factory=set)  # what is reported only once
     ended: Ended | None = None
     answered_by: AnsweredBy | None = field(default=None, compare=False)  # so far
+    done: tuple[str, ...] = field(default=(), compare=False)  # prompts, while others follow
     epoch: int = field(default=0, compare=False, repr=False)
 
     @classmethod
@@ -202,8 +204,8 @@ class Task:
                 self._apply_to_block(update, entry.seq)
             case MessageAdded() | Continued() | RequestRecord() | DecisionRecord():
                 self.history.append(entry)
-            case Progress():
-                self._add_progress(update)
+            case Progress() | PromptDone():
+                self._apply_progress(update)
             case Ended():
                 self._end(update)
             case Queued():
@@ -225,7 +227,10 @@ class Task:
             case _:
                 assert_never(update)
 
-    def _add_progress(self, update: Progress) -> None:
+    def _apply_progress(self, update: Progress | PromptDone) -> None:
+        if isinstance(update, PromptDone):
+            self.done += (update.upstream_id,)
+            return
         if update.answered_by is not None and update.subagent is None:
             self.answered_by = update.answered_by
         if update.usage is None:
@@ -348,6 +353,8 @@ class Task:
             entries.append(LogEntry(1, self.head.created_at, started))
         if self.retold:
             entries.append(LogEntry(1, self.head.created_at, Retold()))
+        if self.ended is None:
+            entries += [LogEntry(1, self.head.created_at, PromptDone(each)) for each in self.done]
         for block in self.visible_blocks():
             update: BlockText | BlockTool | BlockFile
             if block.call is not None:

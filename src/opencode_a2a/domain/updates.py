@@ -80,6 +80,16 @@ class Continued:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptDone:
+    """The answer to a prompt has ended, well or not, and another prompt follows.
+
+    A process that takes the task over neither looks for this prompt nor sends it.
+    """
+
+    upstream_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The agent works on the task, in this session."""
 
@@ -271,6 +281,7 @@ Update: TypeAlias = (
     | Retold
     | Started
     | Continued
+    | PromptDone
     | SessionTitled
     | BlockText
     | BlockTool
@@ -310,6 +321,7 @@ def state_after(update: Update) -> TaskState | None:
             return state
         case (
             MessageAdded()
+            | PromptDone()
             | NodeLost()
             | NodeReturned()
             | Retold()
@@ -331,7 +343,7 @@ def changes_summary(update: Update) -> bool:
             return False
         case Progress(usage=usage, answered_by=answered_by):
             return usage is not None or answered_by is not None
-        case ChangesMade() | RequestRecord() | DecisionRecord():
+        case ChangesMade() | RequestRecord() | DecisionRecord() | PromptDone():
             return False
         case _:
             return True

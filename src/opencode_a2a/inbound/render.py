@@ -56,6 +56,7 @@ from ..domain.updates import (
     NodeReturned,
     PeerUsageAdded,
     Progress,
+    PromptDone,
     Queued,
     RequestRecord,
     Retold,
@@ -277,6 +278,8 @@ class Renderer:
                 return True
             case MessageAdded() | InterruptAnswered() | RequestRecord() | DecisionRecord():
                 return False
+            case PromptDone():
+                return False
             case PeerUsageAdded():  # shown with the rest, in the task and at the end
                 return False
             case InterruptOpened() | InterruptUnclear() | InterruptResolved():
@@ -356,6 +359,7 @@ class Renderer:
                 | RequestRecord()
                 | DecisionRecord()
                 | PeerUsageAdded()
+                | PromptDone()
             ):
                 raise AssertionError("no client gets an event for it")
             case _:
