@@ -48,7 +48,7 @@ async def serve(settings: Settings, long: float, hold: bool) -> None:
     with socket.create_server((settings.server.host, settings.server.port)) as listener:
         url = public_url(settings.server, listener.getsockname()[1])
         async with Database.open(settings.state.url(settings.upstream.workspace_root)) as database:
-            agent = Player(Heard(database), long, hold)
+            agent = Player(Heard(database), str(settings.upstream.workspace_root), long, hold)
             async with build(
                 settings, endpoint=NOWHERE, url=url, stopping=stopping, agent=agent
             ) as built:

@@ -104,9 +104,14 @@ def _messages(db: Connection) -> list[tuple[str, dict[str, Any]]]:
 class Player:
     """Implements `Agent`."""
 
-    def __init__(self, heard: Heard, long: float, hold: bool = False) -> None:
-        """A long task takes `long` seconds; `hold` keeps open what has no scenario."""
+    def __init__(self, heard: Heard, directory: str, long: float, hold: bool = False) -> None:
+        """A long task takes `long` seconds; `hold` keeps open what has no scenario.
+
+        Sessions work in `directory`. Of any other the service would ask OpenCode whether it may be
+        used, before each task of a context.
+        """
         self._heard = heard
+        self._directory = directory
         self._long = long
         self._hold = hold
         self._numbers = itertools.count(1)
@@ -126,7 +131,7 @@ class Player:
         location: Location | None = None,
         rules: Sequence[PermissionRule] = (),
     ) -> SessionRef:
-        ref = SessionRef(f"ses_{next(self._numbers):06}", title, "/")
+        ref = SessionRef(f"ses_{next(self._numbers):06}", title, self._directory)
         self._sessions[ref.id] = Stage(ref, self._heard, self._long, self._hold)
         return ref
 

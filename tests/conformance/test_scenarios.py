@@ -59,6 +59,13 @@ def test_a_message_id_decides_what_is_done(
     assert [text for artifact in task["artifacts"] for text in texts(artifact)] == said
 
 
+def test_a_context_takes_one_task_after_another(client: httpx.Client, form: Form) -> None:
+    context = f"context-of-{form.name}"
+    for number in (1, 2):
+        chosen = {"messageId": f"tck-complete-task-{number}", "contextId": context}
+        assert state(form, form.send(client, "TCK", **chosen)) == "completed"
+
+
 @pytest.mark.parametrize(
     ("scenario", "held"),
     [
