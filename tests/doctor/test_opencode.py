@@ -115,7 +115,7 @@ async def test_what_is_not_opencode_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "finding"), [("2.0.0", "opencode.untested"), ("1.15.13", "opencode.lacks")]
+    ("version", "finding"), [("2.0.0", "opencode.untested"), ("1.17.19", "opencode.lacks")]
 )
 async def test_versions_outside_the_tested_range_are_found(version: str, finding: str) -> None:
     async with serve() as fake:

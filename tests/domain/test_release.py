@@ -9,23 +9,12 @@ import pytest
 from opencode_a2a.domain.release import FEATURES, TRIED, Release
 from tests.running import ROOT
 
-BEFORE_1_15 = ["session_metadata", "session_model", "clean_retries", "branches_of_workspaces"]
-BEFORE_1_17 = [
-    "lists_of_one_directory",
-    "diffs_of_one_message",
-    "commands_in_permissions",
-    "denials_for_subagents",
-    "external_directory_of_commands",
-]
 BEFORE_1_18 = ["refusals_without_workspaces"]
 
 
 @pytest.mark.parametrize(
     ("version", "lacks"),
     [
-        ("1.14.41", [*BEFORE_1_15, *BEFORE_1_17, *BEFORE_1_18]),
-        ("1.15.0", [*BEFORE_1_17, *BEFORE_1_18]),
-        ("1.15.0-beta.1", [*BEFORE_1_17, *BEFORE_1_18]),
         ("1.17.19", BEFORE_1_18),
         ("1.18.33", []),
         ("2.0.0", []),
@@ -40,8 +29,8 @@ def test_a_version_lacks_what_came_later(version: str, lacks: list[str]) -> None
 @pytest.mark.parametrize(
     ("version", "older", "newer"),
     [
-        ("1.13.99", True, False),
-        ("1.14.0", False, False),
+        ("1.15.13", True, False),
+        ("1.17.0", False, False),
         (TRIED[-1], False, False),
         ("1.18.99", False, False),
         ("1.19.0", False, True),

@@ -12,7 +12,6 @@ from tests.e2e.clients import Client, Line, Refusal, ask, every_way
 from tests.e2e.gate import Gate
 from tests.e2e.javascript import JavaScriptClient
 from tests.e2e.seen import facts, reaches, says, shared, shown, shows, state, tool
-from tests.features import require
 from tests.running import Service
 
 WORDS = "river stone cloud maple ember north quiet light "
@@ -127,7 +126,6 @@ async def test_a_question_of_the_agent_is_answered(anyone: Client) -> None:
 
 
 async def test_a_permission_is_given_in_words(anyone: Client, tmp_path: Path) -> None:
-    require("external_directory_of_commands")
     outside = tmp_path / "outside.txt"
     outside.write_text("from outside\n")
     task = await anyone.send(ask(f'[[tool:bash {{"command": "cat {outside}"}}]]'))

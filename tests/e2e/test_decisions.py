@@ -30,7 +30,6 @@ from tests.e2e.asks import (
 from tests.e2e.behind import Behind
 from tests.e2e.clients import LINES, PythonClient, Refusal, ask
 from tests.e2e.seen import PATIENCE, answer, error, reaches, says, shared, state
-from tests.features import require
 from tests.running import Service, Upstream, real_opencode, service
 
 LINE = LINES[0]
@@ -346,7 +345,6 @@ async def test_the_rules_of_a_deployment_hold_in_new_sessions(
 async def test_a_sub_agent_inherits_what_the_rules_of_a_deployment_deny(
     opencode: Upstream, tmp_path: Path
 ) -> None:
-    require("denials_for_subagents")
     rules = [
         {"permission": "bash", "pattern": "touch *", "action": "ask"},
         {"permission": "bash", "pattern": "uname *", "action": "deny"},

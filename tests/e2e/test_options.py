@@ -11,7 +11,6 @@ from a2a.types.a2a_pb2 import SendMessageRequest
 from tests.e2e.behind import Behind
 from tests.e2e.clients import PythonClient, Refusal, ask
 from tests.e2e.seen import answer, shared, state
-from tests.features import require
 from tests.running import Upstream
 
 INVALID = -32602
@@ -142,7 +141,6 @@ async def test_an_agent_is_chosen_if_there_is_such_a_one(
 async def test_a_variant_is_one_of_the_model_that_answers(
     either: PythonClient, behind: Behind
 ) -> None:
-    require("session_model")
     small = {"model": {"providerID": "demo", "modelID": "demo-small"}}
     first = await either.send(wishing("one", opencode={"variant": "high"}))
     session = shared(first)["session"]["id"]

@@ -19,7 +19,6 @@ from tests.e2e.seen import (
     shown,
     state,
 )
-from tests.features import require
 from tests.running import Service, Upstream, service
 
 LOGIN = (
@@ -71,7 +70,6 @@ async def test_a_busy_provider_is_asked_again(either: PythonClient) -> None:
 
 
 async def test_what_a_broken_stream_said_is_replaced(clients: list[PythonClient]) -> None:
-    require("clean_retries")
 
     async def body(client: PythonClient) -> None:
         _, stream = await every_way(client, "[[cutmid:3:1]] [[delay:50]] [[tokens:6]]")

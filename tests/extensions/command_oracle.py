@@ -333,10 +333,7 @@ def _text(parts: Parts) -> str:
 
 
 def _files(parts: Parts) -> set[str]:
-    """The names of files, directories and agents. Only what exists becomes a part.
-
-    For OpenCode before 1.15 a bare @ is the workspace itself, which has an empty name.
-    """
+    """The names of files, directories and agents. Only what exists becomes a part."""
     named = (part.get("filename", part.get("name")) for part in parts if part["type"] != "text")
     return {name for name in named if name}
 

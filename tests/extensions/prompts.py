@@ -18,7 +18,7 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
                 "capabilities": {"prompts": {}, "tools": {}},
                 "serverInfo": {"name": "prompts", "version": "1"},
             }
-        case "tools/list":  # OpenCode before 1.17 uses no server without tools
+        case "tools/list":
             return {"tools": []}
         case "prompts/list":
             return {"prompts": [{"name": "tell", "arguments": [{"name": "what"}]}]}

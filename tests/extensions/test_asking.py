@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from tests.extensions.conftest import Inside, Json, Line, settings
-from tests.features import available
 from tests.running import Upstream, real_opencode, service
 
 BASH = "[[tool:bash {}]]".format(json.dumps({"command": "touch mark", "description": "Marks"}))
@@ -99,8 +98,7 @@ def test_what_a_prompted_session_asks_is_answered_by_a_message_to_it(
     assert [ask["sessionID"] for ask in pending(inside)] == [session]
     task = say(alice, "What is it?", metadata={"shared": {"session": {"id": session}}})
     assert task["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
-    if available("commands_in_permissions"):
-        assert task["metadata"]["shared"]["interrupt"]["details"]["command"] == "touch mark"
+    assert task["metadata"]["shared"]["interrupt"]["details"]["command"] == "touch mark"
     task = say(alice, "yes", taskId=task["id"])
     assert task["status"]["state"] == "TASK_STATE_COMPLETED"
     mark(inside).unlink()  # it was made; the others look for it, too

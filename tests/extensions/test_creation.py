@@ -138,7 +138,6 @@ async def test_what_was_made_and_never_heard_of_is_removed(
 
 
 def test_a_branch_that_was_there_before_stays(alice: Line, inside: Inside) -> None:
-    require("branches_of_workspaces")
     name = f"kept-{uuid.uuid4().hex[:8]}"
     subprocess.run(["git", "branch", name], cwd=inside.workspace, check=True)
     before = git(inside.workspace)

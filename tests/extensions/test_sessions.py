@@ -14,7 +14,6 @@ import pytest
 
 from opencode_a2a.extensions.declared import STREAM_HINTS
 from tests.extensions.conftest import SNAPSHOTS, Inside, Json, Line
-from tests.features import available, require
 from tests.running import Service
 
 NOWHERE = "ses_doesNotExist000000000000"
@@ -98,7 +97,6 @@ def test_sessions_are_listed_latest_first(alice: Line, talk: Json) -> None:
 
 
 def test_a_list_can_be_of_one_directory(alice: Line, inside: Inside) -> None:
-    require("lists_of_one_directory")
     below = inside.workspace / "below"
     below.mkdir(exist_ok=True)
     there = inside.session("below", below)
@@ -186,9 +184,8 @@ def test_a_diff_is_of_one_message_or_the_latest(alice: Line) -> None:
     assert "+one line" in latest[0]["patch"]
     named = alice.call("opencode.sessions.diff", session_id=session, message_id=prompts[1])
     assert named["items"] == latest
-    if available("diffs_of_one_message"):
-        first = alice.call("opencode.sessions.diff", session_id=session, message_id=prompts[0])
-        assert first["items"] == []
+    first = alice.call("opencode.sessions.diff", session_id=session, message_id=prompts[0])
+    assert first["items"] == []
 
 
 def test_an_empty_session_has_no_diff_and_no_messages(alice: Line, inside: Inside) -> None:

@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from tests.extensions.conftest import EVERYTHING, Inside, Json, Line, settings
-from tests.features import available
 from tests.running import Upstream, service
 
 CHANGES: dict[str, Json] = {
@@ -199,16 +198,14 @@ def test_a_workspace_is_made_listed_used_and_removed(alice: Line, inside: Inside
     item = alice.call("opencode.workspaces.create", request=request)["item"]
     workspace = item["workspace_id"]
     assert item["type"] == "worktree"
-    if available("branches_of_workspaces"):
-        assert item["branch"] == request["branch"]
+    assert item["branch"] == request["branch"]
     assert item in alice.call("opencode.workspaces.list")["items"]
     session = inside.http.post("/session", params={"workspace": workspace}, json={}).json()["id"]
     routed = {"opencode": {"workspace": {"id": workspace}, "directory": "/nowhere"}}
     for method in ("projects.current", "worktrees.list", "sessions.list", "providers.list"):
         alice.call(f"opencode.{method}", metadata=routed)
-    if available("lists_of_one_directory"):
-        listed = alice.call("opencode.sessions.list", metadata=routed)["items"]
-        assert [item["id"] for item in listed] == [session]
+    listed = alice.call("opencode.sessions.list", metadata=routed)["items"]
+    assert [item["id"] for item in listed] == [session]
     for _ in range(2):  # nobody's, then her own: it works outside the root, but in her workspace
         assert alice.call("opencode.sessions.unrevert", session_id=session)["item"]["id"] == session
     assert alice.call("opencode.workspaces.remove", workspace_id=workspace) == {"ok": True}

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.extensions.conftest import EVERYTHING, Inside, Json, Line, line, settings
-from tests.features import available
 from tests.running import Upstream, service
 
 HERE = "metadata.opencode.directory"
@@ -90,8 +89,7 @@ def test_a_whole_round_in_a_worktree(alice: Line, bob: Line, inside: Inside, kin
 
     place = {"opencode": there}
     listed = alice.call("opencode.sessions.list", metadata=place)["items"]
-    if available("lists_of_one_directory"):
-        assert [item["id"] for item in listed] == [session_of(written)]
+    assert [item["id"] for item in listed] == [session_of(written)]
     current = alice.call("opencode.projects.current", metadata=place)["item"]
     assert current == alice.call("opencode.projects.current")["item"]
     assert bob.ask("opencode.projects.current", {"metadata": place})["error"]["code"] == -32602

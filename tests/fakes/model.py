@@ -444,8 +444,7 @@ class _Endpoints:
             return _refuse(Refusal(400, str(exc), "invalid_request"))
         message = {"kind": request.kind, "text": request.text}
         attempt = sum(message.items() <= seen.items() for seen in self._seen)
-        # The header of OpenCode since 1.15, and the one before.
-        session = http.headers.get("x-session-id") or http.headers.get("x-session-affinity")
+        session = http.headers.get("x-session-id")
         parts = request.parts
         self._seen.append({**message, "session": session, "model": request.model, "parts": parts})
         answer = plan(replace(request, attempt=attempt))

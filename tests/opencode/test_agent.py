@@ -146,14 +146,14 @@ async def test_the_feed_goes_on_after_a_fault_of_its_own(monkeypatch: pytest.Mon
 async def test_the_version_is_read_at_each_connection() -> None:
     with capture_logs() as said:
         async with serve() as fake, asyncio.timeout(PATIENCE):
-            fake.version = "1.15.13"
+            fake.version = "1.17.19"
             async with agent_on(fake) as opencode:
-                await until_version(opencode, "1.15.13")
+                await until_version(opencode, "1.17.19")
                 fake.version = "9.0.0"
                 fake.control("drop")
                 await until_version(opencode, "9.0.0")
     lines = [line for line in said if line["event"].startswith("opencode.version")]
-    lacks = ", ".join(f"{each.name} (since {each.since})" for each in Release("1.15.13").lacks)
+    lacks = ", ".join(f"{each.name} (since {each.since})" for each in Release("1.17.19").lacks)
     assert lacks
     assert [(line["event"], line.get("lacks")) for line in lines] == [
         ("opencode.version", lacks),

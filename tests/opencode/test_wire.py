@@ -175,13 +175,6 @@ def tool(tool: str = "bash", **state: Any) -> ev.ToolSnapshot:
     return snapshot
 
 
-def test_a_command_is_the_title_where_opencode_repeats_the_description() -> None:
-    given = {"command": "echo hi", "description": "say hi"}
-    call = tool(status="completed", title="say hi", input=given).call
-    assert (call.title, call.subtitle) == ("echo hi", "say hi")
-    assert tool(input={"command": "echo hi"}).call.title is None
-
-
 def test_a_tool_call_is_reported_whole() -> None:
     done = tool(
         status="completed",

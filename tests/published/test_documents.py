@@ -201,13 +201,13 @@ def test_the_profile_says_what_the_connected_opencode_lacks(
     connected: list[Release | None] = [None]
     published = publication(load(), "http://127.0.0.1:8000", release=lambda: connected[0])
     shown = []
-    for release in (None, Release("1.15.13"), Release("1.18.33")):
+    for release in (None, Release("1.17.19"), Release("1.18.33")):
         connected[0] = release
         extensions = published.card.extended_pure["capabilities"]["extensions"]
         (profile,) = (e["params"] for e in extensions if e["uri"] == COMPATIBILITY.uri)
         assert profile["runtime_features"] == published.profile["runtime_features"]
         opencode = profile["runtime_features"]["opencode"]
         shown.append((opencode["version"], list(opencode["lacks"])))
-    older = [feature.name for feature in Release("1.15.13").lacks]
-    assert "external_directory_of_commands" in older
-    assert shown == [(None, []), ("1.15.13", older), ("1.18.33", [])]
+    older = [feature.name for feature in Release("1.17.19").lacks]
+    assert older
+    assert shown == [(None, []), ("1.17.19", older), ("1.18.33", [])]

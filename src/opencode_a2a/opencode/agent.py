@@ -218,17 +218,7 @@ class OpenCodeSession:
         if replaces and not await self._withdraw(message_id):
             return
         with _gone_if_unknown():
-            if release.takes_prompts_of_no_session:
-                await self._http.call("GET", "session", self.ref.id)
-            # OpenCode before 1.15 works in the directory of the request, not of the session.
-            await self._http.call(
-                "POST",
-                "session",
-                self.ref.id,
-                "prompt_async",
-                query=self._directory_query,
-                body=body,
-            )
+            await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
 
     async def _withdraw(self, message_id: str) -> bool:
         """Remove a prompt: sent again, its files would stand there twice. False if it is at work.

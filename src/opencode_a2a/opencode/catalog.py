@@ -510,9 +510,6 @@ class OpenCodeCatalog:
         timeout: float | None = None,
     ) -> Any:
         try:
-            if method == "POST":  # OpenCode before 1.15 works in the directory of the request
-                found = _info(await self._http.call("GET", "session", session))
-                query = {"directory": found.directory}
             return await self._http.call(
                 method, "session", session, *more, query=query, body=body, timeout=timeout
             )
@@ -532,19 +529,10 @@ def _session_error(
     match exc.facts.get("upstream_status"):
         case 404:
             return SessionNotFound(session)
-        case 409 | 400 if _is_busy(exc):
+        case 409:
             return UpstreamBusy("The session is at work. Try again when it is idle.", retry_after=5)
         case _:
             return exc
-
-
-def _is_busy(exc: UpstreamHttpError) -> bool:
-    """OpenCode before 1.15 says it only in words, with status 400."""
-    match exc.body:
-        case {"data": {"message": str(said)}} if exc.facts.get("upstream_status") == 400:
-            return said.endswith(" is busy")
-        case _:
-            return exc.facts.get("upstream_status") == 409
 
 
 def _location_query(location: c.Location) -> dict[str, str]:

@@ -369,18 +369,11 @@ def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
         if len(output) >= OUTPUT_WINDOW:
             output = output.removeprefix(OUTPUT_CUT)
     subtitle = (state.input or {}).get("description")
-    title = state.title or None
-    if (
-        title
-        and title == subtitle
-        and isinstance(command := (state.input or {}).get("command"), str)
-    ):
-        title = command  # OpenCode before 1.15 repeats the description of a command as its title
     return ev.ToolCall(
         call_id=part.call_id,
         tool=part.tool,
         status=state.status,
-        title=title,
+        title=state.title or None,
         subtitle=subtitle if isinstance(subtitle, str) else None,
         input=state.input or None,
         output=output,
