@@ -43,14 +43,13 @@ from .extensions.peers import PEER_TOGGLE
 from .extensions.services import Services
 from .inbound import negotiation
 from .inbound.card import CardFacts
-from .inbound.console import PATH as CONSOLE_PATH
 from .inbound.console import Console, ConsoleFacts, is_built
 from .inbound.failures import failure
 from .inbound.forwarding import Forwarding
 from .inbound.health import Health
 from .inbound.openapi import Api
 from .inbound.operations import Operations
-from .inbound.published import JWKS_PATH, Deployment, Published, PushFacts
+from .inbound.published import Deployment, Published, PushFacts
 from .inbound.published import PeerCalls as DeclaredCalls
 from .inbound.push import PushRenderer
 from .inbound.routes import add_routes, application
@@ -103,7 +102,6 @@ from .store.worktrees import SqlWorktrees
 from .web.auth import Authenticator, Credentials
 from .web.compression import Compression
 from .web.hosts import HostCheck
-from .web.metrics import PATH as METRICS_PATH
 from .web.origins import OriginCheck
 from .web.payloads import PayloadLog
 from .web.proxies import TrustedNetworks, TrustedProxies
@@ -113,14 +111,6 @@ if TYPE_CHECKING:
     from .web.oidc import Issuer
 
 logger = structlog.get_logger()
-
-PUBLIC_PATHS = frozenset(
-    {
-        *("/health", "/ready", "/docs", CONSOLE_PATH),
-        *("/.well-known/agent-card.json", "/.well-known/agent.json"),
-    }
-)
-
 
 Rules = Callable[[], Sequence[PermissionRule]]  # as they are now
 
@@ -325,12 +315,11 @@ class _Application:
     ) -> None:
         self._current, self._parts, self._url = current, parts, url
         self._tokens, self._issuer = TokenWatch(current.settings), issuer
-        self._app = self._made()
+        self._api, self._app = self._made()
         self.authenticator = Authenticator(
             self,
             credentials=self._credentials(),
-            public=_public_paths(current.settings.server),
-            public_below=(f"{CONSOLE_PATH}/",),
+            is_public=self._is_public,
             on_error=failure,
         )
         if issuer is not None:
@@ -339,12 +328,15 @@ class _Application:
     def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> Awaitable[None]:
         """Count the request of a caller, and answer it. No outer frame: a stream takes minutes."""
         caller: Caller | None = scope.get("state", {}).get("caller")
-        if caller is not None and scope["path"] not in PUBLIC_PATHS:
+        if caller is not None and not self._is_public(scope):
             try:
                 self._parts.services.limiter.check_request(caller.principal)
             except ServiceError as exc:
                 return failure(scope, exc)(scope, receive, send)
         return self._app(scope, receive, send)
+
+    def _is_public(self, scope: RequestScope) -> bool:
+        return self._api.is_public(scope)
 
     def reload(self, settings: Settings) -> int:
         """Take these settings over; how many requests were cut off.
@@ -365,7 +357,7 @@ class _Application:
             self._issuer.reload()
         self._tokens.look()
         cut_off = self.authenticator.replace(self._credentials())
-        self._app = self._made()
+        self._api, self._app = self._made()
         return cut_off
 
     def watching_tokens(self) -> AbstractAsyncContextManager[None]:
@@ -376,7 +368,7 @@ class _Application:
         cut_off = self.authenticator.replace(self._credentials())
         tokens = len(self._tokens.tokens)
         logger.info("credentials.read", tokens=tokens, requests_ended=cut_off)
-        self._app = self._made()  # its card may name another way to log in
+        self._api, self._app = self._made()  # its card may name another way to log in
 
     def _on_keys(self) -> None:
         cut_off = self.authenticator.replace(self._credentials())
@@ -391,7 +383,7 @@ class _Application:
         settings = self._current.settings
         return credentials_of(settings, tokens=self._tokens.tokens, issuer=self._issuer)
 
-    def _made(self) -> ASGIApp:
+    def _made(self) -> tuple[Api, ASGIApp]:
         settings, parts = self._current.settings, self._parts
         server, opencode = settings.server, parts.adapters.opencode
         published = publication(
@@ -428,8 +420,8 @@ class _Application:
         if server.shows_payloads:
             # Whoever looks for a fault can read what is logged only if it is not compressed.
             streams = Streams(application(api))
-            return PayloadLog(streams, redactor=logs.redactor, limit=server.log_body_limit)
-        return Streams(Compression(application(api)))
+            return api, PayloadLog(streams, redactor=logs.redactor, limit=server.log_body_limit)
+        return api, Streams(Compression(application(api)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -970,11 +962,6 @@ def _declared_calls(settings: Settings, *, offered: bool) -> DeclaredCalls:
         any_peer=settings.outbound.allow_any_peer and offered,
         max_depth=settings.server.max_call_depth,
     )
-
-
-def _public_paths(server: Server) -> frozenset[str]:
-    metrics = {METRICS_PATH} if server.metrics == "open" else set()
-    return PUBLIC_PATHS | metrics | ({JWKS_PATH} if server.push else set())
 
 
 def endpoint_of(settings: Settings) -> Endpoint | None:

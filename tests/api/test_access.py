@@ -8,12 +8,22 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+from urllib.parse import unquote
 
 import httpx
 import pytest
+from starlette.routing import Route
 
+from opencode_a2a.app import publication
+from opencode_a2a.config import load
+from opencode_a2a.inbound.console import Console
+from opencode_a2a.inbound.health import Health
+from opencode_a2a.inbound.openapi import Api
+from opencode_a2a.inbound.operations import Operations
+from opencode_a2a.inbound.routes import add_routes
 from opencode_a2a.web.logins import DELAY_SECONDS, FREE_FAILURES, MAX_WAITING_PER_ADDRESS
 from tests.api.forms import (
     FORBIDDEN,
@@ -102,6 +112,64 @@ def test_a_right_credential_is_taken(nobody: httpx.Client, form: Form, header: b
     request = form.request(nobody, "get", {"id": "missing"})
     request.headers = httpx.Headers([*request.headers.raw, (b"authorization", header)])
     form.refused(nobody.send(request), TASK_NOT_FOUND)
+
+
+VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+TENANTS = (
+    *("console", "console/", "docs", "health", "ready", "metrics", "openapi.json", ".well-known"),
+    *("v1", "v1/console", "console/docs", ".well-known/agent.json", "console%2Ftasks", "someone"),
+)
+
+
+def routes_of_the_application(monkeypatch: pytest.MonkeyPatch) -> Sequence[Route]:
+    monkeypatch.setenv("A2A_BEARER_TOKEN", "x")
+    api = Api(publication(load(), "http://127.0.0.1:8000"))
+    add_routes(api, cast(Operations, None), Health({}), 1024, console=Console(None))
+    return api.routes
+
+
+def is_open(verb: str, path: str) -> bool:
+    """What is documented as open to everybody."""
+    path = unquote(path)
+    documented = path in {*PUBLIC, "/docs", "/console"} or path.startswith("/console/")
+    return documented and verb in ("GET", "HEAD")
+
+
+def test_every_route_but_the_public_ones_needs_a_credential(
+    nobody: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the method, and whatever a tenant is called."""
+    templates = {route.path for route in routes_of_the_application(monkeypatch)}
+    assert {"/", "/v1/tasks/{id}", "/{tenant}/tasks/{id}:cancel", "/console"} <= templates
+    paths = {
+        re.sub(r"{[^}]*}", "x", template.replace("{tenant}", tenant))
+        for template in templates
+        for tenant in TENANTS
+    }
+    wrong = []
+    for path in sorted(paths):
+        for verb in VERBS:
+            response = nobody.request(verb, path)
+            expected = (200, 404) if is_open(verb, path) else (401,)
+            if response.status_code not in expected:
+                wrong.append((verb, path, response.status_code))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "path"),
+    [
+        ("POST", "/console/message:send"),
+        ("POST", "/console/message:stream"),
+        ("POST", "/console/tasks/x:cancel"),
+        ("DELETE", "/console/tasks/x/pushNotificationConfigs/y"),
+    ],
+)
+def test_a_tenant_named_like_a_public_path_is_a_tenant(
+    nobody: httpx.Client, alice: httpx.Client, verb: str, path: str
+) -> None:
+    REST_1.refused(nobody.request(verb, path, json={}), UNAUTHENTICATED)
+    assert alice.request(verb, path, json={}).status_code in (400, 404)
 
 
 def test_an_unknown_path_says_no_more_than_a_known_one(nobody: httpx.Client) -> None:

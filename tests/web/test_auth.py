@@ -99,7 +99,7 @@ class Door:
         self.guard = Authenticator(
             self._app,
             credentials=KNOWN,
-            public=frozenset({"/public"}),
+            is_public=lambda scope: scope["path"] == "/public",
             on_error=self._refuse,
             clock=lambda: 1000.0,
             sleep=self._sleep,
@@ -285,7 +285,7 @@ async def test_what_is_not_a_request_passes() -> None:
     async def nothing(*_: object) -> Any:
         raise AssertionError("nobody listens")
 
-    await Authenticator(app, credentials=KNOWN, public=frozenset(), on_error=refuse)(
+    await Authenticator(app, credentials=KNOWN, is_public=lambda scope: False, on_error=refuse)(
         {"type": "lifespan"}, nothing, nothing
     )
     assert seen == ["lifespan"]
@@ -333,7 +333,7 @@ async def test_an_open_request_ends_when_its_credential_allows_it_no_more(
     guard = Authenticator(
         request.app,
         credentials=known,
-        public=frozenset(),
+        is_public=lambda scope: False,
         on_error=lambda *_: PlainTextResponse("no", 401),
     )
     scope = {
@@ -416,7 +416,7 @@ async def test_a_request_ends_with_its_token() -> None:
     guard = Authenticator(
         stream,
         credentials=Credentials([ending(0.2)]),
-        public=frozenset(),
+        is_public=lambda scope: False,
         on_error=lambda scope, error: PlainTextResponse(error.message),
     )
     scope: dict[str, Any] = {"type": "http", "path": "/", "headers": [TOKEN], "client": None}
@@ -438,7 +438,7 @@ class Streaming:
         self.guard = Authenticator(
             self._app,
             credentials=self.credentials,
-            public=frozenset(),
+            is_public=lambda scope: False,
             on_error=lambda scope, error: PlainTextResponse(error.message),
             wall_clock=lambda: self.now,
         )

@@ -71,7 +71,7 @@ def service() -> ASGIApp:
     add_routes(api, operations, health, 1024)
     known = Credentials([Credential.bearer("token", Caller("alice", frozenset(scopes.Scope)))])
     guarded = Authenticator(
-        application(api), credentials=known, public=frozenset({"/ready"}), on_error=failure
+        application(api), credentials=known, is_public=api.is_public, on_error=failure
     )
     return Trace(guarded, failure)
 

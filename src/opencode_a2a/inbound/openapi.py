@@ -17,7 +17,8 @@ from inspect import cleandoc
 from typing import Any
 
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope as RequestScope
 
 from ..contract import a2a
 from ..contract.declare import Json
@@ -144,12 +145,21 @@ class _Declared:
     status: HTTPStatus
 
 
+class DeclaredRoute(Route):
+    def __init__(
+        self, path: str, endpoint: Endpoint, *, methods: Sequence[str], is_public: bool
+    ) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        self.methods = set(methods)  # Starlette adds HEAD to GET
+        self.is_public = is_public  # open to callers without a credential
+
+
 class Api:
     """The routes. It describes them when it is first asked for the document."""
 
     def __init__(self, published: Published) -> None:
         self.published = published
-        self.routes: list[Route] = []
+        self.routes: list[DeclaredRoute] = []
         self._declared: list[_Declared] = []
         self._made: Json | None = None
         self._release = published.release()
@@ -163,15 +173,24 @@ class Api:
         summary: str,
         describe: Describe | None,
         status: HTTPStatus = HTTPStatus.OK,
+        is_public: bool = False,
     ) -> None:
-        route = Route(path, endpoint, methods=verbs)
-        route.methods = set(verbs)  # Starlette adds HEAD to GET
-        self.routes.append(route)
+        self.routes.append(DeclaredRoute(path, endpoint, methods=verbs, is_public=is_public))
         self._declared.append(
             _Declared(
                 endpoint, path, verbs=verbs, summary=summary, describe=describe, status=status
             )
         )
+
+    def is_public(self, scope: RequestScope) -> bool:
+        """Whether the route that answers this request is open to callers without a credential.
+
+        The router takes the first route that matches both path and method, and so does this.
+        """
+        for route in self.routes:
+            if route.matches(scope)[0] is Match.FULL:
+                return route.is_public
+        return False
 
     def openapi(self) -> Json:
         """The same object for as long as OpenCode is of the same version."""

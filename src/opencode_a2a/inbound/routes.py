@@ -59,10 +59,10 @@ def add_routes(
             _add_documents(api, health)
             if console is not None:
                 for path in (CONSOLE_PATH, CONSOLE_PATH + "/{path:path}"):
-                    api.add(console.serve, path, PROBE, summary="The console", describe=None)
+                    _add_public(api, console.serve, path, summary="The console")
             if api.published.deployment.push is not None:
                 about_keys = "The keys that push notifications are signed with"
-                api.add(endpoints.keys, JWKS_PATH, PROBE, summary=about_keys, describe=public)
+                _add_public(api, endpoints.keys, JWKS_PATH, summary=about_keys, describe=public)
         for route, operation in api.published.operations.routes:
             if line in route.lines:
                 about = partial(
@@ -103,21 +103,41 @@ def document(published: Published) -> Json:
     return api.openapi()
 
 
+def _add_public(
+    api: Api,
+    endpoint: Endpoint,
+    path: str,
+    *,
+    summary: str,
+    describe: openapi.Describe | None = None,
+) -> None:
+    """What everybody may read, without a credential."""
+    api.add(endpoint, path, PROBE, summary=summary, describe=describe, is_public=True)
+
+
 def _add_documents(api: Api, health: Health) -> None:
-    api.add(health.live, "/health", PROBE, summary="Whether the service lives", describe=public)
+    about_health = "Whether the service lives"
+    _add_public(api, health.live, "/health", summary=about_health, describe=public)
     missing = partial(public, unavailable="Something it needs is missing")
-    api.add(health.ready, "/ready", PROBE, summary="Whether it can work", describe=missing)
+    _add_public(api, health.ready, "/ready", summary="Whether it can work", describe=missing)
     card = api.published.card.serve
     for path in ("/.well-known/agent-card.json", "/.well-known/agent.json"):
-        api.add(card, path, PROBE, summary="The Agent Card", describe=openapi.card)
+        _add_public(api, card, path, summary="The Agent Card", describe=openapi.card)
     deployment = api.published.deployment
     if deployment.shows_metrics:
         is_public = deployment.metrics == "open"
         describe = partial(openapi.metrics, is_public=is_public)
         endpoint = _metrics_endpoint(is_public=is_public)
-        api.add(endpoint, METRICS_PATH, PROBE, summary="Metrics for Prometheus", describe=describe)
+        api.add(
+            endpoint,
+            METRICS_PATH,
+            PROBE,
+            summary="Metrics for Prometheus",
+            describe=describe,
+            is_public=is_public,
+        )
     docs = Docs(api.openapi)
-    api.add(docs.page, "/docs", PROBE, summary="A page to try the API with", describe=None)
+    _add_public(api, docs.page, "/docs", summary="A page to try the API with")
     api.add(docs.document, "/openapi.json", PROBE, summary="This document", describe=None)
 
 

@@ -236,7 +236,10 @@ class _OpenRequest:
 
 
 class Authenticator:
-    """Puts the caller into the request, or answers 401. Public paths pass in both cases.
+    """Puts the caller into the request, or answers 401. What is public passes in both cases.
+
+    `is_public` is asked about the request, not about its path alone: another method at the same
+    path may belong to a route that is not public.
 
     The credentials can be replaced while requests are being answered. Those whose credential does
     not allow them any more are cut off: nobody goes on reading with one that was revoked, or has
@@ -248,8 +251,7 @@ class Authenticator:
         app: ASGIApp,
         *,
         credentials: Credentials,
-        public: frozenset[str],
-        public_below: tuple[str, ...] = (),
+        is_public: Callable[[Scope], bool],
         on_error: OnError,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -257,8 +259,7 @@ class Authenticator:
     ) -> None:
         self._app = app
         self._credentials = credentials
-        self._public = public
-        self._public_below = public_below  # what paths begin with that are public, too
+        self._is_public = is_public
         self._on_error = on_error
         self._clock = clock
         self._sleep = sleep
@@ -295,13 +296,11 @@ class Authenticator:
             return
         state = scope.setdefault("state", {})
         mark_known, cut_off = (state.pop(hook, _do_nothing) for hook in (MARK_KNOWN, CUT_OFF))
-        path = scope["path"]
-        is_public = path in self._public or path.startswith(self._public_below)
         try:
-            presented, identity = await self._login(scope, may_wait=not is_public)
+            presented, identity = await self._login(scope)
         except ServiceError as refusal:
             state["caller"] = None
-            respond = self._app if is_public else self._on_error(scope, refusal)
+            respond = self._app if self._is_public(scope) else self._on_error(scope, refusal)
             await respond(scope, receive, send)
             return
         caller = state["caller"] = identity.caller
@@ -317,13 +316,13 @@ class Authenticator:
             self._open.discard(request)
             request.end_in(None)
 
-    async def _login(self, scope: Scope, *, may_wait: bool) -> tuple[PresentedCredential, Identity]:
+    async def _login(self, scope: Scope) -> tuple[PresentedCredential, Identity]:
         sent = _presented(scope)
         if sent is None:
             raise self._unauthenticated("This request needs a credential.")
         (presented, secret), address = sent, _address_of(scope)
         verdict = self._logins.verdict(address, presented, now=self._clock())
-        if verdict is Verdict.WAIT and may_wait:
+        if verdict is Verdict.WAIT and not self._is_public(scope):
             self._logins.waits(address)
             try:
                 await self._sleep(DELAY_SECONDS)
