@@ -507,7 +507,11 @@ class Server(SettingsGroup):
         "(`message`), which costs nothing.",
     )
     max_request_body_bytes: int = Field(
-        default=1_048_576, ge=1024, description="Larger requests get 413."
+        default=16_777_216,
+        ge=1024,
+        description="Larger requests get 413. A file in a message is base64, a third larger than "
+        "the file; the default leaves room for one of `A2A_MAX_PART_BYTES`. Nothing is read of a "
+        "body before the caller is known.",
     )
     max_request_head_bytes: int = Field(
         default=32_768,
@@ -539,7 +543,10 @@ class Server(SettingsGroup):
         default=8_388_608, ge=1, description="Larger message parts, or files by URL, are refused."
     )
     max_message_bytes: int = Field(
-        default=33_554_432, ge=1, description="What the parts of a message may have together."
+        default=33_554_432,
+        ge=1,
+        description="What the parts of a message may have together, with the files by URL, which "
+        "are not part of the request.",
     )
     max_queued_tasks: int = Field(
         default=256, ge=0, description="Tasks that may wait for OpenCode; more get 429."

@@ -227,5 +227,5 @@ def test_a_notification_needs_a_credential_and_a_bounded_body(
     """Refused before anybody has read it: these are answers of HTTP."""
     body = {"jsonrpc": "2.0", "method": "GetTask", "params": {"id": "missing"}}
     assert nobody.post("/", json=body).status_code == 401
-    large = body | {"params": {"id": "x" * 1_048_576}}
+    large = body | {"params": {"id": "x" * 16_777_216}}
     assert client.post("/", json=large).status_code == 413

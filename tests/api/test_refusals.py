@@ -34,7 +34,7 @@ from tests.api.forms import (
     rest_refusal,
 )
 
-LIMIT = 1_048_576  # A2A_MAX_REQUEST_BODY_BYTES
+LIMIT = 16_777_216  # A2A_MAX_REQUEST_BODY_BYTES
 SENDS = ("send", "stream")
 ON_TASKS = ("get", "cancel", "subscribe")
 LISTING = [form for form in FORMS if form.offers("list")]
@@ -351,7 +351,7 @@ def test_a_body_over_the_limit_is_refused_without_a_length(
     client: httpx.Client, form: Form
 ) -> None:
     path = "/" if form.rpc else form.route("send").path
-    chunks = (b" " * 65_536 for _ in range(17))
+    chunks = (b" " * 65_536 for _ in range(LIMIT // 65_536 + 1))
     headers = {"content-type": "application/json", **form.version}
     response = client.post(path, content=chunks, headers=headers)
     assert "content-length" not in response.request.headers
@@ -360,6 +360,11 @@ def test_a_body_over_the_limit_is_refused_without_a_length(
 
 def test_a_body_at_the_limit_is_read(client: httpx.Client, form: Form) -> None:
     form.refused(post(client, form, b"{" + b" " * (LIMIT - 1)), PARSE_ERROR, rpc_id=None)
+
+
+def test_a_body_that_takes_seconds_to_parse_is_refused(client: httpx.Client, form: Form) -> None:
+    """A file is one long text. Millions of empty lists would keep everybody else waiting."""
+    form.refused(post(client, form, b"[" + b"[]," * 400_000 + b"0]"), INVALID_REQUEST, rpc_id=None)
 
 
 @pytest.mark.parametrize("operation", ["cancel", "subscribe"])

@@ -110,6 +110,18 @@ async def test_a_picture_that_a_tool_reads_is_handed_over(
     assert [found for found, _ in shown(plain)] == ["tool:read", "answer"]
 
 
+async def test_a_screenshot_of_several_megabytes_is_taken(
+    client: PythonClient, behind: Behind
+) -> None:
+    picture = PNG + bytes(6_000_000)
+    file = Part(raw=picture, media_type="image/png", filename="screen.png")
+    task = await client.send(ask("[[text:I cannot see.]]", file))
+    assert state(task) == "completed"
+    text, _, _ = await seen_by_model(behind, task)
+    assert "screen.png" in text
+    assert task.history[0].parts[1].raw == picture
+
+
 @pytest.mark.parametrize("media_type", ["application/zip", "audio/mpeg", "video/mp4"])
 async def test_what_no_model_can_read_is_refused(client: PythonClient, media_type: str) -> None:
     with pytest.raises(Refusal) as refused:

@@ -201,8 +201,23 @@ async def test_a_body_of_unknown_length_is_refused_where_it_passes_the_limit(
     fields = ("Content-Type: application/json", "Transfer-Encoding: chunked", "A2A-Version: 1.0")
     piece = b"%x\r\n%b\r\n" % (65_536, b" " * 65_536)
     async with connect(fake_service) as socket:
-        await socket.send(head(fake_service, "POST /message:send", *fields) + 17 * piece)
+        await socket.send(head(fake_service, "POST /message:send", *fields) + 257 * piece)
         REST_1.refused(await refused_and_closed(socket), PAYLOAD_TOO_LARGE)
+
+
+async def test_bodies_without_a_credential_are_not_kept(hasty: Service) -> None:
+    """Each is within the limit; together they would be 128 MB."""
+    body = b"{" + b" " * 8_000_000
+    login = b"Content-Type: application/json\r\nContent-Length: 8000001\r\n\r\n"
+    before = peak_memory(hasty)
+
+    async def send_all(credential: bytes) -> None:
+        async with connect(hasty) as socket:
+            socket.writer.write(start_of(REST_1) + credential + login + body)
+            assert (await socket.answer()).status == 401
+
+    await asyncio.gather(*(send_all(each) for each in 8 * (WRONG, b"")))
+    assert peak_memory(hasty) - before < 32
 
 
 async def test_a_refused_request_whose_body_has_arrived_leaves_the_connection_open(

@@ -12,6 +12,8 @@ from ..errors import ContentTypeNotSupported, InvalidRequest, ParseError, Payloa
 from .failures import A2A_JSON, JSON
 
 MAX_DEPTH = 64
+# What a body costs to parse follows from these. Files are text, so that a large body needs no more.
+MAX_CONTAINERS = 350_000
 
 
 SETTING = "A2A_MAX_REQUEST_BODY_BYTES"
@@ -27,6 +29,11 @@ async def read_json(request: Request, limit: int, *, limited_by: str = SETTING) 
     raw = await read_bytes(request, limit, limited_by=limited_by)
     if not raw:
         return None
+    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
+        raise InvalidRequest(
+            f"The body has more than {MAX_CONTAINERS} opening brackets and braces. Send large data "
+            "as a file, in base64."
+        )
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:

@@ -83,7 +83,7 @@ class Deployment:
     isolation: str = "none"  # of new contexts
     strict_version: bool = False
     every_block: bool = False  # for every client
-    body_limit: int = 1_048_576
+    body_limit: int = 16_777_216
     durable: bool = True  # tasks outlive the process
     max_send_wait_seconds: float | None = None
     on_interrupted: str = "fail"
