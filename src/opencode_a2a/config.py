@@ -1309,10 +1309,18 @@ class Outbound(SettingsGroup):
         "instead of the order in the peer's card.",
     )
     timeout_seconds: float = Field(
-        default=60.0, gt=0, description="How long a peer may take to answer a request."
+        default=60.0,
+        gt=0,
+        description="How long a peer may take until its answer to a request begins, from the "
+        "connection on; for its card and the first request together. A stream may then last, see "
+        "below. A peer that cannot stream may work while it is asked: for the answer to a message "
+        "it has the time of the whole call.",
     )
     card_fetch_timeout_seconds: float = Field(
-        default=10.0, gt=0, description="How long a peer's Agent Card may take to arrive."
+        default=10.0,
+        gt=0,
+        description="How long a peer's Agent Card may take to arrive; never longer than "
+        "`A2A_CLIENT_TIMEOUT_SECONDS`.",
     )
     stream_idle_timeout_seconds: float = Field(
         default=60.0,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,12 @@ def test_a_permission_can_be_given_or_refused_beforehand_or_later(call: Call) ->
         (["x"], {"peer": "no..host"}, 7, "There is no host no..host"),
         (["x"], {"peer": "http://[::1"}, 2, "http://[::1: is no URL"),
         (["x"], {"A2A_CLIENT_MAX_RESPONSE_BYTES": "1024"}, 8, "larger than 1024 bytes"),
+        (
+            ["x"],
+            {"peer": "silent", "A2A_CLIENT_TIMEOUT_SECONDS": "0.5"},
+            9,
+            "did not arrive in 0.5 s",
+        ),
         (["--timeout", "0.5", "[[hang]]"], {}, 9, "The task is not done after 0.5 s"),
         (["--task", "nosuch"], {}, 10, "There is no task with this id"),
     ],
@@ -131,7 +138,10 @@ def test_a_permission_can_be_given_or_refused_beforehand_or_later(call: Call) ->
 def test_every_end_has_its_exit_code_and_its_reason(
     call: Call, words: list[str], settings: dict[str, str], code: int, says: str
 ) -> None:
-    ran = call(*words, **settings)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and no more
+        if settings.get("peer") == "silent":
+            settings = settings | {"peer": f"127.0.0.1:{silent.getsockname()[1]}"}
+        ran = call(*words, **settings)
     assert (ran.code, ran.out) == (code, "")
     assert says in ran.err
     assert TOKEN not in ran.err

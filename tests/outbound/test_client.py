@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -327,13 +329,107 @@ async def test_an_unknown_error_of_a_peer_is_passed_on_unchanged(rude: Rude) -> 
 
 
 async def test_a_card_that_never_comes_is_given_up(rude: Rude) -> None:
-    async def never(request: web.Request) -> web.StreamResponse:
-        await silence(request)
-        raise AssertionError
-
     rude.card = never
     with pytest.raises(PeerTimeout, match="did not arrive in"):
         await called(target(rude.url), limits=PeerLimits(card_seconds=0.2))
+
+
+# -- one deadline for a peer that does not answer (A2A_CLIENT_TIMEOUT_SECONDS)
+
+IMPATIENT = PeerLimits(request_seconds=1.0, card_seconds=60, idle_seconds=60, total_seconds=60)
+IN_TIME = 8.0  # seconds: far more than the deadline, and less than any other bound
+
+
+async def never(request: web.Request) -> web.StreamResponse:
+    await silence(request)
+    raise AssertionError
+
+
+async def only_a_head(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await silence(request)
+    raise AssertionError
+
+
+async def test_a_card_gets_no_more_time_than_any_request(rude: Rude) -> None:
+    rude.card = never
+    async with asyncio.timeout(IN_TIME):
+        with pytest.raises(PeerTimeout, match="did not arrive in 1 s"):
+            await called(target(rude.url), limits=IMPATIENT)
+
+
+@pytest.mark.parametrize("answer", [never, only_a_head])
+async def test_a_peer_that_does_not_answer_a_message_is_given_up(
+    rude: Rude, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> None:
+    rude.answers = {"SendStreamingMessage": answer}
+    async with asyncio.timeout(IN_TIME):
+        with pytest.raises(PeerTimeout, match="did not answer in"):
+            await called(target(rude.url), limits=IMPATIENT)
+
+
+async def test_a_slow_card_leaves_less_time_for_the_message(rude: Rude) -> None:
+    """The time-outs do not add up."""
+    shown = rude.card
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(2.5)
+        return web.json_response(shown)
+
+    rude.card, rude.answers = slow, {"SendStreamingMessage": never}
+    limits = replace(IMPATIENT, request_seconds=5.0)
+    with pytest.raises(PeerTimeout, match=r"did not answer in [12](\.\d+)? s"):
+        await called(target(rude.url), limits=limits)
+
+
+async def test_a_peer_that_takes_no_connection_is_given_up() -> None:
+    """As behind a firewall that drops everything: a queue of connections that is full."""
+    with (
+        closing(socket.create_server(("127.0.0.1", 0), backlog=0)) as listener,
+        ExitStack() as open_,
+    ):
+        for _ in range(4):
+            waiting = open_.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        async with asyncio.timeout(IN_TIME):
+            with pytest.raises(PeerUnreachable, match="did not accept a connection in"):
+                await called(
+                    target(f"http://127.0.0.1:{listener.getsockname()[1]}"), limits=IMPATIENT
+                )
+
+
+async def test_a_stream_with_signs_of_life_may_take_longer(rude: Rude) -> None:
+    """Each event, or comment, is one; only silence ends it."""
+    done = frame(task("COMPLETED", "Done."))
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(6):
+            await response.write(b": still here\n\n")
+            await asyncio.sleep(0.5)
+        await response.write(done)
+        return response
+
+    rude.answers = {"SendStreamingMessage": slow}
+    call, _ = await called(target(rude.url), limits=replace(IMPATIENT, request_seconds=2.0))
+    assert call.transcript.answer == "Done."
+
+
+async def test_a_peer_that_cannot_stream_may_work_while_it_is_asked(rude: Rude) -> None:
+    assert isinstance(rude.card, dict)
+    rude.card["capabilities"]["streaming"] = False
+
+    async def work(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(2.0)
+        said = {"role": "ROLE_AGENT", "messageId": "1", "parts": [{"text": "Done."}]}
+        return web.json_response({"jsonrpc": "2.0", "id": 1, "result": {"message": said}})
+
+    rude.answers = {"SendMessage": work}
+    call, _ = await called(target(rude.url), limits=IMPATIENT)
+    assert call.transcript.answer == "Done."
 
 
 async def test_a_task_that_never_ends_is_given_up(rude: Rude) -> None:

@@ -187,6 +187,26 @@ async def test_a_list_of_peers_is_bounded(tmp_path: Path, rude: Rude) -> None:
     assert all(f"\n{name}: Rude. ddd" in f"\n{listed}" for name in targets)
 
 
+@pytest.mark.parametrize("hangs", ["card", "send"])
+async def test_the_model_hears_in_time_that_a_peer_does_not_answer(
+    tmp_path: Path, rude: Rude, hangs: str
+) -> None:
+    async def never(request: web.Request) -> web.StreamResponse:
+        await silence(request)
+        raise AssertionError
+
+    rude.answers = {"SendStreamingMessage": never}
+    if hangs == "card":
+        rude.card = never
+    limits = PeerLimits(request_seconds=1, card_seconds=60, idle_seconds=60, total_seconds=60)
+    agent = rude_agent(tmp_path, rude, limits=limits)
+    if hangs == "card":  # an earlier process has left a task, which is looked at first
+        await agent.kept.keep("alice", "context", "echo", PeerConversation("c", "t"))
+    async with asyncio.timeout(8):
+        assert "Try again later" in await agent.fail()
+    assert len(rude.asked) == (1 if hangs == "card" else 2), "it is asked once, not again and again"
+
+
 async def test_what_is_no_argument_is_named(echo: Agent) -> None:
     assert "message: Field required" in (await echo.run("call", peer="echo")).text
     assert "peers: Extra inputs" in (await echo.run("peers", peers="echo")).text

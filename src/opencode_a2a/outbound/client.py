@@ -10,7 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 from urllib.parse import urlsplit
@@ -114,13 +121,16 @@ class Peers:
         Not `counted` is what must not wait for the calls of others, such as canceling one.
         """
         slot = self._slots if counted else nullcontext()
-        async with slot, Connections.open(self._egress_for(target)) as connections:
+        async with slot, self._open(target) as connections:
             yield await Peer.meet(self, target, connections)
 
     async def look(self, target: Target) -> FoundCard:
         """The card of a peer, also of one with which nothing can be spoken here."""
-        async with self._slots, Connections.open(self._egress_for(target)) as connections:
+        async with self._slots, self._open(target) as connections:
             return await self.card(target, connections)
+
+    def _open(self, target: Target) -> AbstractAsyncContextManager[Connections]:
+        return Connections.open(self._egress_for(target), seconds=self.limits.request_seconds)
 
     def _egress_for(self, target: Target) -> Egress:
         if target.named:
@@ -129,17 +139,18 @@ class Peers:
         return self._egress if target.by_caller else replace(self._egress, allow_private=False)
 
     async def card(self, target: Target, connections: Connections) -> FoundCard:
-        known = self._cards.get(target)
-        transport = PeerTransport(connections, target.login, self.limits.response_bytes)
+        known, limits = self._cards.get(target), self.limits
+        seconds = min(limits.card_seconds, limits.request_seconds)
+        transport = PeerTransport(connections, target.login, limits.response_bytes, seconds=seconds)
         async with _client(transport) as http:
             try:
-                async with asyncio.timeout(self.limits.card_seconds):
+                async with asyncio.timeout(seconds):
                     found = await find_card(http, target.url, known)
-            except TimeoutError:
+            except (TimeoutError, PeerTimeout):
                 raise PeerTimeout(
-                    f"The Agent Card of {target.url} did not arrive in "
-                    f"{self.limits.card_seconds:g} s.",
-                    hint="A2A_CLIENT_CARD_FETCH_TIMEOUT_SECONDS sets how long it may take.",
+                    f"The Agent Card of {target.url} did not arrive in {seconds:g} s.",
+                    hint="A2A_CLIENT_CARD_FETCH_TIMEOUT_SECONDS sets how long it may take, if "
+                    "A2A_CLIENT_TIMEOUT_SECONDS is not less.",
                 ) from None
         if found is not known:
             self._cards.put(target, found)
@@ -154,6 +165,7 @@ class Peer:
         self.found = found
         self.limits = limits
         self._connections = connections
+        self._seconds_left = limits.request_seconds
         interface = choose_interface(
             found.card, target.transports, line=target.line, own_order=target.own_order
         )
@@ -172,7 +184,19 @@ class Peer:
 
     @classmethod
     async def meet(cls, peers: Peers, target: Target, connections: Connections) -> Peer:
-        return cls(target, await peers.card(target, connections), connections, peers.limits)
+        now = asyncio.get_running_loop().time
+        began = now()
+        peer = cls(target, await peers.card(target, connections), connections, peers.limits)
+        peer._seconds_left -= now() - began
+        return peer
+
+    def answer_seconds(self) -> float:
+        """How long the peer may take for the next answer (A2A_CLIENT_TIMEOUT_SECONDS).
+
+        What its card took counts for the first one, so that both together take no longer.
+        """
+        seconds, self._seconds_left = self._seconds_left, self.limits.request_seconds
+        return max(0.0, seconds)
 
     @property
     def streams(self) -> bool:
@@ -190,9 +214,10 @@ class Peer:
         """What the peer shows to those who have logged in; its card if it has nothing more."""
         if not self._card.capabilities.extended_agent_card:
             return self.found.raw
-        async with self.client(streams=False) as (client, _):
+        seconds = min(self.limits.card_seconds, self.answer_seconds())
+        async with _in_time(seconds), self.client(streams=False, seconds=seconds) as (client, _):
             with peer_errors():
-                context = self.context(self.limits.card_seconds)
+                context = self.context(seconds)
                 card = await client.get_extended_agent_card(
                     GetExtendedAgentCardRequest(), context=context
                 )
@@ -201,21 +226,27 @@ class Peer:
 
     async def download(self, url: str, max_bytes: int) -> bytes:
         """A file that the peer names; what it may be is up to whoever takes it."""
-        login = self.target.login
-        transport = PeerTransport(self._connections, login, max_bytes, is_a2a=False)
+        login, seconds = self.target.login, self.limits.request_seconds
+        transport = PeerTransport(
+            self._connections, login, max_bytes, seconds=seconds, is_a2a=False
+        )
         async with _client(transport) as http:
             try:
-                async with asyncio.timeout(self.limits.request_seconds):
+                async with asyncio.timeout(seconds):
                     return (await get(http, url)).content
-            except TimeoutError:
+            except (TimeoutError, PeerTimeout):
                 raise PeerTimeout(
-                    f"The file did not arrive in {self.limits.request_seconds:g} s.",
+                    f"The file did not arrive in {seconds:g} s.",
                     hint="A2A_CLIENT_TIMEOUT_SECONDS sets how long it may take.",
                 ) from None
 
     @asynccontextmanager
-    async def client(self, *, streams: bool) -> AsyncIterator[tuple[Client, PeerTransport]]:
-        transport = PeerTransport(self._connections, self.target.login, self.limits.response_bytes)
+    async def client(
+        self, *, streams: bool, seconds: float
+    ) -> AsyncIterator[tuple[Client, PeerTransport]]:
+        """To ask something; the answer has to begin within these seconds."""
+        max_bytes = self.limits.response_bytes
+        transport = PeerTransport(self._connections, self.target.login, max_bytes, seconds=seconds)
         async with _client(transport) as http:
             config = ClientConfig(
                 streaming=streams,
@@ -261,9 +292,13 @@ class PeerCall:
             await self._follow()
 
     async def get(self, task_id: str) -> None:
-        async with self.peer.client(streams=False) as (client, _):
+        seconds = self.peer.answer_seconds()
+        async with (
+            _in_time(seconds),
+            self.peer.client(streams=False, seconds=seconds) as (client, _),
+        ):
             with peer_errors():
-                context = self.peer.context(self._limits.request_seconds)
+                context = self.peer.context(seconds)
                 task = await client.get_task(GetTaskRequest(id=task_id), context=context)
         self._snapshot(task)
 
@@ -271,9 +306,13 @@ class PeerCall:
         """Have the peer cancel the task."""
         if self.transcript.task_id is None:
             return
-        async with self.peer.client(streams=False) as (client, _):
+        seconds = min(CANCEL_SECONDS, self.peer.answer_seconds())
+        async with (
+            _in_time(seconds),
+            self.peer.client(streams=False, seconds=seconds) as (client, _),
+        ):
             with peer_errors():
-                context = self.peer.context(CANCEL_SECONDS)
+                context = self.peer.context(seconds)
                 request = CancelTaskRequest(id=self.transcript.task_id)
                 self._snapshot(await client.cancel_task(request, context=context))
 
@@ -295,8 +334,8 @@ class PeerCall:
 
     async def _send_and_stream(self, request: SendMessageRequest) -> bool:
         """Whether the peer took the message; if not, it cannot stream although its card says so."""
-        continues = bool(request.message.task_id)
-        async with self.peer.client(streams=True) as (client, transport):
+        continues, seconds = bool(request.message.task_id), self.peer.answer_seconds()
+        async with self.peer.client(streams=True, seconds=seconds) as (client, transport):
             context = self.peer.context(self._limits.idle_seconds)
             try:
                 stream = client.send_message(request, context=context)
@@ -318,8 +357,9 @@ class PeerCall:
     async def _send_and_return(self, request: SendMessageRequest, *, wait: bool) -> None:
         """Agents that cannot stream often work while they are asked, so this may take its time."""
         request.configuration.return_immediately = not wait
-        context = self.peer.context(self._limits.total_seconds)
-        async with self.peer.client(streams=False) as (client, transport):
+        seconds = self._limits.total_seconds
+        context = self.peer.context(seconds)
+        async with self.peer.client(streams=False, seconds=seconds) as (client, transport):
             stream = client.send_message(request, context=context)
             await self._read(stream, transport, continues=False)
 
@@ -366,7 +406,8 @@ class PeerCall:
     async def _subscribe(self, task_id: str) -> bool:
         """Stream the rest of a task; False if the peer does not offer that for it."""
         headers = {} if self._last_event_id is None else {"Last-Event-ID": self._last_event_id}
-        async with self.peer.client(streams=True) as (client, transport):
+        seconds = self.peer.answer_seconds()
+        async with self.peer.client(streams=True, seconds=seconds) as (client, transport):
             context = self.peer.context(self._limits.idle_seconds, **headers)
             try:
                 stream = client.subscribe(SubscribeToTaskRequest(id=task_id), context=context)
@@ -453,6 +494,22 @@ def peer_errors() -> Iterator[None]:
         raise PeerRefused(exc.message, reason=_REASONS.get(type(exc), "")) from exc
     except _MALFORMED as exc:
         raise PeerProtocolError(f"The peer does not answer as A2A asks: {_line(exc)}") from exc
+
+
+@asynccontextmanager
+async def _in_time(seconds: float) -> AsyncIterator[None]:
+    """For an answer that is no stream: all of it has to arrive."""
+    bound = asyncio.timeout(seconds)
+    try:
+        async with bound:
+            yield
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise PeerTimeout(
+            f"The peer did not answer in {seconds:.3g} s.",
+            hint="A2A_CLIENT_TIMEOUT_SECONDS sets how long an answer may take.",
+        ) from None
 
 
 def _line(exc: Exception) -> str:

@@ -226,8 +226,13 @@ class PeerToolbox:
             return
         if (talk.target.name, last.task_id) not in self.open_tasks:
             lost = _Talk(self, talk.target, talk.site)
-            with suppress(PeerError):
+            try:
                 await lost.look(last.task_id)
+            except (PeerUnreachable, PeerTimeout):
+                raise  # who does not answer now will not answer the call either
+            except PeerError:
+                return
+            with suppress(PeerError):
                 await lost.cancel()
 
     @asynccontextmanager
@@ -347,11 +352,12 @@ class _Talk:
     async def cancel(self) -> None:
         if self.found.task_id is None or self.found.ended:
             return
+        seconds = min(CANCEL_SECONDS, self.box.limits.request_seconds)
         try:
-            async with asyncio.timeout(CANCEL_SECONDS), self._call() as call:
+            async with asyncio.timeout(seconds), self._call() as call:
                 await call.cancel()
         except TimeoutError:
-            raise PeerTimeout(f"It did not cancel its task in {CANCEL_SECONDS:g} s.") from None
+            raise PeerTimeout(f"It did not cancel its task in {seconds:g} s.") from None
 
     @asynccontextmanager
     async def _call(self, *, counted: bool = False) -> AsyncIterator[PeerCall]:

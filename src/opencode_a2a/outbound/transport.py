@@ -41,7 +41,8 @@ from .failures import (
 from .retry_after import retry_after
 from .target import Login
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 10.0  # to one address; there may be another
+CONNECT_SHARE = 0.9  # of a deadline: so who accepts no connection is told from who does not answer
 ERROR_BYTES = 65_536  # of an error's body that are read
 MESSAGE_CHARS = 500  # of an error's message that are shown
 RPC_REASONS = {
@@ -68,15 +69,16 @@ class Connections:
     checked for another name.
     """
 
-    def __init__(self, egress: Egress) -> None:
+    def __init__(self, egress: Egress, seconds: float) -> None:
         self._egress = egress
+        self._seconds = seconds  # for all addresses of a name together to accept a connection
         self._pools: dict[tuple[str, str], httpx.AsyncHTTPTransport] = {}
         self._tls: ssl.SSLContext | None = None
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, egress: Egress) -> AsyncIterator[Connections]:
-        self = cls(egress)
+    async def open(cls, egress: Egress, *, seconds: float) -> AsyncIterator[Connections]:
+        self = cls(egress, seconds)
         try:
             yield self
         finally:
@@ -91,12 +93,16 @@ class Connections:
         addresses = await self._resolve(host, port)
         pool = self._pool(request.url.scheme, host)
         timeouts = request.extensions.get("timeout", {})
-        extensions = {
-            **request.extensions,
-            "sni_hostname": host,  # the name that the certificate must have
-            "timeout": {**timeouts, "connect": CONNECT_SECONDS},
-        }
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._seconds * CONNECT_SHARE
         for position, address in enumerate(addresses, start=1):
+            share = (deadline - now()) / (len(addresses) + 1 - position)
+            seconds = max(0.001, min(CONNECT_SECONDS, share))
+            extensions = {
+                **request.extensions,
+                "sni_hostname": host,  # the name that the certificate must have
+                "timeout": {**timeouts, "connect": seconds},
+            }
             there = httpx.Request(
                 request.method,
                 request.url.copy_with(host=address),
@@ -108,7 +114,7 @@ class Connections:
                 return await pool.handle_async_request(there)
             except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
                 if position == len(addresses):
-                    raise unreachable(exc, request.url) from exc
+                    raise unreachable(exc, request.url, seconds=seconds) from exc
         raise AssertionError("a name has an address")
 
     async def _resolve(self, host: str, port: int) -> list[str]:
@@ -166,14 +172,23 @@ async def get(
 class PeerTransport(httpx.AsyncBaseTransport):
     """What one call sends and gets; also knows the last event that has arrived whole.
 
-    `is_a2a` says that an answer is to be A2A, so that a web page is none.
+    An answer has to begin within `seconds`: that is the time for the name, the connection, the head
+    and the first bytes of the body together. `is_a2a` says that an answer is to be A2A, so that a
+    web page is none.
     """
 
     def __init__(
-        self, connections: Connections, login: Login, max_bytes: int, *, is_a2a: bool = True
+        self,
+        connections: Connections,
+        login: Login,
+        max_bytes: int,
+        *,
+        seconds: float,
+        is_a2a: bool = True,
     ) -> None:
         self._connections = connections
         self._login = login
+        self._seconds = seconds
         self._is_a2a = is_a2a
         self.max_bytes = max_bytes
         self.last_event_id: str | None = None
@@ -184,16 +199,15 @@ class PeerTransport(httpx.AsyncBaseTransport):
         known = self._login.headers_for(str(request.url))
         for name, value in known:
             request.headers[name] = value
+        deadline = asyncio.get_running_loop().time() + self._seconds
         try:
-            response = await self._connections.send(request)
-        except httpx.TimeoutException as exc:
-            raise PeerTimeout(
-                f"{request.url.host} did not answer in time.",
-                hint="A2A_CLIENT_TIMEOUT_SECONDS sets how long an answer may take.",
-            ) from exc
+            async with asyncio.timeout_at(deadline):
+                response = await self._connections.send(request)
+        except (httpx.TimeoutException, TimeoutError) as exc:
+            raise self.late(request.url) from exc
         except httpx.TransportError as exc:
             raise _lost(exc, request.url) from exc
-        body = _Body(response, self, request.url)
+        body = _Body(response, self, request.url, deadline=deadline)
         self._bodies.append(body)
         answer = httpx.Response(
             response.status_code,
@@ -214,6 +228,12 @@ class PeerTransport(httpx.AsyncBaseTransport):
         finally:
             await answer.aclose()
 
+    def late(self, url: httpx.URL) -> PeerTimeout:
+        return PeerTimeout(
+            f"{url.host} did not answer in {self._seconds:.3g} s.",
+            hint="A2A_CLIENT_TIMEOUT_SECONDS sets how long an answer may take.",
+        )
+
     async def aclose(self) -> None:
         """Close the answers that nobody has read to the end."""
         for body in self._bodies:
@@ -227,8 +247,11 @@ class _Body(httpx.AsyncByteStream):
     all complete events have been handed on, so after a break the id is that of the last one.
     """
 
-    def __init__(self, response: httpx.Response, owner: PeerTransport, url: httpx.URL) -> None:
+    def __init__(
+        self, response: httpx.Response, owner: PeerTransport, url: httpx.URL, *, deadline: float
+    ) -> None:
         self._stream = response.stream
+        self._deadline = deadline  # for the first bytes
         self._is_events = "text/event-stream" in response.headers.get("content-type", "")
         self._owner = owner
         self._url = url
@@ -239,7 +262,7 @@ class _Body(httpx.AsyncByteStream):
         assert isinstance(self._stream, httpx.AsyncByteStream)
         received, limit = 0, self._owner.max_bytes
         try:
-            async for chunk in self._stream:
+            async for chunk in self._chunks(self._stream):
                 received += len(chunk)
                 if received > limit:
                     raise AnswerTooLarge(
@@ -257,6 +280,19 @@ class _Body(httpx.AsyncByteStream):
         except httpx.TransportError as exc:
             raise _lost(exc, self._url) from exc
         yield mended(b"".join(self._kept))
+
+    async def _chunks(self, stream: httpx.AsyncByteStream) -> AsyncIterator[bytes]:
+        """The first is waited for until the deadline of the answer, the others as httpx does."""
+        chunks = aiter(stream)
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                first = await anext(chunks, None)
+        except TimeoutError as exc:
+            raise self._owner.late(self._url) from exc
+        if first is not None:
+            yield first
+            async for chunk in chunks:
+                yield chunk
 
     def _read_ids(self, lines: bytes) -> None:
         for raw in lines.split(b"\n")[:-1]:
@@ -355,7 +391,7 @@ def _error(body: bytes) -> tuple[str, str]:
     return message, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).upper()
 
 
-def unreachable(exc: Exception, url: httpx.URL) -> PeerUnreachable:
+def unreachable(exc: Exception, url: httpx.URL, *, seconds: float) -> PeerUnreachable:
     where = f"{url.host} port {url.port or {'https': 443}.get(url.scheme, 80)}"
     cause: BaseException | None = exc
     while cause is not None and not isinstance(cause, ssl.SSLError):
@@ -370,7 +406,7 @@ def unreachable(exc: Exception, url: httpx.URL) -> PeerUnreachable:
             f"{where} does not speak TLS as it should.", hint="Is it http instead of https?"
         )
     if isinstance(exc, httpx.ConnectTimeout):
-        return PeerUnreachable(f"{where} did not accept a connection in {CONNECT_SECONDS:g} s.")
+        return PeerUnreachable(f"{where} did not accept a connection in {seconds:.3g} s.")
     return PeerUnreachable(
         f"Nobody accepts connections at {where}.", hint="Is the peer running, and the port right?"
     )
