@@ -117,6 +117,27 @@ def test_dead_letters_are_listed_and_sent_again(pushing: Service, tmp_path: Path
     assert "There is no task" in unknown.stderr
 
 
+@pytest.mark.parametrize("words", [("list", "no-such-task"), ("dead",), ("redeliver",)])
+def test_a_credential_does_not_go_to_a_proxy(
+    pushing: Service, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """As with `call`: the commands speak with the service itself."""
+    with receiver(lambda _: (502, {})) as proxy:
+        proxies = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY"), proxy.url)
+        env = isolated(tmp_path, A2A_CLIENT_BEARER_TOKEN=TOKEN, **proxies)
+        asked = subprocess.run(
+            command("opencode-a2a", "push", *words, "--service", pushing.url),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert "no service answers" not in asked.stderr
+        assert "not A2A" not in asked.stderr
+    assert proxy.received == []
+
+
 def _wait_for_letters(pushing: Service, task_id: str) -> None:
     method, params = "opencode.push.deadletters.list", {"taskId": task_id}
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}

@@ -76,10 +76,11 @@ class _Service:
 
     def call(self, method: str, params: Json) -> Json:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        tls = httpx.create_ssl_context(trust_env=True)
         try:
-            answer = httpx.post(
-                self._url, json=body, headers=self._headers, timeout=TIMEOUT_SECONDS
-            ).json()
+            # No proxy of the environment: the credential is for the service alone.
+            with httpx.Client(verify=tls, trust_env=False, timeout=TIMEOUT_SECONDS) as http:
+                answer = http.post(self._url, json=body, headers=self._headers).json()
         except httpx.HTTPError:
             raise CommandError(f"{self._url}: no service answers there") from None
         except ValueError:
