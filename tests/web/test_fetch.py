@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -465,6 +468,24 @@ async def test_what_is_no_file_is_not_read(root: Path) -> None:
         names.append("/closed")
     for name in names:
         assert "does not exist" in await refused(f"file://{root}{name}", root=root)
+
+
+async def test_a_link_that_is_put_there_after_the_check_is_not_followed(root: Path) -> None:
+    (root / "sub" / "plans.txt").write_text("inside")
+    (root.parent / "workspace-2" / "plans.txt").write_text("secret")
+    swapped = threading.Event()
+
+    def swap(event: str, arguments: tuple[Any, ...]) -> None:
+        """The agent is quicker: at the last moment the directory is another."""
+        if not swapped.is_set() and event == "open" and str(arguments[0]).endswith("plans.txt"):
+            swapped.set()
+            (root / "sub").rename(root / "moved")
+            (root / "sub").symlink_to(root.parent / "workspace-2")
+
+    sys.addaudithook(swap)  # for good, but it does something only once
+    content, _ = await fetched(f"file://{root}/sub/plans.txt", root=root)
+    assert (content, swapped.is_set()) == (b"inside", True)
+    assert "inside the workspace" in await refused(f"file://{root}/sub/plans.txt", root=root)
 
 
 async def test_a_file_of_the_workspace_has_a_limit_too(root: Path) -> None:

@@ -16,12 +16,11 @@ from typing import TypeVar
 from .client import Peer
 from .failures import AnswerTooLarge, PeerError, PeerProtocolError
 from .transcript import File
+from .workspace_reader import DIRECTORY
 
 T = TypeVar("T")
 
 MAX_STEM, MAX_SUFFIX = 100, 20  # characters of a name
-# To open a directory in which something is looked up; Linux need not be able to list it.
-DIRECTORY = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 async def save_files(

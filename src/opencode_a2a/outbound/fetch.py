@@ -4,7 +4,7 @@ A name is resolved once, every address it has must be allowed, and the connectio
 goes to those addresses: a second look-up could be answered differently. URLs are
 read by the parser that also connects, so both see the same host. Redirects are
 followed by hand, each through the same gate, and no cookie outlives its request.
-`file://` reaches only regular files below the workspace root, symbolic links resolved.
+`file://` reaches only regular files below the workspace root (`workspace_reader`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import mimetypes
-import os
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +26,7 @@ from yarl import URL
 
 from ..domain.ports import Fetched, Refused
 from .egress import Egress
+from .workspace_reader import NotAFile, OutsideWorkspace, read_file
 
 REDIRECTS = 3
 
@@ -162,17 +162,14 @@ class Fetcher:
     def _read(self, url: URL, limit: int) -> Fetched:
         outside = Refused("file URLs must lie inside the workspace of this service")
         name = unquote(url.raw_path)
-        if url.raw_host not in (None, "", "localhost") or "\0" in name:
-            raise outside
-        path = Path(os.path.realpath(name))
-        if not path.is_relative_to(self._root.resolve()):
+        is_local = url.raw_host in (None, "", "localhost")
+        if not is_local or not name.startswith("/") or "\0" in name:
             raise outside
         try:
-            if not path.is_file():
-                raise OSError("a directory, or a pipe that would never end")
-            with path.open("rb") as file:
-                content = file.read(limit + 1)
-        except OSError:
+            path, content = read_file(self._root.resolve(), name, limit)
+        except OutsideWorkspace:
+            raise outside from None
+        except (NotAFile, OSError):
             raise Refused("the file does not exist or cannot be read") from None
         if len(content) > limit:
             raise Refused(f"the file is larger than {limit} bytes (A2A_MAX_PART_BYTES)")

@@ -9,17 +9,16 @@ from __future__ import annotations
 import base64
 import mimetypes
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from .client import Peer
-from .downloads import DIRECTORY, file_name, save_files, write_new
+from .downloads import file_name, save_files, write_new
 from .failures import PeerError
 from .transcript import File, Json
+from .workspace_reader import NotAFile, OutsideWorkspace, opened_directory, read_file
 
 FOLDER = ".opencode-a2a"  # in the workspace; git ignores what is in it
 MAX_SENT_BYTES = 8 * 1024 * 1024  # of all files of a message
@@ -44,18 +43,19 @@ class WorkspaceFiles:
         return found
 
     def _read(self, path: str, may_read: Callable[[str], bool], *, limit: int) -> bytes:
-        try:
-            root = Path(self.directory)
-            real = (root / path).resolve(strict=True)
-            if not real.is_relative_to(root):
-                raise FileProblem(f"{path}: is outside of the workspace.")
+        root = _known(Path(self.directory))
+
+        def check(real: Path) -> None:
             if not all(map(may_read, _names_of(real, root))):
                 raise FileProblem(f"{path}: may not be read without permission.")
-            if real == root:
-                raise FileProblem(f"{path}: is not a file.")
-            with _opened(real.parent) as folder, _opened_file(real.name, folder) as file:
-                content = file.read(limit + 1)
-        except (OSError, ValueError, RuntimeError) as exc:  # Python 3.11 raises the last for a loop
+
+        try:
+            _, content = read_file(root, path, limit, check=check)
+        except OutsideWorkspace:
+            raise FileProblem(f"{path}: is outside of the workspace.") from None
+        except NotAFile:
+            raise FileProblem(f"{path}: is not a file.") from None
+        except (OSError, ValueError) as exc:
             reason = exc.strerror if isinstance(exc, OSError) else "is no path"
             raise FileProblem(f"{path}: {reason or 'cannot be read'}.") from None
         if len(content) > limit:
@@ -99,31 +99,17 @@ class WorkspaceFiles:
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    """A descriptor of a directory. No part of its path is a link, also if one is put there now.
-
-    OpenCode names directories by their real paths, so one with a link in it was put there later.
+    """OpenCode names directories by their real paths, so one with a link in it was put there
+    later, and is not opened.
     """
+    with opened_directory(_known(directory)) as found:
+        yield found
+
+
+def _known(directory: Path) -> Path:
     if not directory.is_absolute():
         raise FileProblem("It is not known in which directory the agent works.")
-    with ExitStack() as opened:
-        at: int | None = None
-        for part in directory.parts:
-            at = os.open(part, DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-            opened.callback(os.close, at)
-        assert at is not None
-        yield at
-
-
-@contextmanager
-def _opened_file(name: str, folder: int) -> Iterator[BinaryIO]:
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FileProblem(f"{name}: is not a file.")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            yield file
-    finally:
-        os.close(descriptor)
+    return directory
 
 
 def _ignore(folder: int) -> None:
