@@ -119,17 +119,32 @@ class Frame(NamedTuple):
     body: Json
 
 
-def _published(shape: str) -> Draft202012Validator:
+def published(shape: str) -> Draft202012Validator:
+    """What is published of a shape, and nothing more: a member that is sent must be declared.
+
+    The published schemas allow others, so that clients do not break when there are new ones.
+    """
     document = json.loads((ROOT / "tests" / "published" / "openapi.json").read_bytes())
-    components = {"components": document["components"]}
+    components = {"components": _closed(document["components"])}
     return Draft202012Validator({"$ref": f"#/components/schemas/{shape}", **components})
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(value) for name, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        closed["additionalProperties"] = False
+    return closed
 
 
 # What an event must look like, on any line.
 SHAPES = {
-    "task": _published("Task"),
-    "status": _published("StatusUpdate"),
-    "artifact": _published("ArtifactUpdate"),
+    "task": published("Task"),
+    "status": published("StatusUpdate"),
+    "artifact": published("ArtifactUpdate"),
 }
 
 
@@ -301,16 +316,19 @@ class Form:
         result = self.result(response)
         if self.tagged:
             assert result["kind"] == "task"
-            return result
-        assert result.keys() == {"task"}
-        task: Json = result["task"]
+        else:
+            assert result.keys() == {"task"}
+        task: Json = result if self.tagged else result["task"]
+        SHAPES["task"].validate(task)
         return task
 
     def send(self, client: httpx.Client, *parts: Json | str, **options: Any) -> Json:
         return self.sent(self.call(client, "send", self.sending(*parts, **options)))
 
     def get(self, client: httpx.Client, task_id: str, **params: Any) -> Json:
-        return self.result(self.call(client, "get", {"id": task_id, **params}))
+        task = self.result(self.call(client, "get", {"id": task_id, **params}))
+        SHAPES["task"].validate(task)
+        return task
 
     def state(self, name: str) -> str:
         """What this form calls a state."""

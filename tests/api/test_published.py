@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
+from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.extensions import ALL
-from tests.api.forms import REST_03, REST_1, RPC_03, RPC_1, Form, Json
+from opencode_a2a.inbound.dialect import V03, V03_REST, V1, Dialect
+from opencode_a2a.inbound.render import Renderer
+from tests.api.forms import REST_03, REST_1, RPC_03, RPC_1, SHAPES, Form, Json, published
 
 RPC = pytest.mark.parametrize("form", [RPC_1, RPC_03], ids=lambda form: form.name)
 
@@ -143,3 +147,44 @@ def test_only_what_counts_is_published_as_a_parameter(document: Json, operation:
         for verb in document["paths"][form.route(operation).path].values():
             named = [p["name"] for p in verb["parameters"] if p["in"] != "header"]
             assert named == (["id"] if operation == "cancel" else ["id", "after"])
+
+
+def test_what_a_message_refers_to_is_published(client: httpx.Client, form: Form) -> None:
+    """Each answer is held against what is published, and nothing more (`forms.published`)."""
+    first = form.send(client, "one")
+    uri = "https://example.com/an-extension"
+    more = {"extensions": [uri], "referenceTaskIds": [first["id"]]}
+    task = form.send(client, "two", form.file(raw="aGk=", media_type="text/plain"), **more)
+    shown = form.get(client, task["id"])["history"][0]
+    assert (shown["extensions"], shown["referenceTaskIds"]) == ([uri], [first["id"]])
+
+
+@pytest.mark.parametrize("hints", [False, True])
+@pytest.mark.parametrize(
+    "text", ["[[reason:2]] [[tool:bash]] hi", "[[permission]]", "[[error:500]]"]
+)
+def test_what_is_sent_is_published(
+    client: httpx.Client, form: Form, text: str, *, hints: bool
+) -> None:
+    request = form.request(client, "stream", form.sending(text))
+    if hints:
+        request.headers["a2a-extensions"] = "urn:a2a:stream-hints/v1"
+    kinds = {frame.kind for frame in form.frames(client.send(request))}
+    assert kinds >= {"task", "status"}
+
+
+@pytest.mark.parametrize("dialect", [V1, V03, V03_REST], ids=lambda dialect: dialect.name)
+def test_a_task_that_stands_for_what_was_missed_is_as_published(dialect: Dialect) -> None:
+    head = TaskHead("t", "c", "alice", 1)
+    first = json.loads(Renderer(dialect).first(Task.of(head, []), gap="compacted"))
+    task = first if dialect.tagged else first["task"]
+    assert task["metadata"]["shared"]["stream"]["replay"] == "snapshot"
+    SHAPES["task"].validate(task)
+
+
+@pytest.mark.parametrize("form", [RPC_1, REST_1], ids=lambda form: form.name)
+def test_a_list_is_as_published(client: httpx.Client, form: Form) -> None:
+    form.send(client, "hello")
+    published("TaskList").validate(
+        form.result(form.call(client, "list", {"includeArtifacts": True}))
+    )

@@ -23,6 +23,14 @@ class Shape(BaseModel):
 class Part(Shape):
     """Text, a file or data; 0.3 says which in `kind`, 1.0 by the member that is there."""
 
+    kind: str = Field(default="", description="0.3 over JSON-RPC: text, file or data")
+    text: str = ""
+    data: Any = None
+    raw: str = Field(default="", description="A file in 1.0: its bytes, in base64")
+    url: str = Field(default="", description="A file in 1.0: where it is")
+    filename: str = Field(default="", description="Of a file in 1.0")
+    mediaType: str = Field(default="", description="Of a file in 1.0")
+    file: dict[str, Any] = Field(default={}, description="A file in 0.3")
     metadata: dict[str, Any] = Field(default={})
 
 
@@ -31,19 +39,36 @@ class Message(Shape):
         json_schema_extra={"anyOf": [{"required": ["parts"]}, {"required": ["content"]}]}
     )
 
+    kind: str = Field(default="", description="`message`, in 0.3 over JSON-RPC")
     messageId: str
     role: str = Field(description="`ROLE_USER` or `ROLE_AGENT` in 1.0, `user` or `agent` in 0.3")
     parts: list[Part] = Field(default=[])
     content: list[Part] = Field(default=[], description="What 0.3 over REST calls `parts`")
     contextId: str = ""
     taskId: str = ""
+    extensions: list[str] = Field(
+        default=[], description="URIs of the extensions that its sender has named in it"
+    )
+    referenceTaskIds: list[str] = Field(default=[], description="Tasks that it refers to")
     metadata: dict[str, Any] = Field(default={})
 
 
 class EventMark(Shape):
     event_id: str = ""
     sequence: int = Field(description="Per task, strictly increasing")
+    replay: str = Field(
+        default="",
+        description="`snapshot`: the task stands for the events after the client's last one, which "
+        "are not there any more, each by itself",
+    )
+    reason: str = Field(
+        default="",
+        description="With replay: `compacted` (they were put together), or `unknown` (the task has "
+        "no such event)",
+    )
     block_type: str = Field(default="", description="text, reasoning, tool_call or file")
+    source: str = Field(default="", description="Of a block: whose it is (`opencode`)")
+    role: str = Field(default="", description="Of a block: `agent`")
     message_id: str = ""
     phase: str = Field(
         default="",
@@ -224,6 +249,7 @@ class Artifact(Shape):
 
 
 class Task(Shape):
+    kind: str = Field(default="", description="`task`, in 0.3 over JSON-RPC")
     id: str
     contextId: str
     status: Status
@@ -244,13 +270,16 @@ class TaskList(Shape):
 
 
 class StatusUpdate(Shape):
+    kind: str = Field(default="", description="`status-update`, in 0.3 over JSON-RPC")
     taskId: str
     contextId: str
     status: Status
+    final: bool = Field(default=False, description="0.3: whether the stream ends with it")
     metadata: Metadata | None = None
 
 
 class ArtifactUpdate(Shape):
+    kind: str = Field(default="", description="`artifact-update`, in 0.3 over JSON-RPC")
     taskId: str
     contextId: str
     artifact: Artifact
@@ -272,6 +301,10 @@ class PushConfig(Shape):
     taskId: str = Field(default="", description="0.3 over REST has it in `name`")
     id: str = ""
     url: str = ""
+    authentication: dict[str, Any] = Field(default={}, description="Its scheme; no credentials")
+    name: str = Field(
+        default="", description="0.3 over REST: tasks/{task}/pushNotificationConfigs/{config}"
+    )
     pushNotificationConfig: dict[str, Any] = Field(
         default={}, description="What 0.3 has instead of `id`, `url` and `authentication`"
     )
