@@ -259,8 +259,10 @@ class UpstreamBusy(ServiceError):
     type, rpc_code, http_status = "UPSTREAM_BUSY", -32064, 429
 
 
-class TaskHandover(UpstreamBusy):
+class TaskHandover(ServiceError):
     """The task passes from one process of this service to another."""
+
+    type, rpc_code, http_status = "TASK_HANDOVER", -32091, 503
 
     def __init__(self) -> None:
         super().__init__(
@@ -303,6 +305,8 @@ class StoreUnavailable(ServiceError):
 
 class ShuttingDown(StoreUnavailable):
     """The service is shutting down."""
+
+    type, rpc_code, http_status = "SHUTTING_DOWN", -32092, 503
 
     def __init__(self) -> None:
         super().__init__("The service is shutting down. Try again in a moment.", retry_after=2)

@@ -440,7 +440,7 @@ def test_what_nobody_takes_in_time_is_a_dead_letter_and_can_be_sent_again(
         assert (others["delivered"], others["failed"]) == (0, [])
         assert {each["task_id"] for each in letters} == {task["id"]}
         assert {each["error"] for each in letters} == {"HTTP 500"}
-        failed = extension(client, "opencode.push.deadletters.redeliver", {"taskId": task["id"]})
+        failed = extension(client, "opencode.push.deadletters.redeliver", {"task_id": task["id"]})
         assert (failed["delivered"], len(failed["failed"]), failed["more"]) == (0, 1, True)
         webhook.behaviour = lambda _: (200, {})
         done = extension(client, "opencode.push.deadletters.redeliver", {})

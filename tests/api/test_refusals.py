@@ -742,6 +742,19 @@ def test_a_line_can_be_asked_for_before_the_method_is_known(client: httpx.Client
     RPC_1.refused(asked, INVALID_REQUEST)
 
 
+def test_every_situation_has_a_name_and_a_code_of_its_own() -> None:
+    from opencode_a2a import errors
+
+    raised = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.ServiceError)
+        if kind not in (errors.ServiceError, errors.UpstreamError)  # which only group others
+    ]
+    assert len({kind.type for kind in raised}) == len(raised)
+    assert len({kind.rpc_code for kind in raised}) == len(raised)
+
+
 def test_the_kinds_are_what_the_service_says_they_are() -> None:
     """The table of this suite against the one the service is built on."""
     from opencode_a2a import errors

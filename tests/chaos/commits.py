@@ -27,7 +27,10 @@ from tests.running import Service, Upstream, fake_opencode, service
 TOKENS = 30
 SAID = b"once and only once"
 KINDS: tuple[Cut, ...] = ("before", "after", "after")
-AGAIN = ("OUTCOME_UNKNOWN", "STORE_UNAVAILABLE", "UPSTREAM_BUSY")
+AGAIN = (
+    *("OUTCOME_UNKNOWN", "STORE_UNAVAILABLE", "SHUTTING_DOWN"),
+    *("TASK_HANDOVER", "UPSTREAM_BUSY"),
+)
 
 
 @dataclass

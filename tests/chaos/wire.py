@@ -37,6 +37,8 @@ class Refused(Exception):
             "UPSTREAM_UNREACHABLE",
             "UPSTREAM_TIMEOUT",
             "UPSTREAM_BUSY",
+            "TASK_HANDOVER",
+            "SHUTTING_DOWN",
             "STORE_UNAVAILABLE",
             "OUTCOME_UNKNOWN",
         )

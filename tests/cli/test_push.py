@@ -139,7 +139,7 @@ def test_a_credential_does_not_go_to_a_proxy(
 
 
 def _wait_for_letters(pushing: Service, task_id: str) -> None:
-    method, params = "opencode.push.deadletters.list", {"taskId": task_id}
+    method, params = "opencode.push.deadletters.list", {"task_id": task_id}
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     deadline = time.monotonic() + 60
     while True:

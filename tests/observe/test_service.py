@@ -22,10 +22,18 @@ from tests.cli.commands import command
 from tests.receivers import receiver
 from tests.running import Service, Upstream, isolated, running, service, until_ready
 
-OPERATOR, ALICE, PROMETHEUS = (f"{name}-token-{'x' * 16}" for name in ("op", "alice", "prom"))
+OPERATOR, ALICE, PROMETHEUS, ADMIN = (
+    f"{name}-token-{'x' * 16}" for name in ("op", "alice", "prom", "admin")
+)
 CREDENTIALS = [
     {"scheme": "bearer", "token": ALICE, "principal": "alice"},
     {"scheme": "bearer", "token": PROMETHEUS, "principal": "prom", "scopes": ["metrics:read"]},
+    {
+        "scheme": "bearer",
+        "token": ADMIN,
+        "principal": "root",
+        "scopes": ["tasks:read", "tasks:write", "admin"],
+    },
 ]
 # What does not happen in this module: other tests see to it that these are counted.
 ELSEWHERE = {
@@ -165,6 +173,17 @@ def test_the_metrics_need_their_scope(watched: Watched) -> None:
     (line, *_) = watched.audited("login")
     assert (line["outcome"], line["principal"], line["address"]) == ("refused", None, "127.0.0.1")
     assert "wrong-token" not in watched.audit.read_text()
+
+
+@pytest.mark.parametrize("method", ["opencode.nodes.list", "opencode.peers.card"])
+def test_a_read_is_not_in_the_audit_log(watched: Watched, method: str) -> None:
+    """Also where it needs a scope that allows changes."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"peer": "x"}}
+    with watched.client(ADMIN) as admin:
+        admin.post("/", json=body)
+        admin.post("/tasks/missing:cancel", json={})
+    assert watched.audited("CancelTask")
+    assert watched.audited(method) == []
 
 
 def test_the_audit_log_says_who_answered_what(watched: Watched) -> None:

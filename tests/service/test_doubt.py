@@ -18,7 +18,7 @@ from opencode_a2a.domain.values import (
     TaskState,
     Text,
 )
-from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable, UnsupportedOperation, UpstreamBusy
+from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable, TaskHandover, UnsupportedOperation
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.scheduler import SchedulerLimits
@@ -59,7 +59,7 @@ async def again(at: House, request: Request) -> Task:
         while True:
             try:
                 return await at.tasks.send(ALICE, request)
-            except (StoreUnavailable, UpstreamBusy):
+            except (StoreUnavailable, TaskHandover):
                 await asyncio.sleep(0.02)
 
 

@@ -55,9 +55,9 @@ from opencode_a2a.errors import (
     InterruptTypeMismatch,
     InvalidParams,
     StoreUnavailable,
+    TaskHandover,
     TaskNotFound,
     UnsupportedOperation,
-    UpstreamBusy,
     UpstreamUnreachable,
 )
 from opencode_a2a.extensions.interrupts import INTERACTIVE
@@ -838,10 +838,10 @@ async def test_a_process_that_does_not_hold_the_task_says_so(tmp_path: Path) -> 
     async with house(url=url, agent=agent) as here, house(url=url, agent=agent) as there:
         task, session = await here.asking(ask())
         assert [p.task_id for p in await there.interrupts.pending(ALICE)] == [task]
-        with pytest.raises(UpstreamBusy) as busy:
+        with pytest.raises(TaskHandover) as busy:
             await there.say(task, YES)
         assert busy.value.retry_after
-        with pytest.raises(UpstreamBusy):
+        with pytest.raises(TaskHandover):
             await there.interrupts.decide(ALICE, "per_1", ONCE)
         assert session.settled == []
         assert len((await here.tasks.get(ALICE, task)).messages) == 1, "nothing was taken"

@@ -105,6 +105,15 @@ async def test_a_request_is_one_line() -> None:
     assert "hidden" not in str(logs)
 
 
+async def test_a_long_path_fills_no_log() -> None:
+    with capture_logs() as logs:
+        async with client() as there:
+            await there.get("/" + "x" * 30_000, headers={"authorization": "Bearer wrong"})
+    (line,) = [line for line in logs if line["event"] == "request"]
+    assert line["status"] == 401
+    assert len(str(logs)) < 1_000
+
+
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 

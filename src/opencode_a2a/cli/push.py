@@ -46,7 +46,7 @@ def run_push(arguments: argparse.Namespace) -> int:
             found = service.call("ListTaskPushNotificationConfigs", params)["configs"]
             _show(found, ("id", "url"), as_json=arguments.json)
             return 0
-        params = {"taskId": arguments.task} if arguments.task else {}
+        params = {"task_id": arguments.task} if arguments.task else {}
         if arguments.command == "push dead":
             found = service.call("opencode.push.deadletters.list", params)["items"]
             columns = ("event_id", "url", "event_at", "attempts", "error")

@@ -18,6 +18,7 @@ from ..errors import (
     OutcomeUnknown,
     RateLimited,
     ServiceError,
+    ShuttingDown,
     StoreUnavailable,
     UpstreamHttpError,
     UpstreamPayloadError,
@@ -48,6 +49,7 @@ COMMON_ERRORS: tuple[type[ServiceError], ...] = (
     UpstreamPayloadError,
     StoreUnavailable,
     OutcomeUnknown,
+    ShuttingDown,
 )
 
 

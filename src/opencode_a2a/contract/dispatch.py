@@ -40,8 +40,11 @@ class Contract:
     def __contains__(self, name: str) -> bool:
         return name in self._methods
 
-    def scope_of(self, name: str) -> str:
-        return self._methods[name].scope
+    def changes(self, name: str) -> bool:
+        """Whether a method changes something; its scope says that unless its effect does."""
+        method = self._methods[name]
+        effect = method.facts.get("effect")
+        return not method.scope.endswith(":read") if effect is None else effect != "read"
 
     def lists_all_nodes(self, name: str) -> bool:
         """Whether the `items` of its result are those of every node, or else of the asked one."""

@@ -61,6 +61,11 @@ class Operation:
         """Whether it answers with events, or else with one value."""
         return self.result is StreamEvent
 
+    @property
+    def changes(self) -> bool:
+        """Whether it changes something, as its scope says."""
+        return self.scope is not None and not self.scope.endswith(":read")
+
 
 @dataclass(frozen=True, slots=True)
 class OperationTable:

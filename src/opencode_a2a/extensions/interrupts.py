@@ -28,8 +28,8 @@ from ..errors import (
     InterruptRequestNotFound,
     InterruptTypeMismatch,
     OtherWorkspace,
+    TaskHandover,
     UnsupportedOperation,
-    UpstreamBusy,
 )
 from .services import Services
 
@@ -77,7 +77,7 @@ _ERRORS = (
     InterruptTypeMismatch,
     OtherWorkspace,
     UnsupportedOperation,  # the task ends at this very moment
-    UpstreamBusy,
+    TaskHandover,
 )
 _REPLY_ERRORS = (*_ERRORS, BudgetExceeded)  # the agent goes on with an answer, and spends
 

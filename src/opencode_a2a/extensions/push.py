@@ -46,8 +46,8 @@ ConfigId = Field(default=None, max_length=255, description="Only of this push co
 
 
 class LettersOf(Params):
-    taskId: str | None = TaskId
-    configId: str | None = ConfigId
+    task_id: str | None = TaskId
+    config_id: str | None = ConfigId
 
 
 class Letter(Result):
@@ -89,7 +89,7 @@ class Redelivery(Result):
 async def list_dead_letters(services: Services, caller: Caller, params: LettersOf) -> Letters:
     """The notifications of this caller's tasks that receivers have not taken; the oldest 100."""
     found = await services.notifications.dead_letters(
-        caller, task_id=params.taskId, config_id=params.configId
+        caller, task_id=params.task_id, config_id=params.config_id
     )
     return Letters(items=[Letter.of(letter) for letter in found])
 
@@ -100,10 +100,10 @@ async def redeliver_dead_letters(
 ) -> Redelivery:
     """Send up to 20 dead letters again, the oldest first."""
     tried = await services.notifications.redeliver(
-        caller, task_id=params.taskId, config_id=params.configId
+        caller, task_id=params.task_id, config_id=params.config_id
     )
     left = await services.notifications.dead_letters(
-        caller, task_id=params.taskId, config_id=params.configId, limit=1
+        caller, task_id=params.task_id, config_id=params.config_id, limit=1
     )
     return Redelivery(
         delivered=sum(answer.error is None for _, answer in tried),

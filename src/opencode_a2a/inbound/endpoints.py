@@ -137,7 +137,7 @@ class Endpoints:
             active=active,
             notification=rpc.notification,
         )
-        with _audited(operation.name, operation.scope, params=rpc.params):
+        with _audited(operation.name, operation.changes, params=rpc.params):
             return await self.operations.perform(operation, call)
 
     async def _call_method(self, caller: Caller, rpc: RpcRequest) -> Json:
@@ -148,7 +148,7 @@ class Endpoints:
             found = await self.contract.call(name, caller, rpc.params)
             return (written(found, Renderer(rpc.dialect).value),)
 
-        with _audited(name, self.contract.scope_of(name), params=rpc.params):
+        with _audited(name, self.contract.changes(name), params=rpc.params):
             if forwarding is None:
                 return (await here())[0]
             dialect = rpc.dialect.name
@@ -200,7 +200,7 @@ class Endpoints:
                     _log_request(request, operation.name, dialect, active=active)
                 params = await self._rest_params(request, operation)
                 call = _call(request, dialect, params, active=active)
-                with _audited(operation.name, operation.scope, params=params):
+                with _audited(operation.name, operation.changes, params=params):
                     result = await self.operations.perform(operation, call)
                 response = self._response(request, result, framing)
             except ServiceError as exc:
@@ -241,9 +241,8 @@ class Endpoints:
         return Response(body, media_type=framing.media_type)
 
 
-def _audited(name: str, scope: str | None, *, params: Any) -> AbstractContextManager[None]:
+def _audited(name: str, changes: bool, *, params: Any) -> AbstractContextManager[None]:
     """Write to the audit log, if there is one, what changes something."""
-    changes = scope is not None and not scope.endswith(":read")
     return audit.acting(name, params) if changes and audit.process.log else nullcontext()
 
 

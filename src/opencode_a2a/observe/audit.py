@@ -38,6 +38,7 @@ LONGEST = 200  # characters of a value
 PARAMETERS = (
     "id",
     "taskId",
+    "task_id",
     "contextId",
     "session_id",
     "request_id",

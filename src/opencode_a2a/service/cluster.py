@@ -28,7 +28,6 @@ from ..errors import (
     ServiceError,
     ShuttingDown,
     StoreUnavailable,
-    TaskHandover,
 )
 
 logger = structlog.get_logger()
@@ -395,8 +394,6 @@ def described(exc: ServiceError) -> Json:
     found: Json = {"type": exc.type, "message": exc.message, "retry_after": exc.retry_after}
     if isinstance(exc, InvalidParams):
         found["fields"] = exc.fields
-    if isinstance(exc, TaskHandover):
-        found["type"] = "TASK_HANDOVER"
     facts = {
         name: str(value) if not _is_json(value) else value for name, value in exc.facts.items()
     }
@@ -413,8 +410,6 @@ def _is_json(value: object) -> bool:
 
 def error_of(given: Mapping[str, Any]) -> ServiceError:
     """The error that another node has described."""
-    if given["type"] == "TASK_HANDOVER":
-        return TaskHandover()
     kind = _kinds().get(given["type"], ServiceError)
     error = kind.__new__(kind)
     facts, retry_after = given.get("facts", {}), given.get("retry_after")

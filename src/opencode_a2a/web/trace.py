@@ -26,6 +26,7 @@ from ..observe.tracing import SpanRef
 logger = structlog.get_logger()
 
 UNKNOWN = "unknown"  # the operation of a request that names none of ours
+LOGGED_PATH_CHARS = 200  # of a path, which may be as long as a request's head
 OPERATION, OUTCOME = "opencode_a2a.operation", "opencode_a2a.outcome"  # in a request's state
 _DOCUMENTS = {  # what can be asked for besides the operations of A2A
     "/health": "health",
@@ -80,7 +81,7 @@ class Trace:
                 await self._on_error(scope, stopping)(scope, receive, watched)
             except Exception:
                 logger.exception(
-                    "request.internal_error", method=scope["method"], path=scope["path"]
+                    "request.internal_error", method=scope["method"], path=_logged_path(scope)
                 )
                 if status and not answered:
                     raise  # too late for an answer: the connection is cut
@@ -98,7 +99,7 @@ class Trace:
                 logger.info(
                     "request",
                     method=scope["method"],
-                    path=scope["path"],
+                    path=_logged_path(scope),
                     status=status,
                     ms=round((time.perf_counter() - request.started) * 1000, 1),
                     principal=caller.principal if caller else None,
@@ -157,13 +158,19 @@ class _Request:
             attributes={
                 "http.request.method": self._scope["method"],
                 "http.response.status_code": status,
-                "url.path": self._scope["path"],
+                "url.path": _logged_path(self._scope),
                 "a2a.line": line,
                 "a2a.outcome": outcome,
                 "enduser.id": caller.principal if caller else "",
             },
             error=outcome if outcome != "ok" else None,
         )
+
+
+def _logged_path(scope: Scope) -> str:
+    """Anybody can make one up, also without a credential."""
+    path: str = scope["path"]
+    return path if len(path) <= LOGGED_PATH_CHARS else f"{path[:LOGGED_PATH_CHARS]}…"
 
 
 def _parent_of(scope: Scope) -> SpanRef | None:
