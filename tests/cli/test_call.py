@@ -360,3 +360,28 @@ async def test_files_of_an_agent_are_named_and_saved_and_its_card_is_kept(tmp_pa
         ("SendStreamingMessage", None),
         ("/plot.html", None),
     ]
+
+
+async def test_a_permission_is_given_beforehand_also_if_the_peer_says_nothing_about_it(
+    tmp_path: Path,
+) -> None:
+    asks = {"request_id": "per_1", "type": "permission", "phase": "asked"}
+    waiting = task("INPUT_REQUIRED")
+    waiting["task"]["metadata"] = {"shared": {"interrupt": asks}}
+    async with Rude.open() as agent:
+        answers = iter((frame(waiting), frame(task("COMPLETED", "Done."))))
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return await streaming(next(answers))(request)
+
+        agent.answers["SendStreamingMessage"] = answer
+        process = await asyncio.create_subprocess_exec(
+            *command("opencode-a2a", "call", agent.url, "--yes", "Do it."),
+            env=isolated(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+    assert (process.returncode, out.decode()) == (0, "Done.\n"), err.decode()
+    assert "→ once" in err.decode()

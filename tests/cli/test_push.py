@@ -77,7 +77,9 @@ def test_a_signing_key_that_cannot_be_used_is_told_at_the_start(
 def test_listen_refuses_what_somebody_else_sends(pushing: Service, tmp_path: Path) -> None:
     words = ("push", "listen", "--service", pushing.url, "--json")
     with running(command("opencode-a2a", *words), isolated(tmp_path)) as listening:
-        url = json.loads(listening.wait_for(r"listening: (\{.*\})")[1])["url"]
+        begins = listening.wait_for(r"(?m)^\{.*\}$")[0]
+        assert listening.output.splitlines() == [begins], "each line is JSON"
+        url = json.loads(begins)["listening"]["url"]
         now = str(int(time.time()))
         forged = {"webhook-id": "t:1", "webhook-timestamp": now, "webhook-signature": "v1,AAAA"}
         assert httpx.post(url, content=b"{}", headers=forged).status_code == 401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, closing
@@ -332,6 +333,28 @@ async def test_a_card_that_never_comes_is_given_up(rude: Rude) -> None:
     rude.card = never
     with pytest.raises(PeerTimeout, match="did not arrive in"):
         await called(target(rude.url), limits=PeerLimits(card_seconds=0.2))
+
+
+async def test_an_error_of_our_own_is_not_taken_for_the_peers(rude: Rude) -> None:
+    found = json.dumps({"jsonrpc": "2.0", "id": 1, "result": task("COMPLETED")["task"]})
+    rude.answers = {
+        "SendStreamingMessage": streaming(frame(task("COMPLETED", "Done."))),
+        "GetTask": answering(200, found, content_type="application/json"),
+    }
+
+    def broken(update: PeerUpdate) -> None:
+        raise TypeError("the printer has a bug")
+
+    async with Peers(Egress(), QUICK).connect(target(rude.url)) as peer:
+        with pytest.raises(TypeError, match="has a bug"):
+            await peer.call(broken).send(Outgoing(({"text": "hello"},)))
+        with pytest.raises(TypeError, match="has a bug"):
+            await peer.call(broken).get("t")
+        unknown = peer.call(broken)
+        unknown.transcript.task_id = "t"
+        rude.answers["CancelTask"] = rude.answers["GetTask"]
+        with pytest.raises(TypeError, match="has a bug"):
+            await unknown.cancel()
 
 
 # -- one deadline for a peer that does not answer (A2A_CLIENT_TIMEOUT_SECONDS)

@@ -167,7 +167,8 @@ class Conversation:
         request = found.requests[0] if found.requests else None
         decision = "once" if self._arguments.yes else "reject" if self._arguments.no else None
         if request is not None and request.type == "permission" and decision is not None:
-            self.printer.say(f"{found.status_text.splitlines()[0]} → {decision}")
+            asked = found.status_text.strip() or "The agent asks for permission."
+            self.printer.say(f"{asked.splitlines()[0]} → {decision}")
             return {"data": {"reply": decision, "request_id": request.id}}
         if self.reader is None:
             return None

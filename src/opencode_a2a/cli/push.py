@@ -183,7 +183,11 @@ def _listen(arguments: argparse.Namespace) -> int:
     _Handler.listening = _Listening(
         verifier, url, as_json=arguments.json, until_end=arguments.until_end
     )
-    print(f'listening: {{"url": "{url}", "token": "{secret}"}}', flush=True)
+    config = {"url": url, "token": secret}
+    if arguments.json:
+        print(json.dumps({"listening": config}), flush=True)
+    else:
+        print(f"listening: {json.dumps(config)}", flush=True)
     with server:
         try:
             server.serve_forever(poll_interval=0.1)

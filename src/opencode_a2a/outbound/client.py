@@ -314,7 +314,8 @@ class PeerCall:
             with peer_errors():
                 context = self.peer.context(seconds)
                 request = CancelTaskRequest(id=self.transcript.task_id)
-                self._snapshot(await client.cancel_task(request, context=context))
+                task = await client.cancel_task(request, context=context)
+        self._snapshot(task)
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
@@ -431,15 +432,18 @@ class PeerCall:
         """
         first = True
         try:
-            with peer_errors():
-                async with aclosing(cast(AsyncGenerator[StreamResponse], stream)) as events:
-                    async for event in events:
-                        self._take(MessageToDict(event))
-                        if self.transcript.ended:
-                            return
-                        if self.transcript.paused and not (first and continues):
-                            return
-                        first = False
+            async with aclosing(cast(AsyncGenerator[StreamResponse], stream)) as events:
+                while True:
+                    with peer_errors():
+                        event = await anext(events, None)
+                    if event is None:
+                        return
+                    self._take(event)
+                    if self.transcript.ended:
+                        return
+                    if self.transcript.paused and not (first and continues):
+                        return
+                    first = False
         finally:
             self._last_event_id = transport.last_event_id or self._last_event_id
 
@@ -449,14 +453,17 @@ class PeerCall:
             raise ConnectionLost("The peer ended its stream before the task.")
 
     def _snapshot(self, task: Task) -> None:
-        self._take({"task": MessageToDict(task)})
+        self._take(StreamResponse(task=task))
 
-    def _take(self, event: Json) -> None:
+    def _take(self, received: StreamResponse) -> None:
+        """Read an event, and hand it on; what goes wrong with that is no fault of the peer's."""
+        with peer_errors():
+            event: Json = MessageToDict(received)
+            shown = self.transcript.feed(event)
         self._in_doubt = False
         if self._told_lost:
             self._told_lost = False
             self._emit(Resumed())
-        shown = self.transcript.feed(event)
         self._news += len(shown)
         self._emit(Received(event, shown))
 
