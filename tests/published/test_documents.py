@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import pytest
@@ -17,6 +17,9 @@ from opencode_a2a.domain.release import Release
 from opencode_a2a.extensions import ALL
 from opencode_a2a.extensions.declared import COMPATIBILITY, STREAM_HINTS
 from opencode_a2a.inbound import routes
+from opencode_a2a.inbound.health import Health
+from opencode_a2a.inbound.openapi import Api
+from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.published import Published
 from tests.running import ROOT
 
@@ -181,6 +184,22 @@ def test_what_is_said_of_pages_is_what_the_parameters_allow(document: Json) -> N
         for name, pages in contract.get("pagination", {}).items():
             limit = contract["methods"][name]["params"]["properties"]["limit"]
             assert pages["limit"] == {"default": limit["default"], "maximum": limit["maximum"]}
+
+
+@pytest.mark.parametrize("metrics", ["scope", "open"])
+def test_what_is_open_to_everybody_is_published_as_that(
+    monkeypatch: pytest.MonkeyPatch, metrics: str
+) -> None:
+    monkeypatch.setenv("A2A_BEARER_TOKEN", SECRET)
+    monkeypatch.setenv("A2A_METRICS", metrics)
+    monkeypatch.setenv("A2A_PUSH", "true")
+    api = Api(publication(load(), "http://127.0.0.1:8000"))
+    routes.add_routes(api, cast(Operations, None), Health({}), body_limit=0)
+    paths = api.openapi()["paths"]
+    assert {route.path for route in api.routes if route.is_public} > {"/health", "/docs"}
+    for route in api.routes:
+        for described in paths.get(route.path, {}).values():
+            assert (described.get("security") == []) is route.is_public, route.path
 
 
 @pytest.mark.parametrize("backend", ["database", "memory"])
