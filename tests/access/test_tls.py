@@ -34,7 +34,7 @@ def test_it_serves_https_and_takes_a_renewed_certificate_without_ending_a_stream
         card = client.get("/.well-known/agent-card.json").json()
         assert card["supportedInterfaces"][0]["url"] == running.url
         json_type = {"content-type": "application/json"}
-        too_large = client.post("/message:send", content=b"x" * 2_000_000, headers=json_type)
+        too_large = client.post("/message:send", content=b"x" * 17_000_000, headers=json_type)
         assert too_large.status_code == 413  # and it can be read
         message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "[[hang]] hello"}]}
         with client.stream("POST", "/message:stream", json={"message": message}) as response:
