@@ -127,9 +127,9 @@ async def test_a_running_command_is_stopped_with_its_task(
     either: PythonClient, opencode: Upstream, behind: Behind
 ) -> None:
     mark = f"ran-{uuid.uuid4()}"
-    command = f'{{"command": "sleep 20; touch {mark}", "description": "Takes long"}}'
+    command = f'{{"command": "echo be$()gun; sleep 20; touch {mark}", "description": "Takes long"}}'
     async with either.stream(ask(f"[[say:Wait.]] [[tool:bash {command}]]")) as stream:
-        await stream.until(shows("tool:bash", "running"))
+        await stream.until(shows("tool:bash", "begun"))
         canceled = await either.cancel(stream.task.id)
         streamed = await stream.rest()
     assert state(canceled) == "canceled"
