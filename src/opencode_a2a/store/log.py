@@ -404,20 +404,41 @@ class SqlTaskLog:
                 self._wake_timer.cancel()
                 self._wake_timer = None
             self._last_commit_at = self._loop.time()
-            if await (self._settle() if self._unsettled else self._write()):
+            try:
+                succeeded = await (self._settle() if self._unsettled else self._write())
+            except Exception:  # of this service: the store's failures are answered above
+                logger.exception("store.internal_error", advice="report it; the writer goes on")
+                self._give_up_batches()
+                succeeded = False
+            if succeeded:
                 failures = 0
             else:
                 pauses = RETRY_SECONDS[:3] if self._unsettled else RETRY_SECONDS
                 await asyncio.sleep(pauses[min(failures, len(pauses) - 1)])
                 failures += 1
 
+    def _give_up_batches(self) -> None:
+        """Close the tasks of a round that failed inside: nobody knows what of them is stored.
+
+        Their callers are told so, their readers go on with the table, and like any task that nobody
+        holds they are claimed again from their rows.
+        """
+        self._cancel_deadline()
+        for open_task in list(self._open.values()):
+            if open_task.being_written and not any(
+                open_task is each for each, _ in self._unsettled
+            ):
+                self._close(open_task, OutcomeUnknown())
+            elif open_task.waiting:
+                self._dirty[open_task.task.head.id] = open_task
+        self._wake.set()
+
     async def _write(self) -> bool:
         """Commit all waiting writes. False when the store fails."""
         dirty, self._dirty = self._dirty, {}
-        written = [open_task for open_task in dirty.values() if open_task.waiting]
-        if not written:
+        written, batches = self._make_batches([each for each in dirty.values() if each.waiting])
+        if not batches:
             return True
-        batches = self._make_batches(written)
         dirty_since = self._dirty_since
         self._start_deadline(written, COMMIT_SECONDS)
         try:
@@ -508,12 +529,22 @@ class SqlTaskLog:
     def _lease(self) -> Lease:
         return Lease(self._holder, until=self._clock() + LEASE)
 
-    def _make_batches(self, written: Sequence[OpenTask]) -> list[sql.Batch]:
-        followers = self._interest.channels([each.task.head.id for each in written])
-        return [
-            self._make_batch(each, followers.get(each.task.head.id, frozenset()))
-            for each in written
-        ]
+    def _make_batches(self, dirty: Sequence[OpenTask]) -> tuple[list[OpenTask], list[sql.Batch]]:
+        """The batches of these tasks. A task of which none can be made must not stop the others."""
+        written: list[OpenTask] = []
+        batches: list[sql.Batch] = []
+        followers = self._interest.channels([each.task.head.id for each in dirty])
+        for open_task in dirty:
+            task_id = open_task.task.head.id
+            try:
+                batch = self._make_batch(open_task, followers.get(task_id, frozenset()))
+            except Exception:
+                logger.exception("store.internal_error", task=task_id)
+                self._close(open_task, StoreUnavailable.nothing_changed())
+            else:
+                written.append(open_task)
+                batches.append(batch)
+        return written, batches
 
     def _make_batch(self, open_task: OpenTask, followers: frozenset[str]) -> sql.Batch:
         """Number the waiting updates. A number is used up only by a commit."""
@@ -564,23 +595,31 @@ class SqlTaskLog:
         if open_task.answered_unknown:
             self._close(open_task, StoreUnavailable.nothing_changed())
             return
+        try:
+            open_task.publish(batch.entries)
+        except Exception:  # what is committed can be read from the table
+            logger.exception("store.internal_error", task=open_task.task.head.id)
+            self._close(open_task, OutcomeUnknown())
+            return
         written, open_task.being_written = open_task.being_written, []
-        open_task.publish(batch.entries)
-        if (observer := open_task.observer) is not None and observer.wants(batch.entries):
-            later.do(partial(observer.observe, batch.entries))
         for write in written:
             write.answer()
         if open_task.over:
             self._open.pop(open_task.task.head.id, None)
         open_task.wake()
         self._followers.look(open_task.task.head.id)  # readers from before it was claimed here
+        self._call_hooks(open_task, batch)
+
+    def _call_hooks(self, open_task: OpenTask, batch: sql.Batch) -> None:
+        """Tell those who watch commits. What goes wrong with one harms nobody else."""
+        if open_task.observer is not None:
+            _call_hook(_observe, open_task.observer, batch.entries)
         if batch.counted and self.on_usage is not None:
-            # Not from here: an exception would end the writer, and with it every task.
-            self._loop.call_soon(self.on_usage, list(batch.counted))
+            _call_hook(self.on_usage, list(batch.counted))
         if self.on_commit is not None:
-            self.on_commit(open_task.task.head.id, batch.entries)
+            _call_hook(self.on_commit, open_task.task.head.id, batch.entries)
         if self.on_change is not None:
-            self.on_change(open_task.task, batch.entries)
+            _call_hook(self.on_change, open_task.task, batch.entries)
 
     def _drop_repeated(self, open_task: OpenTask, taken: frozenset[str]) -> None:
         """Refuse the writes whose key is taken, and write the others without them."""
@@ -771,8 +810,12 @@ class SqlTaskLog:
         while True:
             await asyncio.sleep(pause)
             pause = SWEEP_SECONDS
-            with suppress(StoreUnavailable):  # already logged; the next round tries again
+            try:
                 await self.sweep(retention)
+            except StoreUnavailable:
+                continue  # already logged; the next round tries again
+            except Exception:
+                logger.exception("store.sweep_failed")
 
     async def sweep(self, retention: Retention) -> None:
         """Delete what is older than its retention, in small steps: commits wait meanwhile."""
@@ -979,6 +1022,19 @@ def _merge(
     return updates, [
         each or codec.encode(update) for update, each in zip(updates, encoded, strict=True)
     ]
+
+
+def _call_hook(hook: Callable[..., None], *args: object) -> None:
+    """Call what wants to know of commits. An exception of it must not end the writer."""
+    try:
+        hook(*args)
+    except Exception:
+        logger.exception("store.hook_failed", hook=getattr(hook, "__qualname__", repr(hook)))
+
+
+def _observe(observer: TaskObserver, committed: Sequence[LogEntry]) -> None:
+    if observer.wants(committed):
+        later.do(partial(observer.observe, committed))
 
 
 def _is_plain(update: Update) -> bool:
