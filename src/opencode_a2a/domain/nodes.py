@@ -38,10 +38,10 @@ class Node:
     draining: bool = False
     started_at: int = 0
     seen_at: int = 0
-    dead: bool = False  # whoever read the row knows better
+    silent: bool = False  # it did not take a command, and was not seen since
 
     def is_alive(self, now: int) -> bool:
-        return not self.dead and now - self.seen_at <= ALIVE_MS
+        return not self.silent and now - self.seen_at <= ALIVE_MS
 
     def state(self, now: int) -> Literal["running", "draining", "gone"]:
         if not self.is_alive(now):

@@ -271,9 +271,9 @@ class Cluster:
                 raise OutcomeUnknown
 
     def _without_silent(self, nodes: Sequence[Node]) -> list[Node]:
-        """A node that did not take a command is taken for dead, until it is seen again."""
+        """A node that did not take a command is asked nothing more until it is seen again."""
         return [
-            replace(node, dead=node.dead or node.seen_at <= self._silent.get(node.holder, -1))
+            replace(node, silent=node.seen_at <= self._silent.get(node.holder, -1))
             for node in nodes
         ]
 

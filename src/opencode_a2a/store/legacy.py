@@ -45,7 +45,6 @@ from ..errors import StoreUnavailable
 from .clock import now_ms
 from .copies import CopyNotMade
 from .database import BUSY_SECONDS, Database, connect
-from .holder import Holder
 from .migrate import ForeignDatabase, SchemaTooNew
 from .tables import IS_OPEN, contexts, metadata, sessions, tasks
 
@@ -140,17 +139,17 @@ def _mark(db: Connection, root: Root, now: int) -> None:
 
 
 def _sessions_in_use(db: Connection, now: int) -> set[str]:
-    """The sessions of open tasks that a living process holds."""
+    """The sessions of open tasks that a process holds."""
     served = (contexts.c.owner == tasks.c.owner) & (contexts.c.context_id == tasks.c.context_id)
     held = (
-        select(tasks.c.session_id, contexts.c.session_id, tasks.c.holder, tasks.c.held_until)
+        select(tasks.c.session_id, contexts.c.session_id, tasks.c.held_until)
         .outerjoin(contexts, served)
         .where(IS_OPEN, tasks.c.holder.is_not(None))
     )
     return {
         session_id
-        for *used, holder, held_until in db.execute(held)
-        if held_until >= now and not Holder.is_dead(holder)
+        for *used, held_until in db.execute(held)
+        if held_until >= now
         for session_id in used
         if session_id is not None
     }

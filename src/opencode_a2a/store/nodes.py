@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -14,7 +14,6 @@ from ..domain.values import Root
 from . import statements as sql
 from .clock import SERVER_TIME
 from .database import Database, make_engine
-from .holder import Holder
 from .tables import IS_OPEN, OPEN_STATES, commands, contexts, interrupts, nodes, sessions, tasks
 from .wakeups import notify
 
@@ -46,14 +45,13 @@ class SqlNodes:
         return self._database.wakeups.subscribe(listener)
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        found = await self._database.write(_beat, node, self._database.clock())
-        return _with_dead(found)
+        return await self._database.write(_beat, node, self._database.clock())
 
     async def leave(self) -> None:
         await self._database.write(_leave, self.holder, self._database.clock())
 
     async def all(self) -> Sequence[Node]:
-        return _with_dead(await self._database.read(all_nodes))
+        return await self._database.read(all_nodes)
 
     async def drain(self, node: str, *, draining: bool) -> int:
         return await self._database.write(_drain, node, draining, self._database.clock())
@@ -113,11 +111,6 @@ def _beat(db: Connection, node: Node, now: int) -> list[Node]:
     db.execute(delete(nodes).where(nodes.c.seen_at < now - GONE_MS))
     db.execute(delete(commands).where(commands.c.created_at < now - LEFT_MS))
     return all_nodes(db)
-
-
-def _with_dead(found: Sequence[Node]) -> list[Node]:
-    """Whoever is on this machine is known to be dead at once."""
-    return [replace(each, dead=Holder.is_dead(each.holder)) for each in found]
 
 
 def all_nodes(db: Connection) -> list[Node]:

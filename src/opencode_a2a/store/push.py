@@ -265,17 +265,15 @@ def _find(db: Connection, look: _Look) -> tuple[list[PushCursor], list[tuple[str
     )
     recent = tasks.c.status_at >= look.since
     changed = [_cursor(row) for row in db.execute(found.where(us, recent, differs))]
-    others = select(push_configs.c.holder).where(push_configs.c.is_over == 0).distinct()
-    dead = [name for name in db.execute(others).scalars() if name and Holder.is_dead(name)]
-    over = or_(push_configs.c.held_until < look.now, push_configs.c.holder.in_(dead))
-    nobodys = or_(push_configs.c.holder.is_(None), and_(push_configs.c.holder != look.holder, over))
+    over = and_(push_configs.c.holder != look.holder, push_configs.c.held_until < look.now)
+    nobodys = or_(push_configs.c.holder.is_(None), over)
     order = (push_configs.c.task_id, push_configs.c.id)  # the same in every process: no deadlock
     free = db.execute(found.where(for_us, nobodys).order_by(*order).limit(CLAIM_ROWS))
     return changed, [(row.task_id, row.id) for row in free]
 
 
 def _is_free(row: Any, now: int) -> bool:
-    return row.holder is None or row.held_until < now or Holder.is_dead(row.holder)
+    return row.holder is None or row.held_until < now
 
 
 def _cursor(row: Any) -> PushCursor:

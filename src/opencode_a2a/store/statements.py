@@ -64,7 +64,7 @@ from ..domain.values import (
 )
 from . import codec, interrupts, usage
 from .database import Conflict
-from .holder import Holder, Lease
+from .holder import Lease
 from .migrate import touch
 from .prepared import Prepared, RowsInsert
 from .roots import adopt
@@ -625,7 +625,7 @@ def claim_expired(
     root: Root,
     opencode: str | None,
 ) -> tuple[list[Task], dict[str, Problem]]:
-    """Claim the tasks of this root and OpenCode whose lease ran out, or whose holder is dead.
+    """Claim the tasks of this root and OpenCode whose lease ran out, or that are free.
 
     Returns them in the order in which to continue: started ones, then waiting ones, oldest first.
     Also returns those that failed instead, because no process could continue them. What a newer
@@ -634,15 +634,13 @@ def claim_expired(
     ours_to_do = and_(or_(tasks.c.root == root.path, tasks.c.root.is_(None)), IS_OPEN)
     if opencode is not None:
         ours_to_do &= or_(tasks.c.opencode == opencode, tasks.c.opencode.is_(None))
-    holders = db.execute(select(tasks.c.holder).where(ours_to_do).distinct()).scalars()
-    free = [name for name in holders if name is not None and Holder.is_dead(name)]
     statement = (
         select(tasks.c.id, tasks.c.root)
         .where(ours_to_do)
         .where(
             or_(
                 tasks.c.holder.is_(None),
-                tasks.c.holder.in_([lease.holder, *free]),
+                tasks.c.holder == lease.holder,
                 tasks.c.held_until < now,
             )
         )
