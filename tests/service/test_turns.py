@@ -70,7 +70,7 @@ from tests.fakes.options import NoOptions
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 from tests.service.conftest import Hours
 from tests.service.house import ALICE, BOB, House, NoFiles, answers, house, rename
-from tests.store.support import Clock
+from tests.store.support import Clock, claim_all
 
 SUBMITTED, WORKING, COMPLETED = TaskState.SUBMITTED, TaskState.WORKING, TaskState.COMPLETED
 FAILED, ASKING = TaskState.FAILED, TaskState.INPUT_REQUIRED
@@ -628,7 +628,7 @@ async def test_what_may_finish_while_the_service_stops_is_held_until_then() -> N
                 log.beats.get_nowait()
             for _ in range(2):  # the first may have begun before
                 await log.beats.get()
-            assert await another.claim_expired() == []
+            assert await claim_all(another) == []
         agent.of("c").answer("HELLO")
         await stopping
         assert answers(await log.get(ALICE.principal, task.head.id)) == ["HELLO"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -78,9 +78,14 @@ async def rest(cursor: Cursor) -> list[LogEntry]:
     return found
 
 
+async def claim_all(log: SqlTaskLog) -> Sequence[Task]:
+    """Claim everything that nobody holds."""
+    return await log.claim(await log.expired())
+
+
 async def claimed_ids(log: SqlTaskLog) -> list[str]:
     """The ids of the tasks that a log claims."""
-    return [task.head.id for task in await log.claim_expired()]
+    return [task.head.id for task in await claim_all(log)]
 
 
 async def settled(log: SqlTaskLog, task_id: str) -> None:

@@ -29,6 +29,7 @@ from tests.store.support import (
     HELLO,
     OWNER,
     Clock,
+    claim_all,
     claimed_ids,
     delta,
     head,
@@ -228,7 +229,7 @@ async def test_a_write_to_a_running_task_is_claimed_with_it(
         wire.away = False
         await settled(cut_log, "t")
         assert not cut_log.is_mine("t")
-        (task,) = await cut_log.claim_expired()
+        (task,) = await claim_all(cut_log)
         assert task.last_seq == 2
         with pytest.raises(KeyTaken):
             await cut_log.write("t", [step(1)], [KEY])
@@ -321,7 +322,7 @@ async def campaign(log: SqlTaskLog, wire: Wire, chance: random.Random, *, cuts: 
     wire.cut, wire.away_after, wire.away = None, False, False
     for name in outcome:
         await settled(log, name)
-    for task in await log.claim_expired():
+    for task in await claim_all(log):
         log.append(task.head.id, [DONE])
         await log.flushed(task.head.id)
     figures.cuts = wire.cuts

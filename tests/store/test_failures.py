@@ -31,6 +31,7 @@ from tests.store.support import (
     HELLO,
     OWNER,
     Clock,
+    claim_all,
     claimed_ids,
     delta,
     head,
@@ -211,7 +212,7 @@ async def test_a_full_disk_can_be_opened_and_read(disk: Disk, way: str) -> None:
                     await log.create(head("during"), [LONG_MESSAGE])
             disk.free()
             clock.outlast_leases()
-            (claimed_task,) = await log.claim_expired()
+            (claimed_task,) = await claim_all(log)
             assert claimed_task.head.id == "t"
             await log.write("t", [DONE])
             assert (await log.list(TaskQuery(OWNER, state=TaskState.COMPLETED))).total == 1
@@ -238,7 +239,7 @@ async def test_a_folder_that_is_taken_away_is_noticed_and_waited_for(
         with pytest.raises(StoreUnavailable):
             await log.list(TaskQuery(OWNER))
         with pytest.raises(StoreUnavailable):
-            await log.claim_expired()
+            await claim_all(log)
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await cursor.read()
@@ -291,7 +292,7 @@ async def test_a_database_that_may_only_be_read_can_be_read(path: Path, file_url
             with pytest.raises(StoreUnavailable):
                 await log.create(head("u"), [HELLO])
             with pytest.raises(StoreUnavailable):
-                await log.claim_expired()
+                await claim_all(log)
             assert not log.is_mine("t")
             with pytest.raises(UnsupportedOperation):
                 await log.write("t", [DONE])

@@ -7,14 +7,18 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, update
 
+from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.updates import LogEntry, Started
 from opencode_a2a.domain.values import Failure, TaskQuery, TaskState
 from opencode_a2a.errors import UnsupportedOperation
+from opencode_a2a.service.recovery import CLAIM_TASKS, Recovery
 from opencode_a2a.store import log as log_module
+from opencode_a2a.store import statements
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import LEASE, Holder
 from opencode_a2a.store.log import SqlTaskLog
@@ -26,6 +30,7 @@ from tests.store.support import (
     HELLO,
     OWNER,
     Clock,
+    claim_all,
     claimed_ids,
     delta,
     head,
@@ -73,7 +78,7 @@ async def test_a_task_is_left_to_its_holder_until_the_lease_has_run_out(
             assert await claimed_ids(another) == []
             assert not another.is_mine("t")
         clock.now += 1
-        (task,) = await another.claim_expired()
+        (task,) = await claim_all(another)
         assert visible_state(task) == visible_state(await log.get(OWNER, "t"))
         assert another.is_mine("t")
         assert await claimed_ids(another) == []
@@ -418,3 +423,57 @@ async def test_a_reader_follows_a_task_from_process_to_process(file_url: str, cl
         assert await claimed_ids(reading) == ["t"]
         await reading.write("t", [step(3), DONE])
         assert numbers(await received) == [1, 2, 3, 4, 5, 6]
+
+
+FAILOVER_TASKS = 2_000
+
+
+async def test_commits_and_renewals_go_on_while_thousands_of_tasks_are_claimed(
+    database: Database, log: SqlTaskLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = 0
+
+    def count(*args: Any, **named: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        ours, _ = result = claim(*args, **named)
+        assert len(ours) <= CLAIM_TASKS
+        return result
+
+    claim = statements.claim
+    monkeypatch.setattr(statements, "claim", count)  # it runs as it is
+    names = [f"t-{n:04}" for n in range(FAILOVER_TASKS)]
+    async with asyncio.timeout(200), SqlTaskLog.open(database, clock=clock) as survivor:
+        for start in range(0, FAILOVER_TASKS, 100):
+            some = names[start : start + 100]
+            creating = [log.create(head(name, created_at=start), [HELLO, step(1)]) for name in some]
+            await asyncio.gather(*creating)
+        await survivor.create(head("mine"), [HELLO])
+        clock.now += LEASE // 2
+        await survivor.renew_leases()
+        clock.now += LEASE // 2 + 1
+        recovery = Recovery(survivor, never := NeverRuns(), inputs=None)  # type: ignore[arg-type]
+        claiming = asyncio.create_task(recovery.resume_expired())
+        let_in = 0
+        while not claiming.done():
+            await survivor.write("mine", [step(let_in)])
+            assert await survivor.renew_leases() == []
+            let_in += 1
+        await claiming
+        assert sorted(never.resumed) == names
+        assert claims == FAILOVER_TASKS // CLAIM_TASKS
+        # Each waits for one step at most, and then for the next one.
+        assert let_in > claims // 4
+        assert survivor.is_mine("mine")
+        assert await log.renew_leases() == []
+        assert not log.is_mine(names[0])
+
+
+class NeverRuns:
+    """Takes the place of a scheduler whose tasks wait for their turn."""
+
+    def __init__(self) -> None:
+        self.resumed: list[str] = []
+
+    def resume(self, task: Task, **_: object) -> None:
+        self.resumed.append(task.head.id)

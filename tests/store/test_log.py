@@ -26,6 +26,7 @@ from tests.store.support import (
     HELLO,
     OWNER,
     Clock,
+    claim_all,
     claimed_ids,
     delta,
     head,
@@ -616,7 +617,7 @@ async def test_unfinished_tasks_are_found_and_carried_on(database: Database) -> 
             await first.write("a", [Started("ses_1", "Title"), delta("one ")])
             await first.write("done", [DONE])
         async with SqlTaskLog.open(database) as second:
-            found = await second.claim_expired()
+            found = await claim_all(second)
             assert [task.head.id for task in found] == ["a", "b", "c"]  # started tasks come first
             task = found[0]
             assert (task.state, task.last_seq) == (TaskState.WORKING, 3)

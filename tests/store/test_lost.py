@@ -30,7 +30,7 @@ from opencode_a2a.store.holder import LEASE
 from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.statements import ADOPTION_MS, SWEEP_ROWS
 from tests.postgres import Postgres
-from tests.store.support import HELLO, OWNER, Clock, claimed_ids, delta, head, rest, soon
+from tests.store.support import HELLO, OWNER, Clock, claim_all, claimed_ids, delta, head, rest, soon
 from tests.store.test_sharing import process
 
 RETURN_MS = 60_000
@@ -139,7 +139,7 @@ async def test_what_a_newer_version_wrote_is_left_to_it(
         assert await other.fail_abandoned(clock.now - RETURN_MS) == []
         postgres.say("UPDATE entries SET kind = 'Started' WHERE seq = 2")
         async with process(url, clock, "one") as back:
-            (task,) = await back.claim_expired()
+            (task,) = await claim_all(back)
             assert (task.state, task.last_seq) == (TaskState.WORKING, 2)
 
 

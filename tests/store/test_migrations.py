@@ -22,7 +22,7 @@ from opencode_a2a.store.database import Database, check
 from opencode_a2a.store.holder import Holder
 from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.tables import metadata
-from tests.store.support import HELLO, OWNER, head, soon
+from tests.store.support import HELLO, OWNER, claim_all, head, soon
 
 
 async def test_an_empty_database_gets_the_schema_that_the_tables_describe(
@@ -109,7 +109,7 @@ async def test_opening_again_changes_nothing(path: Path, file_url: str) -> None:
 async def test_several_processes_may_open_an_empty_database_at_once(file_url: str) -> None:
     async def open_it() -> None:
         async with Database.open(file_url) as database, SqlTaskLog.open(database) as log:
-            await log.claim_expired()
+            await claim_all(log)
 
     async with soon():
         await asyncio.gather(*(open_it() for _ in range(4)))

@@ -26,7 +26,7 @@ from opencode_a2a.store.codec import encode
 from opencode_a2a.store.database import Conflict, Database
 from opencode_a2a.store.log import Retention, SqlTaskLog
 from opencode_a2a.store.usage import SqlUsage, read_stored
-from tests.store.support import DONE, HELLO, OWNER, Clock, head, soon
+from tests.store.support import DONE, HELLO, OWNER, Clock, claim_all, head, soon
 
 USED = Usage(5, 4, 3, 2, 1, cost=0.1)
 BY_MODEL = AnsweredBy(ModelRef("demo", "small"))
@@ -101,7 +101,7 @@ async def test_the_same_step_counts_once_whoever_tells_of_it(
         clock.outlast_leases()
         async with SqlTaskLog.open(database, clock=clock) as another:
             another.on_usage = told.extend
-            await another.claim_expired()
+            await claim_all(another)
             await another.write("t", [finished("1"), finished("2")])
             log.append("t", [finished("3")])  # by the process that has lost the task
             await log.flushed("t")
@@ -264,7 +264,7 @@ class World:
         self.log = await self.stack.enter_async_context(
             SqlTaskLog.open(self.database, clock=self.clock)
         )
-        for found in await self.log.claim_expired():
+        for found in await claim_all(self.log):
             task = int(found.head.id[1:])
             self.turns[task] = Turn(f"ses_{task}", "msg_1")
             self.turns[task].resume(found)

@@ -241,8 +241,12 @@ class TaskLog(Protocol):
         """Renew our leases. Returns the tasks of ours that another process was asked to cancel."""
         ...
 
-    async def claim_expired(self) -> Sequence[Task]:
-        """Take up the tasks that no process holds any more, oldest first."""
+    async def expired(self) -> Sequence[str]:
+        """The tasks that no process holds any more, in the order in which to take them up."""
+        ...
+
+    async def claim(self, task_ids: Sequence[str]) -> Sequence[Task]:
+        """Take up those of these tasks that still nobody holds, in one transaction: a few."""
         ...
 
     async def older_held_by_other(self, head: TaskHead) -> str | None:

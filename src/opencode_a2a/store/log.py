@@ -41,7 +41,7 @@ from ..domain.updates import (
     coalesce,
     state_after,
 )
-from ..domain.values import ANY_ROOT, Root, TaskQuery, TaskState
+from ..domain.values import ANY_ROOT, Problem, Root, TaskQuery, TaskState
 from ..errors import (
     OtherOpenCode,
     OtherWorkspace,
@@ -228,6 +228,7 @@ class SqlTaskLog:
         self._interval = SERVER_INTERVAL_SECONDS if database.is_server else COMMIT_INTERVAL_SECONDS
         self._loop = asyncio.get_running_loop()
         self._claiming = asyncio.Lock()
+        self._newer: set[str] = set()  # tasks that only a newer version of this program can read
         self._adoption = sql.AdoptionRound()
         self._renewed_at = self._loop.time()  # all leases
         self._followers = Followers(database)
@@ -684,22 +685,34 @@ class SqlTaskLog:
             self._close(ours[task_id], _has_ended(task_id))
         return to_stop
 
-    async def claim_expired(self) -> Sequence[Task]:
+    async def expired(self) -> Sequence[str]:
+        found = await self._database.read(
+            sql.find_expired,
+            self._holder,
+            now=self._clock(),
+            root=self._root,
+            opencode=self.opencode,
+        )
+        # A task that is open here may have a new holder already. It is not claimed back before
+        # this process has noticed.
+        return [each for each in found if each not in self._open and each not in self._newer]
+
+    async def claim(self, task_ids: Sequence[str]) -> Sequence[Task]:
         async with self._claiming:  # two at once would both claim the same tasks
-            # A task that is open here may have a new holder already. It is not claimed back before
-            # this process has noticed.
-            claimed, given_up = await self._database.write(
-                sql.claim_expired,
+            wanted = [task_id for task_id in task_ids if task_id not in self._open]
+            ours, unplaced = await self._database.write(
+                sql.claim,
                 self._lease(),
+                wanted,
                 now=self._clock(),
-                known=set(self._open),
                 root=self._root,
                 opencode=self.opencode,
             )
-            for task_id, problem in given_up.items():
-                event = "task.unreadable" if problem is sql.UNREADABLE else "task.unplaced"
-                logger.error(event, task=task_id, advice="it has failed")
-                metrics.TASKS_ENDED.add(TaskState.FAILED.value, problem.type.value)
+            for task_id in unplaced:
+                _log_given_up("task.unplaced", task_id, sql.NO_DIRECTORY)
+            # Commits and renewals go on meanwhile: to read a long log takes a while.
+            read = [await self._read_claimed(each) for each in wanted if each in ours]
+            claimed = [task for task in read if task is not None]
             for task in claimed:
                 self._open[task.head.id] = open_task = OpenTask(
                     task,
@@ -710,6 +723,22 @@ class SqlTaskLog:
                 if task.lost is not None:
                     self._enqueue(open_task, [NodeReturned()])
         return [task.snapshot() for task in claimed]
+
+    async def _read_claimed(self, task_id: str) -> Task | None:
+        """A task that was just claimed; None if this process cannot continue it."""
+        try:
+            return await self._database.read(sql.load, task_id)
+        except codec.UnknownKind:  # for a process of the version that wrote it
+            self._newer.add(task_id)
+            await self._database.write(sql.free, task_id, self._holder)
+        except StoreUnavailable:
+            raise
+        except Exception as exc:  # one damaged task must not keep the others from going on
+            if not isinstance(exc, codec.Unreadable):
+                logger.exception("store.internal_error", task=task_id)
+            if await self._database.write(sql.give_up, task_id, self._holder, now=self._clock()):
+                _log_given_up("task.unreadable", task_id, sql.UNREADABLE)
+        return None
 
     async def note_lost(self, since: int, *, return_ms: int) -> Sequence[str]:
         """Let the tasks of an OpenCode that no node has used since then say that they wait."""
@@ -1048,6 +1077,11 @@ def _refusal(exc: Exception) -> StoreUnavailable:
         return StoreUnavailable.nothing_changed() if isinstance(exc, OutcomeUnknown) else exc
     logger.error("store.internal_error", exc_info=exc)
     return StoreUnavailable.nothing_changed()
+
+
+def _log_given_up(event: str, task_id: str, problem: Problem) -> None:
+    logger.error(event, task=task_id, advice="it has failed")
+    metrics.TASKS_ENDED.add(TaskState.FAILED.value, problem.type.value)
 
 
 def _has_ended(task_id: str) -> UnsupportedOperation:

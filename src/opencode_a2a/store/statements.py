@@ -499,7 +499,9 @@ def entries_after(
     statement = _ENTRIES.where(entries.c.task_id == task_id, entries.c.seq > after).limit(limit)
     if until is not None:
         statement = statement.where(entries.c.seq <= until)
-    return [codec.decode(*row) for row in db.execute(statement)]
+    # All rows first: a statement that is left in the middle would keep SQLite's connection at what
+    # was committed by then.
+    return [codec.decode(*row) for row in db.execute(statement).all()]
 
 
 def entries_of_kinds(
@@ -509,7 +511,7 @@ def entries_of_kinds(
     statement = _ENTRIES.where(entries.c.task_id == task_id, entries.c.seq > after).limit(limit)
     if kinds:
         statement = statement.where(entries.c.kind.in_(kinds))
-    found = [codec.decode(*row) for row in db.execute(statement)]
+    found = [codec.decode(*row) for row in db.execute(statement).all()]
     if not found:
         task = load(db, task_id) if _is_cleared(db, task_id) else None
         compacted = task.compacted() if task is not None else []
@@ -616,61 +618,78 @@ def older_held_by_other(db: Connection, head: TaskHead, holder: str) -> str | No
     return found
 
 
-def claim_expired(
+def _claimable(*, holder: str, now: int, root: Root, opencode: str | None) -> ColumnElement[bool]:
+    """Whose lease ran out, or that nobody holds. What a holder has and does not know is its own."""
+    theirs = and_(or_(tasks.c.root == root.path, tasks.c.root.is_(None)), IS_OPEN)
+    if opencode is not None:
+        theirs &= or_(tasks.c.opencode == opencode, tasks.c.opencode.is_(None))
+    return theirs & or_(
+        tasks.c.holder.is_(None), tasks.c.holder == holder, tasks.c.held_until < now
+    )
+
+
+def find_expired(
+    db: Connection, holder: str, *, now: int, root: Root, opencode: str | None
+) -> list[str]:
+    """The tasks that can be claimed, in the order in which to continue.
+
+    Started ones come first, then waiting ones, the oldest first.
+    """
+    order = (tasks.c.state == TaskState.SUBMITTED.value, tasks.c.created_at, tasks.c.id)
+    claimable = _claimable(holder=holder, now=now, root=root, opencode=opencode)
+    return list(db.execute(select(tasks.c.id).where(claimable).order_by(*order)).scalars())
+
+
+def claim(
     db: Connection,
     lease: Lease,
+    task_ids: Collection[str],
     *,
     now: int,
-    known: Collection[str],
     root: Root,
     opencode: str | None,
-) -> tuple[list[Task], dict[str, Problem]]:
-    """Claim the tasks of this root and OpenCode whose lease ran out, or that are free.
+) -> tuple[set[str], list[str]]:
+    """Claim those of these tasks that can still be claimed.
 
-    Returns them in the order in which to continue: started ones, then waiting ones, oldest first.
-    Also returns those that failed instead, because no process could continue them. What a newer
-    version has written, and this one cannot read, is left to a node of that version.
+    Also returns those that failed instead, because nobody knows the root they belong to.
     """
-    ours_to_do = and_(or_(tasks.c.root == root.path, tasks.c.root.is_(None)), IS_OPEN)
-    if opencode is not None:
-        ours_to_do &= or_(tasks.c.opencode == opencode, tasks.c.opencode.is_(None))
+    claimable = _claimable(holder=lease.holder, now=now, root=root, opencode=opencode)
     statement = (
         select(tasks.c.id, tasks.c.root)
-        .where(ours_to_do)
-        .where(
-            or_(
-                tasks.c.holder.is_(None),
-                tasks.c.holder == lease.holder,
-                tasks.c.held_until < now,
-            )
-        )
-        .order_by(tasks.c.state == TaskState.SUBMITTED.value, tasks.c.created_at, tasks.c.id)
+        .where(tasks.c.id.in_(task_ids), claimable)
+        .order_by(tasks.c.id)
         # Of two processes each claims what the other is not claiming already.
         .with_for_update(skip_locked=True)
     )
-    expired = [row for row in db.execute(statement) if row.id not in known]
-    given_up: dict[str, Problem] = {}
-    loaded: list[Task] = []
-    for row in expired:
+    ours: set[str] = set()
+    unplaced: list[str] = []
+    for row in db.execute(statement).all():
         home = row.root if row.root is not None else _root_of_unplaced(db, row.id, root)
         if home is None:
             _give_up(db, row.id, now=now, problem=NO_DIRECTORY)
-            given_up[row.id] = NO_DIRECTORY
+            unplaced.append(row.id)
         elif home == root.path:
-            try:
-                loaded += filter(None, [load(db, row.id)])
-            except codec.UnknownKind:
-                continue
-            except codec.Unreadable:
-                _give_up(db, row.id, now=now, problem=UNREADABLE)
-                given_up[row.id] = UNREADABLE
-    ours = [task.head.id for task in loaded]
+            ours.add(row.id)
     if ours:
         taken = update(tasks).where(tasks.c.id.in_(ours))
         held = {"holder": lease.holder, "held_until": lease.until, "root": root.path}
         db.execute(taken.values(held | ({"opencode": opencode} if opencode is not None else {})))
         notify(db, [f"claimed:{task_id}:0" for task_id in ours])
-    return loaded, given_up
+    return ours, unplaced
+
+
+def free(db: Connection, task_id: str, holder: str) -> None:
+    """Let others claim a task."""
+    held = (tasks.c.id == task_id, tasks.c.holder == holder, IS_OPEN)
+    db.execute(update(tasks).where(*held).values(holder=None, held_until=0))
+
+
+def give_up(db: Connection, task_id: str, holder: str, *, now: int) -> bool:
+    """Fail a task of this holder that cannot be read. False if it has another holder by now."""
+    if not _held(db, [task_id], holder):
+        return False
+    _give_up(db, task_id, now=now, problem=UNREADABLE)
+    return True
 
 
 def _root_of_unplaced(db: Connection, task_id: str, root: Root) -> str | None:
@@ -733,7 +752,7 @@ def _give_up(db: Connection, task_id: str, *, now: int, problem: Problem) -> Non
     row = db.execute(select(tasks).where(tasks.c.id == task_id)).one()
     task = Task(head_of(row), status_at=row.status_at)
     for entry in db.execute(_ENTRIES.where(entries.c.task_id == task_id)):
-        with suppress(codec.Unreadable):
+        with suppress(Exception):  # damaged: it cannot be decoded, or does not fit the others
             task.apply(codec.decode(*entry))
         task.last_seq = entry.seq
     ended = Ended(TaskState.FAILED, problem.message, problem)
