@@ -17,8 +17,8 @@ import structlog
 from ..domain.phrases import CONTINUE_PROMPT
 from ..domain.ports import TaskLog
 from ..domain.task import Task
-from ..domain.updates import Continued, MessageAdded
-from ..domain.values import Prompt
+from ..domain.updates import Continued, Ended, MessageAdded
+from ..domain.values import Failure, Problem, Prompt, TaskState
 from ..errors import StoreUnavailable
 from .inputs import Inputs
 from .scheduler import Scheduler
@@ -27,6 +27,11 @@ from .tasks import title_of
 logger = structlog.get_logger()
 
 CLAIM_TASKS = 20  # in one transaction
+NOT_RESUMED = Problem(
+    Failure.INTERNAL,
+    "The service was started again, and could not go on with this task. Send the request again in "
+    "the same context.",
+)
 
 
 class Recovery:
@@ -85,7 +90,12 @@ class Recovery:
         expired = await self._log.expired()
         for start in range(0, len(expired), CLAIM_TASKS):
             for task in await self._log.claim(expired[start : start + CLAIM_TASKS]):
-                self._resume(task)
+                try:
+                    self._resume(task)
+                except Exception:  # the others must go on
+                    logger.exception("task.not_resumed", task=task.head.id, advice="it has failed")
+                    ended = Ended(TaskState.FAILED, NOT_RESUMED.message, NOT_RESUMED)
+                    self._log.append(task.head.id, [ended])
 
     def _resume(self, task: Task) -> None:
         logger.info("task.resumed", task=task.head.id, state=task.state.value)
