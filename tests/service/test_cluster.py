@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import orjson
+import pytest
+
 from opencode_a2a.domain.nodes import Node
 from opencode_a2a.errors import StoreUnavailable
 from opencode_a2a.service.cluster import BEAT_SECONDS, Cluster, NodeStore
+from opencode_a2a.store.nodes import Command as StoredCommand
 from tests.store.support import Clock
 
 RETURN_MS = 60_000
@@ -21,7 +26,7 @@ class Database:
 
     clock: Clock
     away: bool = False
-    done: list[str] = field(default_factory=list)
+    tended: list[str] = field(default_factory=list)
     draining: bool = False
     holder: str = "here"
     started_at: int = 0
@@ -37,15 +42,15 @@ class Database:
         return [Node(**{**_fields(here), "seen_at": self.clock.now, "started_at": self.started_at})]
 
     async def adopt_unstarted(self, mine: Node, **times: int) -> Sequence[str]:
-        self.done.append("adopt")
+        self.tended.append("adopt")
         return []
 
     async def note_lost(self, since: int, *, return_ms: int) -> Sequence[str]:
-        self.done.append("note")
+        self.tended.append("note")
         return []
 
     async def fail_abandoned(self, before: int) -> Sequence[str]:
-        self.done.append("fail")
+        self.tended.append("fail")
         return []
 
 
@@ -61,11 +66,11 @@ def cluster(database: Database) -> Cluster:
 
 async def beats(node: Cluster, database: Database, *, until: int) -> set[str]:
     """What is done with the tasks of others until then."""
-    database.done.clear()
+    database.tended.clear()
     while database.clock.now < until:
         await node.look()
         database.clock.now += BEAT_MS
-    return set(database.done)
+    return set(database.tended)
 
 
 async def test_whoever_has_just_started_leaves_the_tasks_of_others_alone() -> None:
@@ -93,3 +98,49 @@ async def test_whoever_was_cut_off_from_the_database_leaves_them_alone_as_well()
 async def test_a_node_that_is_being_drained_adopts_nothing() -> None:
     database = Database(Clock(BEAT_MS), draining=True)
     assert "adopt" not in await beats(cluster(database), database, until=100_000)
+
+
+@dataclass
+class Commands(Database):
+    """One command for this node. Its result can be stored as long as the server is there."""
+
+    taken: bool = False
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    results: list[bytes] = field(default_factory=list)
+
+    async def take(self) -> Sequence[StoredCommand]:
+        first, self.taken = not self.taken, True
+        return [StoredCommand("c-1", "hang", b"{}")] if first else []
+
+    async def done(self, command_id: str, result: bytes) -> None:
+        if self.away:
+            raise StoreUnavailable("The server is away.")
+        self.results.append(result)
+
+    async def leave(self) -> None:
+        if self.away:
+            raise StoreUnavailable("The server is away.")
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_a_node_stops_although_a_command_hangs(
+    away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not it can still say so."""
+    monkeypatch.setattr("opencode_a2a.service.cluster.GOODBYE_SECONDS", 0.01)
+    database = Commands(Clock(BEAT_MS))
+    node = cluster(database)
+
+    async def hang(_: object) -> None:
+        database.began.set()
+        await asyncio.Future()
+
+    node.handlers["hang"] = hang
+    async with asyncio.timeout(20):
+        async with node.running():
+            node._asked.set()
+            await database.began.wait()
+            database.away = away
+    assert [orjson.loads(each)["error"]["type"] for each in database.results] == (
+        [] if away else ["OUTCOME_UNKNOWN"]
+    )

@@ -28,7 +28,9 @@ async def test_a_task_that_cannot_be_resumed_fails_and_the_others_go_on(tmp_path
     url, agent = f"sqlite:///{tmp_path / 'tasks.db'}", ScriptedAgent()
     async with house(url=url, agent=agent) as at:
         # Nobody knows what was asked, so nobody can ask it again.
-        await at.log.create(TaskHead("bad", "b", ALICE.principal, 1), [Progress("step-start", "one")])
+        await at.log.create(
+            TaskHead("bad", "b", ALICE.principal, 1), [Progress("step-start", "one")]
+        )
         hello = MessageAdded(Message("m-1", Role.USER, (Text("hello"),)), "msg_1")
         await at.log.create(TaskHead("good", "c", ALICE.principal, 2), [hello])
     async with asyncio.timeout(PATIENCE), house(url=url, agent=agent) as at, recovering(at):

@@ -26,7 +26,6 @@ from ..errors import (
     NodeUnavailable,
     OutcomeUnknown,
     ServiceError,
-    ShuttingDown,
     StoreUnavailable,
 )
 
@@ -37,6 +36,7 @@ POLL_SECONDS = 1.0  # between two looks for a result, or for commands, that was 
 TAKE_SECONDS = 3.0  # for the other node to take a command
 DO_SECONDS = 120.0  # … and to do it
 GOODBYE_SECONDS = 5.0
+LAST_WORD_SECONDS = 1.0  # to say that a command was cut off by the end of this node
 NOTICE_MS = 15_000  # for a node to be restarted before its tasks say that they wait for it
 
 Json = dict[str, Any]
@@ -315,8 +315,12 @@ class Cluster:
             result: Json = {"result": await self.handlers[command.kind](orjson.loads(command.body))}
         except ServiceError as exc:
             result = {"error": described(exc)}
-        except asyncio.CancelledError:
-            result = {"error": described(ShuttingDown())}
+        except asyncio.CancelledError:  # this node stops, and waits for nothing any more
+            with suppress(StoreUnavailable, TimeoutError):
+                async with asyncio.timeout(LAST_WORD_SECONDS):
+                    unknown = {"error": described(OutcomeUnknown())}  # how far it came
+                    await self._store.done(command.id, orjson.dumps(unknown))
+            raise
         except Exception:
             logger.exception("command.internal_error", kind=command.kind)
             result = {"error": {"type": "INTERNAL_ERROR", "message": "The other node failed."}}
