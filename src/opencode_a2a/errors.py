@@ -292,7 +292,17 @@ class BudgetExceeded(LimitExceeded):
     type, rpc_code, http_status = "BUDGET_EXCEEDED", -32086, 429
 
 
-class StoreUnavailable(ServiceError):
+class StoreError(ServiceError):
+    """The store did not answer as it should. Which of its two kinds it is makes a difference.
+
+    "Nothing was changed" and "it may have been" call for different handling: neither is a kind of
+    the other. Who tries again with what can be done twice may catch both.
+    """
+
+
+class StoreUnavailable(StoreError):
+    """Nothing was changed."""
+
     type, rpc_code, http_status = "STORE_UNAVAILABLE", -32072, 503
 
     @classmethod
@@ -316,7 +326,7 @@ class PayloadTooLarge(ServiceError):
     type, rpc_code, http_status = "PAYLOAD_TOO_LARGE", -32073, 413
 
 
-class OutcomeUnknown(StoreUnavailable):
+class OutcomeUnknown(StoreError):
     """The store was lost during a commit: the request may have been carried out, or not."""
 
     type, rpc_code, http_status = "OUTCOME_UNKNOWN", -32074, 503

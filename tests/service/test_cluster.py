@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -108,7 +108,7 @@ class Commands(Database):
     began: asyncio.Event = field(default_factory=asyncio.Event)
     results: list[bytes] = field(default_factory=list)
 
-    async def take(self) -> Sequence[StoredCommand]:
+    async def take(self, begun: Collection[str]) -> Sequence[StoredCommand]:
         first, self.taken = not self.taken, True
         return [StoredCommand("c-1", "hang", b"{}")] if first else []
 

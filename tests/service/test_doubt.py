@@ -18,7 +18,7 @@ from opencode_a2a.domain.values import (
     TaskState,
     Text,
 )
-from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable, TaskHandover, UnsupportedOperation
+from opencode_a2a.errors import OutcomeUnknown, StoreError, TaskHandover, UnsupportedOperation
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.scheduler import SchedulerLimits
@@ -59,7 +59,7 @@ async def again(at: House, request: Request) -> Task:
         while True:
             try:
                 return await at.tasks.send(ALICE, request)
-            except (StoreUnavailable, TaskHandover):
+            except (StoreError, TaskHandover):
                 await asyncio.sleep(0.02)
 
 
@@ -89,7 +89,7 @@ async def test_a_task_of_unknown_outcome_runs_once_and_the_same_request_finds_it
         driver.lose(commits=stored, stuck=True)
         with pytest.raises(OutcomeUnknown):
             await at.tasks.send(ALICE, request_)
-        with suppress(StoreUnavailable):
+        with suppress(StoreError):
             early = await at.tasks.send(ALICE, request_)
             assert stored, early  # what can be read is found at once
         at.agent.gate.set()

@@ -68,6 +68,7 @@ from opencode_a2a.service.tasks import Request
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 from tests.service.conftest import Hours
 from tests.service.house import ALICE, BOB, House, NoFiles, answers, house, rename
+from tests.store.support import writer_busy
 
 WORKING, ASKING, CANCELED = TaskState.WORKING, TaskState.INPUT_REQUIRED, TaskState.CANCELED
 COMPLETED, FAILED = TaskState.COMPLETED, TaskState.FAILED
@@ -846,4 +847,22 @@ async def test_a_process_that_does_not_hold_the_task_says_so(tmp_path: Path) -> 
         assert session.settled == []
         assert len((await here.tasks.get(ALICE, task)).messages) == 1, "nothing was taken"
         await here.say(task, YES)
+        assert session.settled == [("per_1", ONCE)]
+
+
+async def test_an_answer_does_not_wait_for_ever_for_what_else_is_to_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps others from answering."""
+    monkeypatch.setattr("opencode_a2a.service.scheduler.FLUSH_SECONDS", 0.05)
+    async with house(url=f"sqlite:///{tmp_path / 'tasks.db'}") as at:
+        _, session = await at.asking(ask())
+        session.ear.clear()
+        answering = asyncio.create_task(at.interrupts.decide(ALICE, "per_1", ONCE))
+        await session.until(lambda: session.being_told)
+        async with writer_busy(at.database):  # the decision is stored
+            session.say(*session.told("more"))
+            session.ear.set()
+            async with asyncio.timeout(PATIENCE):
+                await answering
         assert session.settled == [("per_1", ONCE)]

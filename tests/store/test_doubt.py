@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.domain.ports import Key, KeyTaken
-from opencode_a2a.domain.values import SessionRef, TaskState
+from opencode_a2a.domain.values import ANY_ROOT, SessionRef, TaskState
 from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable, TaskNotFound
 from opencode_a2a.store import log as log_module
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
+from opencode_a2a.store.nodes import SqlNodes
 from tests.fakes.driver import Driver
 from tests.postgres import Cut, Postgres, Wire
 from tests.store.support import (
@@ -399,3 +400,37 @@ async def test_what_is_committed_to_a_file_that_is_taken_away_is_not_acknowledge
         await settled(log, "t")
         assert await log.known(OWNER, KEY.name) == ("t", KEY.digest)
         assert await claimed_ids(log) == ["t"]
+
+
+# -- commands for other nodes
+
+
+async def test_a_command_whose_taking_was_not_answered_is_taken_again(
+    postgres: Postgres, wire: Wire
+) -> None:
+    async with soon(), Database.open(postgres.url(wire)) as database:
+        asking, mine = (SqlNodes(database, ANY_ROOT, holder) for holder in ("asking", "mine"))
+        await asking.ask("c-1", "cancel", b"{}", holder="mine")
+        wire.cut = "after"
+        with pytest.raises(OutcomeUnknown):
+            await mine.take([])
+        assert wire.cuts == 1
+        assert [command.id for command in await mine.take([])] == ["c-1"]
+        assert await mine.take(["c-1"]) == [], "it is at work"
+        assert await asking.result("c-1") == (True, None)
+        await mine.done("c-1", b"done")
+        assert await mine.take([]) == []
+        assert await asking.result("c-1") == (True, b"done")
+
+
+async def test_a_command_that_was_withdrawn_without_an_answer_is_gone(
+    postgres: Postgres, wire: Wire
+) -> None:
+    async with soon(), Database.open(postgres.url(wire)) as database:
+        asking, other = (SqlNodes(database, ANY_ROOT, holder) for holder in ("asking", "other"))
+        await asking.ask("c-1", "cancel", b"{}", holder="other")
+        wire.cut = "after"
+        with pytest.raises(OutcomeUnknown):
+            await asking.withdraw("c-1")
+        assert await asking.result("c-1") is None
+        assert await other.take([]) == []

@@ -82,6 +82,19 @@ async def test_what_the_clocks_of_machines_say_does_not_matter(
             assert await claimed_ids(log) == []
 
 
+async def test_a_lease_also_runs_out_while_the_machine_of_its_holder_is_suspended(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steady clock of most programs stands still meanwhile."""
+    running = time.clock_gettime
+    async with soon(), process(url) as log, process(url) as another:
+        await log.create(head("t"), [HELLO])
+        assert await log.confirm_lease("t")
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: running(clock) + 60)
+        assert await claimed_ids(another) == ["t"]
+        assert not await log.confirm_lease("t")
+
+
 # -- notifications
 
 

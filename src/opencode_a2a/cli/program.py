@@ -19,7 +19,9 @@ from ..config import (
     load,
     secrets_directory,
 )
-from ..errors import StoreUnavailable
+from ..errors import (
+    StoreError,
+)
 from ..opencode.process import ManagedProcessFailed
 from ..redaction import secrets_in
 from ..store.copies import CopyNotMade
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
         _exit(f"opencode-a2a: {exc}", exc.code)
     except _NOT_STARTED as exc:
         _exit(f"opencode-a2a: {exc}", 1)
-    except StoreUnavailable:
+    except StoreError:
         _exit(f"opencode-a2a: {STORE_ADVICE}", 1)
 
 

@@ -207,8 +207,11 @@ class TaskLog(Protocol):
         """Write updates without waiting. They are committed in order, with retries."""
         ...
 
-    async def flushed(self, task_id: str) -> None:
-        """Wait until everything appended so far is committed."""
+    async def flushed(self, task_id: str, *, within: float | None = None) -> None:
+        """Wait until everything appended so far is committed.
+
+        Raises `StoreUnavailable` if it is not within so many seconds: it may be committed later.
+        """
         ...
 
     async def get(self, owner: str, task_id: str) -> Task:

@@ -27,6 +27,7 @@ from ..errors import (
     OtherWorkspace,
     OutcomeUnknown,
     ServiceError,
+    StoreError,
     StoreUnavailable,
     TaskHandover,
     TaskNotCancelable,
@@ -127,7 +128,7 @@ class Forwarding:
         try:
             found = await self._ask(lambda: self._node_for(call.caller, request), asked)
         except OutcomeUnknown:
-            with suppress(StoreUnavailable):
+            with suppress(StoreError):
                 if (task := await self._tasks.find(call.caller, request)) is not None:
                     return task
             raise

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -26,7 +27,7 @@ from ..errors import (
     NodeUnavailable,
     OutcomeUnknown,
     ServiceError,
-    StoreUnavailable,
+    StoreError,
 )
 
 logger = structlog.get_logger()
@@ -68,9 +69,9 @@ class NodeStore(Protocol):
     async def of_session(self, session_id: str) -> Whereabouts | None: ...
     async def of_request(self, owner: str, request_id: str) -> Whereabouts | None: ...
     async def ask(self, command_id: str, kind: str, body: bytes, *, holder: str) -> None: ...
-    async def take(self) -> Sequence[Command]: ...
+    async def take(self, begun: Collection[str]) -> Sequence[Command]: ...
     async def done(self, command_id: str, result: bytes) -> None: ...
-    async def result(self, command_id: str) -> tuple[bool, bytes | None]: ...
+    async def result(self, command_id: str) -> tuple[bool, bytes | None] | None: ...
     async def withdraw(self, command_id: str) -> bool: ...
     async def forget(self, command_id: str) -> None: ...
 
@@ -112,7 +113,7 @@ class Cluster:
         self._asked = asyncio.Event()  # there may be commands for this node
         self._changed = asyncio.Event()  # a node has come or gone, or is drained
         self._waiting: dict[str, asyncio.Event] = {}  # for results, by the command's id
-        self._doing: set[asyncio.Task[None]] = set()
+        self._doing: dict[str, asyncio.Task[None]] = {}  # by command, until its result is stored
         self._silent: dict[str, int] = {}  # nodes that did not take a command, and when last seen
         self._drained = False
         self._beaten_at = self._steady_since = store.clock()  # without a pause
@@ -121,7 +122,7 @@ class Cluster:
     async def running(self) -> AsyncIterator[None]:
         """Be a node while the block lasts."""
         unsubscribe = self._store.on_words(self._on_words)
-        with suppress(StoreUnavailable):
+        with suppress(StoreError):
             await self._beat()
         jobs = [asyncio.create_task(each()) for each in (self._beat_forever, self._take_forever)]
         try:
@@ -131,13 +132,13 @@ class Cluster:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
-            with suppress(StoreUnavailable, TimeoutError):
+            with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(GOODBYE_SECONDS):
                     await self._store.leave()
-                    await asyncio.gather(*self._doing, return_exceptions=True)
-            for doing in self._doing:
+                    await asyncio.gather(*self._doing.values(), return_exceptions=True)
+            for doing in self._doing.values():
                 doing.cancel()
-            await asyncio.gather(*self._doing, return_exceptions=True)
+            await asyncio.gather(*self._doing.values(), return_exceptions=True)
 
     @property
     def here(self) -> Node:
@@ -240,7 +241,7 @@ class Cluster:
             result = await self._result(command_id, node, woken)
         finally:
             del self._waiting[command_id]
-        with suppress(StoreUnavailable):  # it is deleted later
+        with suppress(StoreError):  # it is deleted later
             await self._store.forget(command_id)
         answer = orjson.loads(result)
         if "error" in answer:
@@ -256,7 +257,10 @@ class Cluster:
                     await woken.wait()
             woken.clear()
             try:
-                taken, result = await self._store.result(command_id)
+                found = await self._store.result(command_id)
+                if found is None:  # it was withdrawn, and the database did not say so
+                    raise NotTaken
+                taken, result = found
                 if result is not None:
                     return result
                 passed = loop.time() - began
@@ -265,7 +269,7 @@ class Cluster:
                     self._silent[node.holder] = node.seen_at
                     self.nodes = self._without_silent(self.nodes)
                     raise NotTaken
-            except StoreUnavailable:
+            except StoreError:
                 passed = loop.time() - began
             if passed > DO_SECONDS or (taken and not self._is_alive(node)):
                 raise OutcomeUnknown
@@ -301,14 +305,18 @@ class Cluster:
                     await self._asked.wait()
             self._asked.clear()
             try:
-                for command in await self._store.take():
+                # What was taken without an answer of the database is not begun, and is found again.
+                for command in await self._store.take(list(self._doing)):
                     doing = asyncio.create_task(self._do(command))
-                    self._doing.add(doing)
-                    doing.add_done_callback(self._doing.discard)
-            except StoreUnavailable:
+                    self._doing[command.id] = doing
+                    doing.add_done_callback(partial(self._forget, command.id))
+            except StoreError:
                 await asyncio.sleep(POLL_SECONDS)
             except Exception:
                 logger.exception("node.internal_error")
+
+    def _forget(self, command_id: str, _: asyncio.Task[None]) -> None:
+        del self._doing[command_id]
 
     async def _do(self, command: Command) -> None:
         try:
@@ -316,7 +324,7 @@ class Cluster:
         except ServiceError as exc:
             result = {"error": described(exc)}
         except asyncio.CancelledError:  # this node stops, and waits for nothing any more
-            with suppress(StoreUnavailable, TimeoutError):
+            with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(LAST_WORD_SECONDS):
                     unknown = {"error": described(OutcomeUnknown())}  # how far it came
                     await self._store.done(command.id, orjson.dumps(unknown))
@@ -327,7 +335,7 @@ class Cluster:
         while True:
             try:
                 return await self._store.done(command.id, orjson.dumps(result))
-            except StoreUnavailable:
+            except StoreError:
                 await asyncio.sleep(POLL_SECONDS)
 
     # -- being seen
@@ -336,7 +344,7 @@ class Cluster:
         """Find out which nodes there are now; False if that is not possible."""
         try:
             await self._beat()
-        except StoreUnavailable:
+        except StoreError:
             return False
         return True
 
@@ -348,7 +356,7 @@ class Cluster:
             self._changed.clear()
             try:
                 await self._beat()
-            except StoreUnavailable:
+            except StoreError:
                 continue  # logged where it happened
             except Exception:
                 logger.exception("node.internal_error")

@@ -49,6 +49,7 @@ from ..errors import (
 from ..observe import audit
 from ..observe.tasks import kind_of
 from .limits import Limiter
+from .runner import FLUSH_SECONDS
 from .scheduler import Scheduler
 
 NEW_TASK = (
@@ -150,7 +151,8 @@ class Interrupts:
                 await self._check_budget(task.head, {request_id: decision})
                 if await self._decide(found.task_id, waiting, decisions={request_id: decision}):
                     return
-        await self._log.flushed(found.task_id)  # another decision may not be stored yet
+        # Another decision may not be stored yet.
+        await self._log.flushed(found.task_id, within=FLUSH_SECONDS)
         raise _not_open(await self._store.find(caller.principal, request_id), request_id)
 
     async def _check_budget(self, head: TaskHead, decisions: Mapping[str, Decision]) -> None:

@@ -27,7 +27,11 @@ from ..domain.catalog import (
     SessionQuery,
 )
 from ..domain.values import Caller, PermissionRule, SessionRef
-from ..errors import SessionForbidden, SessionNotFound, StoreUnavailable
+from ..errors import (
+    SessionForbidden,
+    SessionNotFound,
+    StoreError,
+)
 from .limits import Limiter
 from .locations import Locations
 
@@ -73,9 +77,7 @@ class Ownership:
             renewing.cancel()
         try:
             await self.own(caller, root.ref)
-        except (
-            StoreUnavailable
-        ):  # the change is made: the caller must not repeat it because of this
+        except StoreError:  # the change is made: the caller must not repeat it because of this
             logger.warning("session.claim_ends", session=root.id, principal=caller.principal)
 
     async def own(self, caller: Caller, session: SessionRef, *, until: int | None = None) -> None:
@@ -99,7 +101,7 @@ class Ownership:
         """Keep others from claiming the session for as long as the change takes."""
         while True:
             await asyncio.sleep(self.claim_ms / 2_000)
-            with suppress(StoreUnavailable):
+            with suppress(StoreError):
                 await self.store.claim(caller.principal, session, until=self.claim_end())
 
     async def among(self, caller: Caller, sessions: Sequence[SessionInfo]) -> list[SessionInfo]:

@@ -38,7 +38,9 @@ from ..domain.push import (
 )
 from ..domain.updates import LogEntry
 from ..domain.values import TaskState
-from ..errors import StoreUnavailable
+from ..errors import (
+    StoreError,
+)
 from ..observe.metrics import (
     PUSH_ATTEMPTS,
     PUSH_CONFIGS,
@@ -154,7 +156,7 @@ class PushSender:
             listen_no_more()
             looking.cancel()
             await self._stop_workers(looking)
-            with suppress(TimeoutError, StoreUnavailable):
+            with suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(GOODBYE_SECONDS):
                     if self._to_save.is_set():
                         await self._saves.done
@@ -299,7 +301,7 @@ class PushSender:
             async with self.slot(cursor.receiver) as receiver:
                 receiver.waiting.pop(cursor.key, None)
                 pause = await self._tell(delivery, receiver)
-        except StoreUnavailable:  # already logged
+        except StoreError:  # already logged
             pause = SAVE_RETRY_SECONDS
         except _Lost:
             if self._deliveries.get(cursor.key) is delivery:
@@ -479,7 +481,7 @@ class PushSender:
         while True:
             try:
                 return await self._store.save(list(saves.cursors.values()), saves.dead)
-            except StoreUnavailable:  # already logged
+            except StoreError:  # already logged
                 await asyncio.sleep(SAVE_RETRY_SECONDS)
 
     async def _look_forever(self) -> None:
@@ -487,7 +489,7 @@ class PushSender:
             more = False
             try:
                 more = await self._look()
-            except StoreUnavailable:
+            except StoreError:
                 pass  # already logged
             except Exception:
                 logger.exception("push.internal_error")

@@ -19,7 +19,9 @@ from ..domain.ports import TaskLog
 from ..domain.task import Task
 from ..domain.updates import Continued, Ended, MessageAdded
 from ..domain.values import Failure, Problem, Prompt, TaskState
-from ..errors import StoreUnavailable
+from ..errors import (
+    StoreError,
+)
 from .inputs import Inputs
 from .scheduler import Scheduler
 from .tasks import title_of
@@ -74,7 +76,7 @@ class Recovery:
     async def _try(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except StoreUnavailable:
+        except StoreError:
             pass  # logged where it happened
         except Exception:
             logger.exception("recovery.internal_error")

@@ -80,6 +80,7 @@ from ..errors import (
     ContentTypeNotSupported,
     InvalidParams,
     ServiceError,
+    StoreError,
     StoreUnavailable,
     UpstreamTimeout,
     UpstreamUnreachable,
@@ -100,10 +101,11 @@ logger = structlog.get_logger()
 Prepare = Callable[[str], Awaitable[Prompt]]
 CHANGES_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; OpenCode knows changes a moment after the end
 BACKGROUND_SECONDS = 1.0  # that deliveries may take after the end of their task
+FLUSH_SECONDS = 8.0  # that a decision, or the answer to one, waits for what is not stored yet
 BROKEN = Problem(Failure.INTERNAL, "The service failed while it worked on this task.")
 NOT_ANSWERED = Problem(Failure.UPSTREAM_TIMEOUT, "OpenCode has not answered in time.")
 _FAILURES = (SessionGone, ServiceError)  # of an effect; anything else is a fault of the service
-_UNREACHABLE = (UpstreamUnreachable, UpstreamTimeout, StoreUnavailable)
+_UNREACHABLE = (UpstreamUnreachable, UpstreamTimeout, StoreError)
 # What is left when anything happens, and what only when the task is canceled. The others go on:
 # an abort must not overtake its prompt.
 _INTERRUPTIBLE = (Wait, Listen, Reconcile)
@@ -550,7 +552,8 @@ class Runner:
             logger.info("permission.granted", task=self.head.id, permission=interrupt.permission)
         try:
             if effect.unstored:
-                await self.tools.log.flushed(self.head.id)
+                # Who decides meanwhile waits for this delivery, and keeps others from deciding.
+                await self.tools.log.flushed(self.head.id, within=FLUSH_SECONDS)
             wanted = await session.settle(interrupt, effect.decision)
         finally:  # an agent that cannot be reached gets it later
             if waiter is not None:

@@ -33,13 +33,17 @@ from ..domain.run import Run
 from ..domain.task import Task, TaskHead
 from ..domain.updates import InterruptAnswered, InterruptOpened
 from ..domain.values import CallPath, Problem, Prompt, TaskState, deepest
-from ..errors import StoreUnavailable, UpstreamBusy
+from ..errors import (
+    StoreError,
+    StoreUnavailable,
+    UpstreamBusy,
+)
 from ..locks import KeyedLock
 from ..observe import metrics
 from .limits import Limiter
 from .peer_calls import PeerCalls
 from .retelling import Retelling
-from .runner import Prepare, Runner, Tools, log_wait
+from .runner import FLUSH_SECONDS, Prepare, Runner, Tools, log_wait
 from .sessions import Sessions
 
 logger = structlog.get_logger()
@@ -150,7 +154,7 @@ class Scheduler:
     async def _renew_leases(self) -> None:
         """Nobody else does, now that the service stops."""
         while True:
-            with suppress(StoreUnavailable):
+            with suppress(StoreError):
                 await self._log.renew_leases()
             await asyncio.sleep(self._limits.renewal)
 
@@ -353,7 +357,8 @@ class Scheduler:
         delivered = [runner.deliver(answer) for answer in answers]
         for each in delivered:
             await asyncio.wait({each})  # the caller may leave, the delivery goes on
-        await self._log.flushed(task_id)
+        with suppress(StoreUnavailable):  # the decisions are stored; others wait to decide more
+            await self._log.flushed(task_id, within=FLUSH_SECONDS)
         return all(each.result() for each in delivered)
 
     # -- slots

@@ -29,7 +29,11 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from ..errors import OutcomeUnknown, StoreUnavailable
+from ..errors import (
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
+)
 from ..observe.metrics import STORE_ERRORS
 from ..paths import make_private_file, tighten
 from .clock import ServerClock, now_ms
@@ -124,7 +128,7 @@ class Database:
         """Run `work(connection, *args, **named)` as one transaction, after all earlier writes."""
         try:
             return await self._writer.run(partial(_transact, self._writing, work, *args, **named))
-        except StoreUnavailable as exc:
+        except StoreError as exc:
             _count(exc)
             self._last_succeeded, self._last_at = False, time.monotonic()
             raise
@@ -159,7 +163,7 @@ class Database:
         try:
             await self.write(self._try_to_write)
             self._last_succeeded, self._last_at = True, time.monotonic()
-        except StoreUnavailable:
+        except StoreError:
             pass  # `write` has noted it, and `_transact` has logged it
         except Exception:
             logger.exception("store.probe_internal_error")
@@ -177,7 +181,7 @@ def _read_clock(db: Connection, clock: ServerClock) -> None:
     clock.read(db.connection.cursor())
 
 
-def _count(refusal: StoreUnavailable) -> None:
+def _count(refusal: StoreError) -> None:
     STORE_ERRORS.add("unknown" if isinstance(refusal, OutcomeUnknown) else "unavailable")
 
 

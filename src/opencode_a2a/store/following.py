@@ -24,7 +24,10 @@ from weakref import WeakSet
 import structlog
 
 from ..domain.updates import LogEntry
-from ..errors import StoreUnavailable
+from ..errors import (
+    StoreError,
+    StoreUnavailable,
+)
 from . import statements as sql
 from .database import Database
 from .wakeups import notify
@@ -77,7 +80,7 @@ async def announce(database: Database, task_ids: Sequence[str]) -> None:
     for start in range(0, len(task_ids), ANNOUNCED_AT_ONCE):
         some = task_ids[start : start + ANNOUNCED_AT_ONCE]
         words = [f"follow:{task_id}:{database.wakeups.channel}" for task_id in some]
-        with suppress(StoreUnavailable):
+        with suppress(StoreError):
             await database.write(notify, words)
 
 

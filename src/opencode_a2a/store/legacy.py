@@ -41,7 +41,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..domain.values import Root
-from ..errors import StoreUnavailable
+from ..errors import (
+    StoreError,
+    StoreUnavailable,
+)
 from .clock import now_ms
 from .copies import CopyNotMade
 from .database import BUSY_SECONDS, Database, connect
@@ -89,7 +92,7 @@ async def take_over(shared_url: str, own_url: str, root: Root) -> MoveCounts:
             # again, over what the service did with them meanwhile.
             await shared.write(_delete, root.path)
             found = MoveCounts(*moved, open_left=await shared.read(_count_open))
-        except (StoreUnavailable, CopyNotMade, SchemaTooNew, ForeignDatabase) as exc:
+        except (StoreError, CopyNotMade, SchemaTooNew, ForeignDatabase) as exc:
             raise NotMoved(MOVE_FAILED_TEXT.format(file=file, reason=_first_cause(exc))) from exc
     if found.tasks or found.contexts:
         counts = {"tasks": found.tasks, "contexts": found.contexts}

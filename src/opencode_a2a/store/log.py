@@ -48,6 +48,7 @@ from ..errors import (
     OutcomeUnknown,
     ServiceError,
     ShuttingDown,
+    StoreError,
     StoreUnavailable,
     TaskNotFound,
     UnsupportedOperation,
@@ -56,6 +57,7 @@ from ..observe import later, metrics
 from ..observe.tasks import TaskObserver, kind_of
 from . import codec, conversations, interrupts, summaries, usage
 from . import statements as sql
+from .clock import steady_seconds
 from .database import Conflict, Database
 from .following import FollowedTask, Followers, Interest, read_patiently
 from .holder import LEASE, Holder, Lease
@@ -230,7 +232,7 @@ class SqlTaskLog:
         self._claiming = asyncio.Lock()
         self._newer: set[str] = set()  # tasks that only a newer version of this program can read
         self._adoption = sql.AdoptionRound()
-        self._renewed_at = self._loop.time()  # all leases
+        self._renewed_at = steady_seconds()  # all leases
         self._followers = Followers(database)
         self._interest = Interest()  # of other processes, in tasks of this one
         self._telling: set[asyncio.Task[None]] = set()
@@ -264,7 +266,7 @@ class SqlTaskLog:
                     async with asyncio.timeout(GOODBYE_SECONDS):
                         for task_id in list(self._open):
                             await self.flushed(task_id)
-                        with suppress(StoreUnavailable):
+                        with suppress(StoreError):
                             await self._database.write(sql.release, self._holder, self._root.path)
             finally:
                 self._unsubscribe()
@@ -332,10 +334,14 @@ class SqlTaskLog:
         if open_task is not None and updates:
             self._enqueue(open_task, updates)
 
-    async def flushed(self, task_id: str) -> None:
+    async def flushed(self, task_id: str, *, within: float | None = None) -> None:
         open_task = self._open.get(task_id)
-        while open_task is not None and (open_task.waiting or open_task.being_written):
-            await open_task.changed()
+        try:
+            async with asyncio.timeout(within):
+                while open_task is not None and (open_task.waiting or open_task.being_written):
+                    await open_task.changed()
+        except TimeoutError:
+            raise StoreUnavailable.nothing_changed() from None
 
     async def settled(self, task_id: str) -> None:
         open_task = self._open.get(task_id)
@@ -582,7 +588,7 @@ class SqlTaskLog:
             telling.add_done_callback(self._telling.discard)
 
     async def _tell(self, words: Mapping[str, Sequence[str]]) -> None:
-        with suppress(StoreUnavailable):  # they look by themselves, a little later
+        with suppress(StoreError):  # they look by themselves, a little later
             await self._database.write(notify_each, words)
 
     def _publish(self, open_task: OpenTask, batch: sql.Batch, refused: sql.Refusal | None) -> None:
@@ -671,12 +677,12 @@ class SqlTaskLog:
         await self._database.read_clock()
         self._interest.keep(self._open)
         if not self._open:
-            self._renewed_at = self._loop.time()  # what is opened next has a new lease
+            self._renewed_at = steady_seconds()  # what is opened next has a new lease
             return ()
         ours = {
             task_id: open_task for task_id, open_task in self._open.items() if not open_task.is_new
         }
-        began = self._loop.time()
+        began = steady_seconds()
         to_stop, lost = await self._database.write(
             sql.renew_leases, self._lease(), ours=list(ours), root=self._root.path
         )
@@ -731,7 +737,7 @@ class SqlTaskLog:
         except codec.UnknownKind:  # for a process of the version that wrote it
             self._newer.add(task_id)
             await self._database.write(sql.free, task_id, self._holder)
-        except StoreUnavailable:
+        except StoreError:
             raise
         except Exception as exc:  # one damaged task must not keep the others from going on
             if not isinstance(exc, codec.Unreadable):
@@ -793,7 +799,7 @@ class SqlTaskLog:
         open_task = self._open.get(task_id)
         if open_task is None or open_task.is_new:
             return open_task is not None
-        if self._loop.time() - self._renewed_at < CONFIRM_SECONDS:
+        if steady_seconds() - self._renewed_at < CONFIRM_SECONDS:
             return True
         # This process was stopped, or could not reach the database: another may hold the task.
         held = await self._database.read(sql.is_held, task_id, self._holder)
@@ -841,7 +847,7 @@ class SqlTaskLog:
             pause = SWEEP_SECONDS
             try:
                 await self.sweep(retention)
-            except StoreUnavailable:
+            except StoreError:
                 continue  # already logged; the next round tries again
             except Exception:
                 logger.exception("store.sweep_failed")
@@ -890,7 +896,7 @@ class SqlTaskLog:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await open_task.changed()
-        is_held = self._loop.time() - self._renewed_at < CONFIRM_SECONDS
+        is_held = steady_seconds() - self._renewed_at < CONFIRM_SECONDS
         return is_held and not open_task.changes_state and not open_task.superseded
 
     async def owner_of(self, task_id: str) -> str | None:
@@ -1073,9 +1079,10 @@ def _is_plain(update: Update) -> bool:
 
 def _refusal(exc: Exception) -> StoreUnavailable:
     """The error for callers of whom nothing was stored."""
-    if isinstance(exc, StoreUnavailable):  # logged where it was raised
-        return StoreUnavailable.nothing_changed() if isinstance(exc, OutcomeUnknown) else exc
-    logger.error("store.internal_error", exc_info=exc)
+    if isinstance(exc, StoreUnavailable):
+        return exc
+    if not isinstance(exc, OutcomeUnknown):  # that was logged where it was raised
+        logger.error("store.internal_error", exc_info=exc)
     return StoreUnavailable.nothing_changed()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,13 +75,13 @@ class SqlNodes:
         command = Command(command_id, kind, body)
         await self._database.write(_ask, command, holder, self._database.clock())
 
-    async def take(self) -> Sequence[Command]:
-        return await self._database.write(_take, self.holder, self._database.clock())
+    async def take(self, begun: Collection[str]) -> Sequence[Command]:
+        return await self._database.write(_take, self.holder, begun, self._database.clock())
 
     async def done(self, command_id: str, result: bytes) -> None:
         await self._database.write(_done, command_id, result, self._database.clock())
 
-    async def result(self, command_id: str) -> tuple[bool, bytes | None]:
+    async def result(self, command_id: str) -> tuple[bool, bytes | None] | None:
         return await self._database.read(_result, command_id)
 
     async def withdraw(self, command_id: str) -> bool:
@@ -206,9 +206,10 @@ def _ask(db: Connection, command: Command, holder: str, now: int) -> None:
     notify(db, [f"ask:{holder}:0"])
 
 
-def _take(db: Connection, holder: str, now: int) -> list[Command]:
-    """Take what this node is to do. Each command is taken once."""
-    mine = (commands.c.holder == holder, commands.c.taken_at.is_(None))
+def _take(db: Connection, holder: str, begun: Collection[str], now: int) -> list[Command]:
+    """Take what this node is to do and has not begun. Each command is for one node."""
+    open_ones = (commands.c.holder == holder, commands.c.result.is_(None))
+    mine = (*open_ones, commands.c.id.not_in(begun)) if begun else open_ones
     found = select(commands.c.id, commands.c.kind, commands.c.body).where(*mine)
     rows = db.execute(found.order_by(commands.c.created_at).with_for_update(skip_locked=True)).all()
     if rows:
@@ -223,11 +224,11 @@ def _done(db: Connection, command_id: str, result: bytes, now: int) -> None:
     notify(db, [f"done:{command_id}:0"])
 
 
-def _result(db: Connection, command_id: str) -> tuple[bool, bytes | None]:
-    """Whether somebody has taken it, and what came of it."""
+def _result(db: Connection, command_id: str) -> tuple[bool, bytes | None] | None:
+    """Whether somebody has taken it, and what came of it; None if there is no such command."""
     this = select(commands.c.taken_at, commands.c.result).where(commands.c.id == command_id)
     row = db.execute(this).first()
-    return (row.taken_at is not None, row.result) if row is not None else (False, None)
+    return (row.taken_at is not None, row.result) if row is not None else None
 
 
 def _withdraw(db: Connection, command_id: str) -> bool:
