@@ -172,3 +172,28 @@ def test_a_history_length_applies_to_sends_and_streams(client: httpx.Client, for
     assert "history" not in form.sent(form.call(client, "send", asked))
     with form.following(client, "stream", asked) as frames:
         assert "history" not in next(frames).body
+
+
+def test_a_page_of_whole_tasks_ends_before_it_is_too_large(client: httpx.Client) -> None:
+    context, made = context_of(client, REST_1, *("x" * 700_000 for _ in range(5)))
+    seen: list[str] = []
+    token, pages = "", 0
+    while token or not pages:
+        answer = REST_1.call(
+            client,
+            "list",
+            {
+                "contextId": context,
+                "includeArtifacts": True,
+                "historyLength": 9,
+                "pageToken": token,
+            },
+        )
+        assert len(answer.content) < (4 << 20) + 1_000
+        page = REST_1.result(answer)
+        assert page["tasks"]
+        assert page["totalSize"] == 5
+        seen += [task["id"] for task in page["tasks"]]
+        token, pages = page["nextPageToken"], pages + 1
+    assert seen == made[::-1]
+    assert pages > 1

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, delete, event
 
 from opencode_a2a.domain.ports import TaskRow
 from opencode_a2a.domain.updates import Ended, InterruptOpened, InterruptResolved, Started
 from opencode_a2a.domain.values import PermissionAsk, SessionRef, TaskQuery, TaskState
 from opencode_a2a.store.log import Retention, SqlTaskLog
+from opencode_a2a.store.tables import tasks
 from tests.store.support import DONE, FAILED, HELLO, OWNER, Clock, delta, head, soon
 
 ASK = PermissionAsk("per_1", "ses_1", "bash", command="make clean")
@@ -166,3 +171,67 @@ async def test_the_total_follows_every_task_through_its_states(
         await log.sweep(Retention(replay=1, tasks=1))
         assert [await total(state) for state in states] == [1, 1, 0, 0]
         assert await total() == 2
+
+
+async def _ended(log: SqlTaskLog, name: str, text: str, at: int) -> None:
+    await log.create(head(name, created_at=at), [HELLO])
+    await log.write(name, [Started("ses_1"), delta(text), DONE])
+
+
+async def test_whole_tasks_of_a_page_are_read_in_a_few_statements(
+    log: SqlTaskLog, clock: Clock
+) -> None:
+    names = [f"t-{n:02}" for n in range(30)]
+    async with soon():
+        for n, name in enumerate(names):
+            clock.now = 10 + n
+            if n % 3:
+                await _ended(log, name, f"text {n}", at=n)
+            else:
+                await log.create(head(name, created_at=n), [HELLO, delta(f"text {n}")])
+        async with SqlTaskLog.open(log._database, clock=clock) as other:
+            for reader in (log, other):
+                with statements() as run:
+                    found = await reader.listed(names, max_bytes=1 << 20)
+                assert [task.head.id for task in found if task is not None] == names
+                for n, task in enumerate(found):
+                    assert task is not None
+                    assert [block.text for block in task.visible_blocks()] == [f"text {n}"]
+                    assert task.state is (await reader.get(OWNER, names[n])).state
+                assert len(run) <= 4
+
+
+async def test_a_task_that_was_deleted_meanwhile_is_left_out(log: SqlTaskLog, clock: Clock) -> None:
+    async with soon():
+        for n, name in enumerate(("a", "b", "c")):
+            await _ended(log, name, "text", at=n)
+        await log._database.write(lambda db: db.execute(delete(tasks).where(tasks.c.id == "b")))
+        found = await log.listed(["a", "b", "c"], max_bytes=1 << 20)
+        assert [task and task.head.id for task in found] == ["a", None, "c"]
+        assert await log.listed(["b"], max_bytes=1) == [None]
+
+
+async def test_tasks_are_read_until_they_are_too_large_but_always_one(
+    log: SqlTaskLog, clock: Clock
+) -> None:
+    async with soon():
+        for n, name in enumerate(("a", "b", "c", "d")):
+            await _ended(log, name, "x" * 10_000, at=n)
+        for most, expected in ((1, ["a"]), (25_000, ["a", "b"]), (100_000, ["a", "b", "c", "d"])):
+            found = await log.listed(["a", "b", "c", "d"], max_bytes=most)
+            assert [task and task.head.id for task in found] == expected
+        gone = await log.listed(["gone", "b", "c"], max_bytes=1)
+        assert [task and task.head.id for task in gone] == [None, "b"]
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """What is said to the database meanwhile."""
+    seen: list[str] = []
+
+    def note(*said: Any) -> None:
+        seen.append(said[2])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(Engine, "before_cursor_execute", note)

@@ -232,6 +232,13 @@ class TaskLog(Protocol):
 
     async def list(self, query: TaskQuery) -> TaskPage: ...
 
+    async def listed(self, task_ids: Sequence[str], *, max_bytes: int) -> Sequence[Task | None]:
+        """The first of these tasks, read together; None for those that were deleted meanwhile.
+
+        As many as are stored in so many bytes, but at least one.
+        """
+        ...
+
     def follow(self, task_id: str, after: int) -> Cursor:
         """Every entry after a number, as it is committed, to the last there will be."""
         ...

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
 from starlette.requests import ClientDisconnect
 
 from ..contract import a2a
@@ -19,6 +20,7 @@ from ..contract.declare import Json
 from ..contract.dispatch import require_scope
 from ..contract.operations import Operation, OperationTable, Rest
 from ..contract.params import validated
+from ..domain.ports import TaskRow
 from ..domain.push import DEFAULT_ID, PushTarget
 from ..domain.replies import HITL
 from ..domain.scopes import Scope
@@ -44,6 +46,7 @@ from .render import Renderer
 from .watching import WatchEvents
 
 A2A = OperationTable()
+LIST_BYTES = 4 << 20  # of whole tasks in one answer; one that is larger comes alone
 PUSH = "A2A_PUSH"
 PUSH_CONFIGS = "/tasks/{task_id}/pushNotificationConfigs"
 PUSH_CONFIG = PUSH_CONFIGS + "/{config_id}"
@@ -321,23 +324,46 @@ async def list_tasks(service: Operations, call: Call, params: parse.ListParams) 
     if listing.impossible:
         return {"tasks": [], "nextPageToken": "", "pageSize": listing.size, "totalSize": 0}
     page = await service.tasks.list(listing.query)
-    render = service.renderer(call)
-    tasks: list[Json] = []
-    for row in page.rows:
-        if listing.artifacts or listing.history_length:
-            task = await service.tasks.get(Caller(row.head.owner), row.head.id)
-            shown = render.task(
-                task, history_length=listing.history_length, artifacts=listing.artifacts
-            )
-        else:
-            shown = render.row(row)
-        tasks.append(_with_owner(shown, row.head.owner) if whose is None else shown)
+    render, following = service.renderer(call), page.next
+    if listing.artifacts or listing.history_length:
+        tasks, rows = await _whole_tasks(service, page.rows, listing, render, whose)
+        if rows < len(page.rows):
+            last = page.rows[rows - 1]
+            following = (last.status_at, last.head.id)
+    else:
+        tasks = [_with_owner(render.row(row), row.head.owner, whose) for row in page.rows]
     return {
         "tasks": tasks,
-        "nextPageToken": parse.page_token(page.next),
+        "nextPageToken": parse.page_token(following),
         "pageSize": listing.size,
         "totalSize": page.total,
     }
+
+
+async def _whole_tasks(
+    service: Operations,
+    rows: Sequence[TaskRow],
+    listing: parse.Listing,
+    render: Renderer,
+    whose: str | None,
+) -> tuple[list[Json], int]:
+    """The tasks of the first rows, as many as an answer may hold, and the number of these rows.
+
+    What was deleted meanwhile is left out. There is at least one, unless all are deleted.
+    """
+    shown: list[Json] = []
+    size = 0
+    found = await service.tasks.listed(rows, max_bytes=LIST_BYTES)
+    for number, task in enumerate(found):
+        if task is None:
+            continue
+        body = render.task(task, history_length=listing.history_length, artifacts=listing.artifacts)
+        body = _with_owner(body, task.head.owner, whose)
+        size += len(orjson.dumps(body))
+        if shown and size > LIST_BYTES:
+            return shown, number
+        shown.append(body)
+    return shown, len(found)
 
 
 def _whose(call: Call, params: parse.ListParams) -> str | None:
@@ -350,7 +376,10 @@ def _whose(call: Call, params: parse.ListParams) -> str | None:
     return None if named == parse.EVERYBODY else named
 
 
-def _with_owner(task: Json, owner: str) -> Json:
+def _with_owner(task: Json, owner: str, whose: str | None) -> Json:
+    """A list of everybody's tasks says whose each one is."""
+    if whose is not None:
+        return task
     metadata = task.get("metadata", {})
     opencode = {**metadata.get("opencode", {}), "principal": owner}
     return {**task, "metadata": {**metadata, "opencode": opencode}}

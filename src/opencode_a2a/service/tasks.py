@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 
-from ..domain.ports import Agent, Key, KeyTaken, TaskLog, TaskPage
+from ..domain.ports import Agent, Key, KeyTaken, TaskLog, TaskPage, TaskRow
 from ..domain.replies import is_only_a_reply
 from ..domain.task import Task, TaskHead
 from ..domain.updates import MessageAdded
@@ -350,6 +350,10 @@ class Tasks:
 
     async def list(self, query: TaskQuery) -> TaskPage:
         return await self._log.list(query)
+
+    async def listed(self, rows: Sequence[TaskRow], *, max_bytes: int) -> Sequence[Task | None]:
+        """The first tasks of a page, as many as have so many bytes; None: it was deleted."""
+        return await self._log.listed([row.head.id for row in rows], max_bytes=max_bytes)
 
     async def cancel(self, caller: Caller, task_id: str) -> Task:
         task = await self._log.get_own(caller.principal, task_id)

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 
 import structlog
 
@@ -920,6 +921,19 @@ class SqlTaskLog:
 
     async def list(self, query: TaskQuery) -> TaskPage:
         return await self._database.read(sql.page, query)
+
+    async def listed(self, task_ids: Sequence[str], *, max_bytes: int) -> Sequence[Task | None]:
+        mine = [self._open[each] for each in task_ids if each in self._open]
+        mine = [each for each in mine if not each.is_new]
+        newest = await asyncio.gather(*map(self._is_newest, mine))
+        found: dict[str, Task | None] = {
+            each.task.head.id: each.task.snapshot()
+            for each, is_newest in zip(mine, newest, strict=True)
+            if is_newest
+        }
+        if stored := [each for each in task_ids if each not in found]:
+            found |= await self._database.read(sql.load_several, stored, max_bytes)
+        return [found[each] for each in takewhile(found.__contains__, task_ids)]
 
     async def known(self, owner: str, key: str) -> tuple[str, str] | None:
         return await self._database.read(sql.find_key, owner, key)

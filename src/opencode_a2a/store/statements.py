@@ -425,6 +425,43 @@ def load(db: Connection, task_id: str) -> Task | None:
     return Task.of(head_of(row), entries_after(db, task_id, after=0))
 
 
+def load_several(db: Connection, task_ids: Sequence[str], max_bytes: int) -> dict[str, Task | None]:
+    """The first of these tasks, as many as have so many bytes together, but at least one.
+
+    None for those that are not there any more.
+    """
+    sizes: dict[str, int | None] = {}
+    folded_size = func.length(tasks.c.folded)
+    for row in db.execute(select(tasks.c.id, folded_size).where(tasks.c.id.in_(task_ids))).all():
+        sizes[row.id] = row[1]
+    unfolded = [task_id for task_id, each in sizes.items() if each is None]
+    logs = select(entries.c.task_id, func.sum(func.length(entries.c.body)))
+    logs = logs.where(entries.c.task_id.in_(unfolded)).group_by(entries.c.task_id)
+    sizes |= {row.task_id: int(row[1]) for row in db.execute(logs).all()} if unfolded else {}
+    wanted: dict[str, Task | None] = {}
+    total = 0
+    for task_id in task_ids:
+        total += sizes.get(task_id) or 0
+        if total > max_bytes and any(each in sizes for each in wanted):
+            break
+        wanted[task_id] = None
+    rows = db.execute(select(tasks).where(tasks.c.id.in_(wanted))).all()
+    without = [row.id for row in rows if row.folded is None]
+    its_entries: dict[str, list[LogEntry]] = {task_id: [] for task_id in without}
+    if without:
+        statement = select(entries.c.task_id, *_ENTRIES.selected_columns)
+        in_order = statement.order_by(entries.c.task_id, entries.c.seq)
+        for row in db.execute(in_order.where(entries.c.task_id.in_(without))).all():
+            its_entries[row.task_id].append(codec.decode(row.seq, row.at, row.kind, row.body))
+    for row in rows:
+        head = head_of(row)
+        if row.folded is not None:
+            wanted[row.id] = codec.unfold(head, row.folded)
+        else:
+            wanted[row.id] = Task.of(head, its_entries[row.id])
+    return wanted
+
+
 class Page(NamedTuple):
     """The next entries for a cursor."""
 
