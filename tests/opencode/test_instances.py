@@ -22,6 +22,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
 from opencode_a2a.opencode.instances import LOADING_ROUTES, Instances
+from opencode_a2a.opencode.recent import DIRECTORIES
 
 PATIENCE = 30.0
 
@@ -118,3 +119,14 @@ async def test_an_opencode_that_cannot_be_reached_is_asked_again() -> None:
         reads.problem = None
         await instances.load("/work")
         assert reads.asked["/work"] == 1 + ALL
+
+
+async def test_of_many_directories_those_used_last_are_known() -> None:
+    reads = Reads()
+    async with loading(reads) as instances:
+        for number in range(DIRECTORIES + 50):
+            await instances.load(f"/{number}")
+            await instances.load("/in-use")
+        assert reads.asked["/in-use"] == ALL
+        await instances.load("/0")
+        assert reads.asked["/0"] == 2 * ALL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -309,3 +310,22 @@ def test_a_caller_whose_agent_may_not_run_everything_has_no_shell(
     limits = Limiter(of=lambda _: Limits(permission_rules=(rule,)))
     with pytest.raises(AuthorizationForbidden) if refused else nullcontext():
         limits.check_shell("alice")
+
+
+async def test_callers_of_whom_nothing_must_be_known_are_forgotten() -> None:
+    limits = Limiter(of=lambda _: Limits(requests_per_minute=600, stream_minutes_per_day=1))
+    now = now_ms()
+    limits.clock = lambda: now
+    async with limits.refreshing():
+        for number in range(100):
+            name = f"caller-{number}"
+            spend(limits, name)
+            limits.check_request(name)
+            limits.close_stream(name, limits.open_stream(name))
+        still_open = limits.open_stream("caller-0")
+        now += DAY_MS
+        limits.look_soon()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (len(limits._spent), len(limits._rates), len(limits._streams)) == (0, 0, 1)
+        limits.close_stream("caller-0", still_open)

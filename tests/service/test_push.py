@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from opencode_a2a.domain import push as push_rules
 from opencode_a2a.domain.push import (
     Answer,
+    DeadLetter,
     DuePush,
     Notification,
     PushConfig,
@@ -458,3 +459,50 @@ async def test_a_browser_that_wants_nothing_more_is_forgotten(sending: Sending) 
     assert len(sending.hooks.got) == 1
     letters = sending.store.dead_letters(OWNER, task_id=None, config_id=None, limit=9)
     assert await letters == []
+
+
+class SlowToSave(CountingPush):
+    """Saves when it may, and notes the order of what is written."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.order: list[str] = []
+        self.begun, self.may_save = asyncio.Event(), asyncio.Event()
+
+    async def save(
+        self, cursors: Sequence[PushCursor], dead: Sequence[DeadLetter]
+    ) -> Collection[tuple[str, str]]:
+        self.begun.set()
+        await self.may_save.wait()
+        self.order.append("saved")
+        return await super().save(cursors, dead)
+
+    async def release(self) -> None:
+        self.order.append("released")
+        await super().release()
+
+
+async def test_configs_are_released_after_the_save_that_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is released is not ours to save: the receiver would be told again."""
+    monkeypatch.setattr(push_sender, "LAST_REQUESTS_SECONDS", 0)
+    clock = Clock()
+    async with (
+        soon(),
+        Database.open("sqlite://") as database,
+        SqlTaskLog.open(database, clock=clock) as log,
+    ):
+        store = SlowToSave(database, clock)
+        sender = PushSender(store, Hooks(), render=render, clock=clock, retry_ms=RETRY_MS)
+        running = AsyncExitStack()
+        await running.enter_async_context(sender.running())
+        await log.create(head("t"), [HELLO, STARTED])
+        sender.put(await store.put(to("t", "c"), PushCursor.at_start(to("t", "c")), most=1))
+        await store.begun.wait()
+        stopping = asyncio.create_task(running.aclose())
+        for _ in range(20):  # time enough to release them
+            await store.of_task(OWNER, "t")
+        store.may_save.set()
+        await stopping
+        assert store.order == ["saved", "released"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, Engine, event, func, select, update
 
 from opencode_a2a.domain.push import (
     Claimed,
@@ -461,3 +462,35 @@ async def test_a_deleted_config_takes_its_dead_letters_with_it(
         await push.delete(OWNER, "t", "c")
         assert await push.due(told) is None
         assert await push.dead_letters(OWNER, task_id=None, config_id=None, limit=9) == []
+
+
+async def test_a_config_that_is_deleted_while_it_is_set_again_is_no_failure_of_the_store(
+    postgres: Postgres, clock: Clock
+) -> None:
+    """The deletion waits, and comes after it."""
+    deleting: list[threading.Thread] = []
+
+    def delete_meanwhile(*said: Any) -> None:
+        if not deleting and said[2].startswith("SELECT push_configs."):
+            sql = "DELETE FROM push_configs"
+            deleting.append(threading.Thread(target=postgres.say, args=(sql,)))
+            deleting[0].start()
+            deleting[0].join(1)  # where nothing keeps it from being done
+
+    async with (
+        soon(),
+        Database.open(postgres.without_tasks()) as database,
+        SqlTaskLog.open(database, clock=clock) as log,
+    ):
+        push = SqlPush(database, clock)
+        task = await log.create(head("t"), [HELLO, STARTED])
+        await put(push, task)
+        event.listen(Engine, "after_cursor_execute", delete_meanwhile)
+        try:
+            other = replace(TARGET, url="https://example.org/")
+            stored = await push.put(config(task, target=other), cursor(task), most=1)
+        finally:
+            event.remove(Engine, "after_cursor_execute", delete_meanwhile)
+        assert stored.replaced
+        await asyncio.to_thread(deleting[0].join)
+        assert await push.of_task(OWNER, "t") == []

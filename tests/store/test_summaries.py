@@ -7,20 +7,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from sqlalchemy import Connection, select
 
+from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.updates import Ended, InterruptOpened, Progress, SessionTitled, Started
 from opencode_a2a.domain.values import (
     AnsweredBy,
     ModelRef,
     PermissionAsk,
+    SessionRef,
     TaskState,
     Usage,
 )
 from opencode_a2a.domain.watching import WatchCursor
 from opencode_a2a.service import watching
 from opencode_a2a.service.watching import OVERLAP_MS, Summary, TaskWatches, Watch
+from opencode_a2a.store import statements, summaries
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import Retention, SqlTaskLog
+from opencode_a2a.store.tables import tasks
 from tests.store.support import HELLO, OWNER, Clock, delta, head, settle, soon
 
 STARTED = Started("ses_1", "A title")
@@ -202,3 +207,18 @@ def test_a_cursor_is_read_as_it_was_written(cursor: WatchCursor) -> None:
 @pytest.mark.parametrize("text", ["", "x", "1;", "1;a", "1;a=", "1;=1", "1;a=1;", "-1", "1 ", "١"])
 def test_what_is_no_cursor_is_none(text: str) -> None:
     assert WatchCursor.parse(text) is None
+
+
+async def test_a_task_that_is_swept_while_it_is_read_is_read_from_its_result(
+    database: Database, log: SqlTaskLog, clock: Clock
+) -> None:
+    """Where each statement of a reader sees what is committed by then."""
+    await log.create(head("t"), [HELLO, STARTED, DONE])
+
+    def read_and_sweep(db: Connection) -> Task:
+        row = db.execute(select(*summaries._ROW).where(tasks.c.id == "t")).one()
+        assert statements.sweep(db, clock.now + 1) == 1
+        return summaries._ended(db, row)
+
+    found = await database.write(read_and_sweep)
+    assert (found.state, found.session) == (TaskState.COMPLETED, SessionRef("ses_1", "A title"))

@@ -87,6 +87,7 @@ class EventStream(Response):
             await self._run(receive, send)
         finally:
             open_streams.discard(self)
+            self._events.close()
 
     async def _run(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -153,8 +154,6 @@ class EventStream(Response):
         except ServiceError as exc:
             error = bytes(self._framing.refusal(exc).body)
             await _send(send, b"event: error\ndata: %b\n\n" % error)
-        finally:
-            self._events.close()
         await _send(send, b"", more=False)
 
 

@@ -18,6 +18,7 @@ from ..errors import UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
 from ..locks import KeyedLock
 from .feed import Feed
 from .http import Http
+from .recent import Recent
 
 logger = structlog.get_logger()
 
@@ -38,7 +39,7 @@ class Instances:
         self._http = http
         self._feed = feed
         self._loading: KeyedLock[str] = KeyedLock()
-        self._loaded: dict[str, object] = {}  # the instance, by directory
+        self._loaded = Recent[object]()  # the instance
 
     @classmethod
     @asynccontextmanager
@@ -61,7 +62,7 @@ class Instances:
                 return
             for route in LOADING_ROUTES:
                 await self._read(route, directory)
-            self._loaded[directory] = instance
+            self._loaded.put(directory, instance)
 
     async def _read(self, route: tuple[str, ...], directory: str) -> None:
         try:

@@ -8,7 +8,7 @@ server where it is not there. A task goes on without tools if that fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import structlog
@@ -22,6 +22,7 @@ from ..locks import KeyedLock
 from . import wire
 from .feed import Feed
 from .http import Http
+from .recent import Recent
 
 logger = structlog.get_logger()
 
@@ -53,6 +54,14 @@ class _McpStatus(wire.Wire):
     status: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """Where the tools are registered: in which instance for a directory, with which agents."""
+
+    instance: object
+    agents: Mapping[str, Sequence[PermissionRule]]
+
+
 class OpenCodeTools:
     """Implements `domain.ports.ToolHost`."""
 
@@ -79,8 +88,7 @@ class OpenCodeTools:
         self._rules = rules
         self._directory = directory
         self._registering: KeyedLock[str] = KeyedLock()
-        self._registered: dict[str, object] = {}  # the instance in which, by directory
-        self._agents: dict[str, Mapping[str, Sequence[PermissionRule]]] = {}  # by directory
+        self._registered = Recent[_Registered]()
 
     async def offer(self, session: SessionRef) -> Callable[[str | None], Sequence[PermissionRule]]:
         directory = session.directory or self._directory
@@ -91,12 +99,13 @@ class OpenCodeTools:
         except UpstreamError as exc:
             logger.warning("tools.not_offered", directory=directory, problem=exc.type)
             return lambda _: ASK_ALWAYS
-        agents = self._agents.get(directory, {})
+        registered = self._registered.get(directory)
+        agents = registered.agents if registered is not None else {}
         return lambda agent: [*agents.get(agent or "", ASK_ALWAYS), *own, *self._rules()]
 
     async def _register(self, directory: str) -> None:
         instance, known = self._feed.instance(directory), self._registered.get(directory)
-        if instance == known:
+        if known is not None and instance == known.instance:
             return
         query = {"directory": directory}
         # A connection that was lost does not mean that OpenCode was: to register again would break
@@ -113,10 +122,8 @@ class OpenCodeTools:
                 return
             logger.info("tools.registered", directory=directory)
         answer = await self._http.call("GET", "agent", query=query)
-        self._agents[directory] = {
-            agent.name: agent.rules for agent in wire.read(list[_HasRules], answer)
-        }
-        self._registered[directory] = instance
+        agents = {agent.name: agent.rules for agent in wire.read(list[_HasRules], answer)}
+        self._registered.put(directory, _Registered(instance, agents))
 
     async def _restrict(self, session: str) -> list[PermissionRule]:
         """Have OpenCode ask before the calls of a session; the other rules that the session has.

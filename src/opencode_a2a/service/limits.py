@@ -112,6 +112,7 @@ class Limiter:
                 async with asyncio.timeout(REFRESH_SECONDS):
                     await self._look.wait()
             self._look.clear()
+            self._forget_idle()
             if self.has_budgets():
                 try:
                     await self._refresh()
@@ -119,6 +120,18 @@ class Limiter:
                     continue  # logged where it happened
                 except Exception:
                     logger.exception("limits.internal_error")
+
+    def _forget_idle(self) -> None:
+        """Forget callers about whom there is nothing to know any more."""
+        now = self.clock()
+        today = day_of(now)
+        if not self.has_budgets() and not self._reading.locked():
+            self._spent.clear()
+            self._is_read = False  # the first budget has to be compared with what is stored
+        self._streams = {
+            name: time for name, time in self._streams.items() if time.opened or time.day == today
+        }
+        self._rates = {name: rate for name, rate in self._rates.items() if not rate.is_full(now)}
 
     def look_soon(self) -> None:
         """Compare what was used with limits that have changed, without waiting for the time."""

@@ -138,6 +138,7 @@ class PushSender:
         self._receivers: dict[ReceiverKey, _Receiver] = {}
         self._slots = SendingSlots()
         self._saves = _Saves()
+        self._being_saved: _Saves | None = None
         self._to_save = asyncio.Event()
         self._look_soon = asyncio.Event()
         self._stopped = False
@@ -158,9 +159,11 @@ class PushSender:
             await self._stop_workers(looking)
             with suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(GOODBYE_SECONDS):
+                    if self._being_saved is not None:
+                        await asyncio.wait({self._being_saved.done})
                     if self._to_save.is_set():
-                        await self._saves.done
-                    await self._store.release()
+                        await asyncio.wait({self._saves.done})
+                    await self._store.release()  # last: what is saved must be held
             saving.cancel()
             await asyncio.gather(saving, return_exceptions=True)
 
@@ -472,10 +475,12 @@ class PushSender:
             await self._to_save.wait()
             self._to_save.clear()
             saves, self._saves = self._saves, _Saves()
+            self._being_saved = saves
             try:
                 saves.done.set_result(await self._stored(saves))
             except Exception as exc:  # theirs alone: the next ones may be stored
                 saves.done.set_exception(exc)
+            self._being_saved = None
 
     async def _stored(self, saves: _Saves) -> Collection[Key]:
         while True:

@@ -181,12 +181,13 @@ def _put(
     ):
         raise TaskGone
     target = orjson.dumps(asdict(config.target))
-    row = db.execute(select(push_configs).where(_is(head.id, config.id))).first()
+    found = select(push_configs).where(_is(head.id, config.id))
+    row = db.execute(found.with_for_update()).first()  # whoever deletes it waits
     if row is not None:
         if replaced := row.target != target:  # the new receiver has not failed yet
             again = {"target": target, "attempts": 0, "next_at": 0}
             db.execute(update(push_configs).where(_is(head.id, config.id)).values(again))
-        stored = db.execute(select(push_configs).where(_is(head.id, config.id))).one()
+        stored = db.execute(found).one()
         is_ours = stored.holder == lease.holder
         return StoredConfig(_cursor(stored) if is_ours else None, replaced=replaced)
     of_task = select(func.count()).where(push_configs.c.task_id == head.id)

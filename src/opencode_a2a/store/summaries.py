@@ -101,12 +101,14 @@ def _ended(db: Connection, row: Any) -> Task:
     head = head_of(row)
     task = Task(head, state=TaskState(row.state), status_at=row.status_at)
     with suppress(codec.Unreadable):  # the row says the most important
-        if row.cleared:
+        last = None
+        if not row.cleared:
+            of_task = _ENTRIES.where(entries.c.task_id == row.id)
+            last = db.execute(of_task.order_by(entries.c.seq.desc()).limit(1)).first()
+        if last is None:  # also if the entries were deleted since the row was read
             folded = db.execute(select(tasks.c.folded).where(tasks.c.id == row.id)).scalar()
             task = codec.unfold_end(head, folded) if folded is not None else task
         else:
-            of_task = _ENTRIES.where(entries.c.task_id == row.id)
-            last = db.execute(of_task.order_by(entries.c.seq.desc()).limit(1)).one()
             end = codec.decode(*last)
             if not isinstance(end.update, Ended) or end.update.usage is None:
                 _apply(db, task)  # what it has used is said by its steps, if at all
