@@ -27,6 +27,14 @@ CALLER = {
 }
 
 
+STRANGER = {
+    "scheme": "bearer",
+    "token": "stranger-" + "x" * 32,
+    "principal": "eve",
+    "scopes": ["tasks:read", "tasks:write", "sessions:read", "sessions:write"],
+}
+
+
 @dataclass(frozen=True)
 class Fleet:
     upstreams: tuple[Upstream, Upstream]
@@ -153,6 +161,52 @@ async def test_a_caller_names_a_label_or_a_node(fleet: Fleet) -> None:
         assert await asyncio.to_thread(one.program.process.wait, 60) == 0
         with pytest.raises(Refused, match="no node that takes new work has"):
             await there.send("nobody takes it", metadata=_at("big"))
+
+
+async def test_a_stranger_does_not_learn_that_there_is_a_session_whose_node_is_away(
+    url: str, tmp_path: Path
+) -> None:
+    credentials = json.dumps([CALLER, STRANGER])
+    with started(url, tmp_path, A2A_STATIC_AUTH_CREDENTIALS=credentials) as fleet:
+        one, two = fleet.nodes
+        async with connected(one) as ours, connected(two) as theirs:
+            there = theirs[REST]
+            first = await ours[REST].send("secret", metadata=_at("one"))
+            assert first.session is not None
+            one.program.kill()
+            await _nodes_once(there, lambda nodes: nodes["one"]["state"] == "gone")
+            owned = await _asked(there, CALLER, "opencode.sessions.get", session_id=first.session)
+            assert "NODE_UNAVAILABLE" in owned
+            nowhere = first.session[:-4] + "0000"
+            named, unknown = [await _said_of(there, each) for each in (first.session, nowhere)]
+            assert named == unknown
+            assert "SESSION_NOT_FOUND" in named[0]
+
+
+async def _said_of(client: Client, session: str) -> list[str]:
+    """What a stranger is told who names a session, in all ways."""
+    said = [await _asked(client, STRANGER, "opencode.sessions.get", session_id=session)]
+    for message in _messages_to(session):
+        said.append(await _asked(client, STRANGER, "SendMessage", message=message))
+    return [each.replace(session, "ID") for each in said]
+
+
+def _messages_to(session: str) -> list[dict[str, Any]]:
+    """The ways to name a session in a message."""
+    message = {"role": "ROLE_USER", "parts": [{"text": "hello"}]}
+    named = {"metadata": {"shared": {"session": {"id": session}}}}
+    return [
+        {**message, "messageId": f"m-1-{session}", **named},
+        {**message, "messageId": f"m-2-{session}", "contextId": f"ctx:opencode-session:{session}"},
+    ]
+
+
+async def _asked(client: Client, caller: dict[str, Any], method: str, **params: Any) -> str:
+    """The error that a caller gets."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    headers = {"a2a-version": "1.0", "authorization": f"Bearer {caller['token']}"}
+    async with client.http.post(client.url + "/", json=body, headers=headers) as response:
+        return json.dumps((await response.json())["error"], sort_keys=True)
 
 
 async def test_a_stream_is_the_same_from_every_node(fleet: Fleet) -> None:

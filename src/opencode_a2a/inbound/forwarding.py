@@ -164,7 +164,7 @@ class Forwarding:
         if isinstance(request_id, str):
             find = lambda: self._cluster.for_request(caller.principal, request_id)  # noqa: E731
         elif isinstance(session_id, str):
-            find = lambda: self._cluster.for_session(session_id)  # noqa: E731
+            find = lambda: self._cluster.for_session(caller.principal, session_id)  # noqa: E731
         elif self._contract.lists_all_nodes(name) and not self._cluster.is_alone:
             return (await self._of_all_nodes(body),)
         else:
@@ -199,13 +199,12 @@ class Forwarding:
         if request.task_id is not None:
             return await cluster.for_task(owner, request.task_id)
         if request.options.session is not None:
-            return await cluster.for_session(request.options.session)
+            return await cluster.for_session(owner, request.options.session)
         if request.context_id is None:
             return cluster.for_new_context(label=request.options.node)
         if request.context_id.startswith(SESSION_CONTEXT_PREFIX):
-            return await cluster.for_session(
-                request.context_id.removeprefix(SESSION_CONTEXT_PREFIX)
-            )
+            session_id = request.context_id.removeprefix(SESSION_CONTEXT_PREFIX)
+            return await cluster.for_session(owner, session_id)
         return await cluster.for_context(owner, request.context_id, request.options.node)
 
     async def _ask(self, find: Find, asked: _Asked) -> Any:

@@ -65,8 +65,8 @@ class SqlNodes:
     async def let_go(self, owner: str, context_id: str, opencode: str) -> None:
         await self._database.write(sql.let_go, owner, context_id, opencode)
 
-    async def of_session(self, session_id: str) -> Whereabouts | None:
-        return await self._database.read(_of_session, session_id)
+    async def of_session(self, owner: str, session_id: str) -> Whereabouts | None:
+        return await self._database.read(_of_session, owner, session_id)
 
     async def of_request(self, owner: str, request_id: str) -> Whereabouts | None:
         return await self._database.read(_of_request, owner, request_id)
@@ -178,9 +178,9 @@ def _of_context(db: Connection, owner: str, context_id: str, root: Root) -> Wher
     return Whereabouts(opencode=opencode, root=home)
 
 
-def _of_session(db: Connection, session_id: str) -> Whereabouts | None:
-    its = sessions.c.session_id == session_id
-    row = db.execute(select(sessions.c.opencode, sessions.c.root).where(its)).first()
+def _of_session(db: Connection, owner: str, session_id: str) -> Whereabouts | None:
+    its = (sessions.c.session_id == session_id, sessions.c.owner == owner)
+    row = db.execute(select(sessions.c.opencode, sessions.c.root).where(*its)).first()
     if row is None:
         return None
     held = _TASK.join(
