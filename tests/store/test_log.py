@@ -689,3 +689,20 @@ async def test_what_was_acknowledged_survives_a_killed_process(file_url: str) ->
     async with soon(), Database.open(file_url) as database, SqlTaskLog.open(database) as log:
         for n in range(last + 1):
             assert (await log.get(OWNER, f"t-{n}")).last_seq == 2
+
+
+async def test_a_reader_of_the_table_is_never_ahead_of_what_the_task_shows(
+    database: Database, clock: Clock
+) -> None:
+    """Its answer may come before the writer's, though the commit is in it."""
+    async with soon():
+        async with SqlTaskLog.open(database, clock=clock) as log:
+            await log.create(head("t"), [HELLO, step(1)])
+        async with SqlTaskLog.open(database, clock=clock) as log:
+            (task,) = await claim_all(log)
+            entry = LogEntry(3, clock.now, step(2))
+            encoded = [codec.encode(entry.update)]
+            batch = statements.Batch(task, is_new=False, entries=[entry], encoded=encoded)
+            assert await database.write(statements.commit, [batch], log._lease()) == {}
+            assert numbers(list(await log.follow("t", 0).read())) == [1, 2]
+            assert (await log.get(OWNER, "t")).last_seq == 2

@@ -1009,6 +1009,9 @@ class SqlCursor:
                 entries, more = await self._read_table()
             elif self._after < open_task.tail_start:
                 entries, more = await self._read_table()
+                # Not what is committed, but not shown by `get` yet: it comes from the tail.
+                shown = open_task.task.last_seq
+                entries = [entry for entry in entries if entry.seq <= shown]
             else:
                 first = self._after - open_task.tail_start
                 entries = open_task.tail[first : first + sql.PAGE_ENTRIES]
