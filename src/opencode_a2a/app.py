@@ -37,7 +37,7 @@ from .domain.nodes import Node
 from .domain.ports import Agent, PeerInspector
 from .domain.release import Release
 from .domain.values import Caller, PermissionRule, Root
-from .errors import PeerFailed, ServiceError
+from .errors import PeerFailed, ServiceError, StoreError
 from .extensions import ALL
 from .extensions.peers import PEER_TOGGLE
 from .extensions.services import Services
@@ -97,6 +97,7 @@ from .store.log import Retention, SqlTaskLog
 from .store.nodes import SqlNodes
 from .store.push import SqlPush
 from .store.sole import sole_service
+from .store.statements import release_all
 from .store.usage import SqlUsage
 from .store.worktrees import SqlWorktrees
 from .web.auth import Authenticator, Credentials
@@ -449,10 +450,10 @@ async def _open_adapters(
     own_root = Root(str(root), partial(in_root, root))
     name = settings.node.opencode or opencode_name(endpoints[0], root)
     async with (
-        sole_service(settings.state.url(root), root=root),
+        sole_service(settings.state.url(root), root=root) as is_alone,
         Database.open(settings.state.url(root)) as database,
         _move_from_shared_database(settings.state, root),
-        _open_log(settings, database, root=own_root, opencode=name) as log,
+        _open_log(settings, database, root=own_root, opencode=name, is_alone=is_alone) as log,
         _connect(settings, endpoints, rules=rules) as opencode,
         NamedFiles.open(egress_of(settings.outbound), root) as files,
     ):
@@ -471,11 +472,16 @@ async def _open_adapters(
         )
 
 
-def _open_log(
-    settings: Settings, database: Database, *, root: Root, opencode: str
-) -> AbstractAsyncContextManager[SqlTaskLog]:
+@asynccontextmanager
+async def _open_log(
+    settings: Settings, database: Database, *, root: Root, opencode: str, is_alone: bool
+) -> AsyncIterator[SqlTaskLog]:
+    if is_alone:  # a killed process need not be waited for until its leases have run out
+        with suppress(StoreError):
+            await database.write(release_all)
     named = opencode if database.is_server else None  # a file belongs to one OpenCode
-    return SqlTaskLog.open(database, _retention(settings), root=root, opencode=named)
+    async with SqlTaskLog.open(database, _retention(settings), root=root, opencode=named) as log:
+        yield log
 
 
 def _nodes(settings: Settings, adapters: _Adapters, scheduler: Scheduler) -> Nodes:

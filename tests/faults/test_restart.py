@@ -43,6 +43,9 @@ async def test_after_a_kill_everything_goes_on_where_it_was(
                     states = await states_of(client, long)
             assert sorted(states) == ["submitted", "working", "working", "working"]
             running.program.kill()
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as db, db:
+        db.execute("UPDATE tasks SET held_until = held_until + 3600000 WHERE held_until > 0")
+    # Who has the file for itself need not wait for the leases of the process that had it before.
     with service(breakable, tmp_path) as restarted:
         async with connected(restarted) as clients:
             client = clients[REST]

@@ -35,11 +35,14 @@ class FileInUse(Exception):
 
 
 @asynccontextmanager
-async def sole_service(url: str, *, root: Path) -> AsyncIterator[None]:
-    """Have the SQLite file of a database for this process, or raise `FileInUse`."""
+async def sole_service(url: str, *, root: Path) -> AsyncIterator[bool]:
+    """Lock the SQLite file of a database for this process, or raise `FileInUse`.
+
+    Whether it is locked: not a database on a server, nor where the file system has no locks.
+    """
     path = sqlite_path(make_url(url))
     if path is None:  # in memory, or a server
-        yield
+        yield False
         return
     path = path.resolve()  # a file may have several names
     lock = path.with_name(f"{path.name}.lock")
@@ -53,15 +56,15 @@ async def sole_service(url: str, *, root: Path) -> AsyncIterator[None]:
                 "file in A2A_TASK_STORE_DATABASE_URL."
             ) from None
         logger.warning("store.not_locked", file=str(lock), reason=exc.strerror)
-        yield
+        yield False
         return
     try:
-        if await _locked(descriptor, path):
+        if is_locked := await _locked(descriptor, path):
             said = f"process {os.getpid()} on {socket.gethostname()}, for the workspace {root}"
             with suppress(OSError):  # a full disk: then nobody is told who has the lock
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, said.encode(), 0)
-        yield
+        yield is_locked
     finally:
         os.close(descriptor)
 
