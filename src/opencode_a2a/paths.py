@@ -32,6 +32,15 @@ def inside_git(path: Path) -> bool:
     return False
 
 
+def program_path() -> str:
+    """`PATH` without what depends on the current directory: `.`, an empty entry, any relative one.
+
+    That directory is often the workspace, and whoever writes there would choose what is run.
+    """
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(entry for entry in entries if os.path.isabs(entry))
+
+
 def state_home() -> Path:
     """The directory for everything this program keeps. RuntimeError: there is no home directory."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "opencode-a2a"

@@ -1,13 +1,14 @@
-"""A working tree, changed and asked by the `git` program. `git.py` only reads git's files.
+"""A working tree, changed and asked by the `git` program.
 
-The agent can write the repository's configuration. So git runs without hooks, without a terminal,
-and without the settings and secrets of this service in its environment.
+`git_process.py` sees to it that git runs no program of the workspace. One thing is up to the
+commands here: git must not look into submodules, where it would start itself with *their*
+configuration. So they ask for commits of submodules only (`_IGNORE_CHANGES_INSIDE`), and files are
+added with `update-index` instead of `add`, and committed with `commit-tree` instead of `commit`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,40 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..domain.values import FileChange
-from ..errors import IsolationFailed
+from ..errors import IsolationFailed, MergeRefused
+from . import git
+from .git_process import Answer, find_place, private_git
 
-STOP_SECONDS = 5.0  # for git to clean up after a request that was cancelled
 MAX_PATCH_LINES = 20_000  # of the files together whose patches are shown; the others are named
 MAX_PATCH_FILES = 500
-_OPTIONS = {
-    "core.hooksPath": os.devnull,
-    "core.fsmonitor": "false",
-    "core.quotePath": "false",
-    "commit.gpgSign": "false",
-    "submodule.recurse": "false",
-    "advice.detachedHead": "false",
-}
-_COMMAND = ("git", *(word for name in _OPTIONS for word in ("-c", f"{name}={_OPTIONS[name]}")))
-# What git needs of the user: where programs and its own configuration are, who commits.
-_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "SYSTEMROOT")
 _IDENTITY = {
     f"GIT_{who}_{what}": text
     for who in ("AUTHOR", "COMMITTER")
     for what, text in (("NAME", "opencode-a2a"), ("EMAIL", "opencode-a2a@localhost"))
 }
 _STATUSES = {"A": "added", "D": "deleted"}  # everything else is a modification
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def words(self) -> str:
-        """What git says, for people."""
-        return " ".join((self.err or self.out).split())[:1_000]
+_IGNORE_CHANGES_INSIDE = "--ignore-submodules=dirty"
+_FILE, _SUBMODULE = "100644", "160000"  # modes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +40,19 @@ class Checkout:
 
     # -- the program
 
-    async def ask(self, *words: str, env: Mapping[str, str] | None = None) -> Answer:
-        """What git answers, failures included."""
-        try:
-            git = await asyncio.create_subprocess_exec(
-                *_COMMAND,
-                *words,
-                cwd=self.directory,
-                env=_environment() | dict(env or {}),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C ends the service; git is told by it
-            )
-        except FileNotFoundError:
-            there = await asyncio.to_thread(Path(self.directory).is_dir)
-            missing = "The git program is not installed" if there else f"{self.directory} is gone"
-            raise IsolationFailed(f"{missing} on the host of this service.") from None
-        try:
-            out, err = await git.communicate()
-        except asyncio.CancelledError:
-            await _stop(git)
-            raise
-        code = git.returncode if git.returncode is not None else -1
-        return Answer(code, *(text.decode(errors="replace") for text in (out, err)))
+    async def ask(
+        self, *words: str, env: Mapping[str, str] | None = None, text: str | None = None
+    ) -> Answer:
+        """What git answers, failures included. `text` is what it reads from its input."""
+        async with private_git(self.directory) as own:
+            identity = {} if own.has_identity else _IDENTITY
+            return await own.run(*words, env={**identity, **(env or {})}, text=text)
 
-    async def do(self, *words: str, env: Mapping[str, str] | None = None) -> str:
+    async def do(
+        self, *words: str, env: Mapping[str, str] | None = None, text: str | None = None
+    ) -> str:
         """What git prints; `IsolationFailed` with its own words if it fails."""
-        answer = await self.ask(*words, env=env)
+        answer = await self.ask(*words, env=env, text=text)
         if answer.code != 0:
             raise IsolationFailed(
                 f"git {words[0]} failed in {self.directory}: {answer.words}",
@@ -103,25 +69,14 @@ class Checkout:
 
     async def working_tree(self) -> str:
         """The top of the working tree around a directory; `IsolationFailed` where there is none."""
-        asked = ("--is-bare-repository", "--is-inside-work-tree", "--show-toplevel")
-        answer = await self.ask("rev-parse", *asked, "--show-superproject-working-tree")
-        bare, inside, top, superproject = (*answer.out.splitlines(), "", "", "", "")[:4]
-        problem = None
-        if not bare:
-            problem = f"is not in a git repository that can be used ({answer.words})"
-        elif bare == "true" and inside != "true":
-            problem = "is a bare repository, without files to work on"
-        elif superproject:
-            problem = f"is in a submodule of {superproject}; only that repository can be isolated"
-        elif not top:
-            problem = f"has no working tree ({answer.words})"
-        if problem is not None:
+        async with private_git(self.directory) as own:
+            top = own.place.top
+        if top is None:
             raise IsolationFailed(
-                f"{self.directory} {problem}. A git worktree needs a repository with a commit. "
-                'Send metadata.opencode.isolation: "none" to work in the directory itself.',
+                f"{self.directory} is in a bare repository, without files to work on.",
                 directory=self.directory,
             )
-        return top
+        return str(top)
 
     async def commit(self, name: str = "HEAD") -> str | None:
         return await self._line("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
@@ -139,25 +94,51 @@ class Checkout:
 
     async def checked_out_at(self, branch: str) -> str | None:
         """The working tree in which a branch is checked out."""
-        directory = None
-        for line in (await self.do("worktree", "list", "--porcelain", "-z")).split("\0"):
-            if line.startswith("worktree "):
-                directory = line.removeprefix("worktree ")
-            elif line == f"branch refs/heads/{branch}":
-                return directory
+        async with private_git(self.directory) as own:
+            shared, bare = own.place.shared, own.place.top is None
+        for directory, head in await asyncio.to_thread(lambda: list(git.checked_out(shared))):
+            if head == f"ref: refs/heads/{branch}" and not (bare and directory == shared.parent):
+                return str(directory)
         return None
 
     async def uncommitted(self) -> tuple[str, ...]:
         """The files with changes that no commit has; not those that git is told to ignore."""
-        answer = await self.do(
-            "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames"
-        )
-        return tuple(entry[3:] for entry in answer.split("\0") if entry)
+        listing = ("status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
+        answer = await self.do(*listing, _IGNORE_CHANGES_INSIDE)
+        return tuple(entry[3:] for entry in _names(answer))
+
+    async def repositories_inside(self) -> list[str]:
+        """Submodules that are checked out, and other repositories: no commit here has theirs."""
+        top = Path(self.directory)
+        found = [name for name in await self.uncommitted() if name.endswith("/")]
+        for entry in _names(await self.do("ls-files", "--stage", "-z")):
+            mode, name = entry[:6], entry.partition("\t")[2]
+            if mode == _SUBMODULE and await asyncio.to_thread((top / name / ".git").exists):
+                found.append(f"{name}/")
+        return found
+
+    async def filtered(self, names: Sequence[str], *, commit: str | None = None) -> list[str]:
+        """Those of the files that git keeps through a program, such as Git LFS.
+
+        The attributes that say so are those of the working tree, or of a commit.
+        """
+        command = ("check-attr", "-z", "--stdin")
+        text = "".join(f"{name}\0" for name in names)
+        if commit is None:
+            answer = await self.do(*command, "filter", text=text)
+        else:
+            with tempfile.TemporaryDirectory(prefix="opencode-a2a-") as folder:
+                env = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+                await self.do("read-tree", commit, env=env)
+                answer = await self.do(*command, "--cached", "filter", env=env, text=text)
+        fields = answer.split("\0")
+        values = zip(fields[::3], fields[2::3], strict=False)
+        return [name for name, value in values if value not in ("unspecified", "unset")]
 
     async def unmerged_files(self) -> list[str]:
         """The files with conflicts of a merge or rebase that somebody has begun."""
-        answer = await self.do("diff", "--name-only", "--diff-filter=U", "-z")
-        return _names(answer)
+        entries = _names(await self.do("ls-files", "--unmerged", "-z"))
+        return list(dict.fromkeys(entry.partition("\t")[2] for entry in entries))
 
     async def commits_only_on(self, branch: str, *, tips: Sequence[str]) -> int:
         """How many commits behind these tips no other branch, tag or remote branch has."""
@@ -177,15 +158,19 @@ class Checkout:
 
     async def changes_since(self, base: str) -> tuple[FileChange, ...]:
         """How the files differ from a commit, new ones included. Changes nothing."""
-        index = (await self.do("rev-parse", "--git-path", "index")).rstrip("\n")
+        source = (await find_place(self.directory)).own / "index"
         with tempfile.TemporaryDirectory(prefix="opencode-a2a-") as folder:
             copy = Path(folder) / "index"
-            source = Path(self.directory) / index
-            with suppress(FileNotFoundError):
-                copy.write_bytes(await asyncio.to_thread(source.read_bytes))
+            with suppress(OSError):
+                await asyncio.to_thread(git.copy_index, source, copy)
             env = {"GIT_INDEX_FILE": str(copy)}
-            await self.do("add", "--all", "--intent-to-add", env=env)
-            compare = ("diff", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color")
+            # Git compares with what the index knows: new files are put there as empty ones.
+            new = _names(await self.do("ls-files", "--others", "--exclude-standard", "-z", env=env))
+            empty = (await self.do("hash-object", "--stdin", text="")).strip()
+            entries = (f"{_FILE} {empty}\t{name}\0" for name in new if not name.endswith("/"))
+            await self.do("update-index", "-z", "--index-info", env=env, text="".join(entries))
+            plain = ("--no-renames", "--no-ext-diff", "--no-textconv", "--no-color")
+            compare = ("diff", *plain, _IGNORE_CHANGES_INSIDE)
             raw = await self.do(*compare, "--raw", "--numstat", "-z", base, env=env)
             files = _listed(raw)
             shown = _with_patches(files)
@@ -198,22 +183,54 @@ class Checkout:
 
     async def add_worktree(self, directory: str, branch: str, *, at: str | None) -> None:
         """Make a worktree with a new branch `at` a commit, or with a branch that exists."""
-        new = ("-b", branch, directory, at) if at is not None else (directory, branch)
-        # Forced, because git may have registered one at this path that somebody has deleted.
-        await self.do("worktree", "add", "--force", "--quiet", *new)
+        if at is not None:
+            await self.do("update-ref", f"refs/heads/{branch}", at, "0" * len(at))
+        shared, path = (await find_place(self.directory)).shared, Path(directory)
+        try:
+            place = await asyncio.to_thread(git.register, shared, path, branch)
+        except OSError as exc:
+            raise _file_problem("The worktree cannot be made", exc) from exc
+        try:
+            await Checkout(directory).do("read-tree", "--reset", "-u", "HEAD")
+            await asyncio.to_thread(git.unlock, place)
+        except BaseException:
+            with suppress(OSError):
+                await asyncio.to_thread(git.remove, path)
+            raise
 
     async def remove_worktree(self, directory: str) -> None:
-        # Twice forced: also one that is locked. Who calls has made sure that nothing is lost.
-        await self.do("worktree", "remove", "--force", "--force", directory)
+        """Also one that is locked. Who calls has made sure that nothing is lost."""
+        try:
+            await asyncio.to_thread(git.remove, Path(directory))
+        except OSError as exc:
+            raise _file_problem("The worktree cannot be removed", exc) from exc
 
     async def delete_branch(self, branch: str, commit: str) -> None:
         """Delete a branch, unless it has moved on from this commit."""
         await self.do("update-ref", "-d", f"refs/heads/{branch}", commit)
 
-    async def commit_all(self, message: str) -> None:
-        await self.do("add", "--all")
-        identity = await self._identity()
-        await self.do("commit", "--quiet", "--no-verify", "-m", message, env=identity)
+    async def commit_all(self, branch: str, message: str) -> bool:
+        """Commit what the working tree has on its branch. Whether there was something."""
+        names = [name for name in await self.uncommitted() if not name.endswith("/")]
+        if filtered := await self.filtered(names):
+            raise MergeRefused(
+                f"The attributes of the repository ask for a filter, such as Git LFS, for "
+                f"{', '.join(filtered[:10])}, and this service runs none. Have the agent commit "
+                "these files in the worktree, then try again.",
+                files=filtered,
+            )
+        add = ("update-index", "--add", "--remove", "--replace", "-z", "--stdin")
+        await self.do(*add, text="".join(f"{name}\0" for name in names))
+        tip = await self.tip(branch)
+        place = await find_place(self.directory)
+        others = await asyncio.to_thread(git.merge_heads, place)
+        tree = (await self.do("write-tree", "--missing-ok")).strip()
+        if tip is None or (not others and tree == await self._line("rev-parse", f"{tip}^{{tree}}")):
+            return False
+        new = await self.commit_merge(tree, [tip, *others], message)
+        await self.do("update-ref", "-m", "commit", f"refs/heads/{branch}", new, tip)
+        await asyncio.to_thread(git.forget_merge, place)
+        return True
 
     async def merged_tree(self, one: str, other: str) -> tuple[str | None, list[str]]:
         """The tree of a merge, or None and the conflicting files. No working tree is touched."""
@@ -229,8 +246,7 @@ class Checkout:
 
     async def commit_merge(self, tree: str, parents: Sequence[str], message: str) -> str:
         words = [word for parent in parents for word in ("-p", parent)]
-        identity = await self._identity()
-        return (await self.do("commit-tree", tree, *words, "-m", message, env=identity)).strip()
+        return (await self.do("commit-tree", tree, *words, "-m", message)).strip()
 
     async def fast_forward(self, commit: str) -> Answer:
         """Move the branch that is checked out, and its files. Git refuses to overwrite changes."""
@@ -241,28 +257,12 @@ class Checkout:
         return await self.ask("update-ref", f"refs/heads/{branch}", commit, from_commit)
 
     async def changed_between(self, one: str, other: str) -> list[str]:
-        return _names(await self.do("diff", "--name-only", "--no-renames", "-z", one, other))
-
-    async def _identity(self) -> dict[str, str]:
-        """Who commits where git does not know the user."""
-        return {} if await self._line("config", "user.email") else _IDENTITY
+        compare = ("diff-tree", "-r", "--name-only", "--no-renames", "-z")
+        return _names(await self.do(*compare, one, other))
 
 
-def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return kept | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
-
-
-async def _stop(git: asyncio.subprocess.Process) -> None:
-    """End git so that it can remove what it has half done."""
-    with suppress(ProcessLookupError):
-        git.terminate()
-    try:
-        async with asyncio.timeout(STOP_SECONDS):
-            await git.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            git.kill()
+def _file_problem(what: str, exc: OSError) -> IsolationFailed:
+    return IsolationFailed(f"{what}: {exc.strerror or exc} ({exc.filename or 'in git'}).")
 
 
 def _names(separated: str) -> list[str]:

@@ -5,11 +5,137 @@ Every function here reads the disk: asynchronous code calls them in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import takewhile
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 
 NOT_A_PATH = (OSError, RuntimeError, ValueError)  # no access, too long, a loop of links, a null
+MAX_TEXT_BYTES = 65_536  # of a file with a path or the name of a branch
+MERGE_STATE = (
+    "MERGE_HEAD",
+    "MERGE_MSG",
+    "MERGE_MODE",
+    "MERGE_RR",
+    "SQUASH_MSG",
+    "CHERRY_PICK_HEAD",
+    "REVERT_HEAD",
+)
+LOCK = "locked"  # in the directory of a worktree that is not complete
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A repository, seen from one of its working trees, or from a bare one."""
+
+    top: Path | None  # of the working tree
+    own: Path  # where git keeps what belongs to this working tree
+    shared: Path  # what all working trees share
+
+
+def locate(near: Path) -> Place | None:
+    """The repository and the working tree around a directory.
+
+    None where there is none, in a submodule, and where a `.git` file names a directory that does
+    not name it back: anybody can write such a file.
+    """
+    for at in (near, *near.parents):
+        marker = at / ".git"
+        if marker.is_dir():
+            return Place(at, marker.resolve(), marker.resolve())
+        own = worktree_directory(at)
+        if own is not None:
+            shared = own.parent.parent
+            return Place(at, own, shared) if _is_linked(at, shared) else None
+        if all((at / name).exists() for name in ("HEAD", "objects", "refs")):
+            return Place(None, at.resolve(), at.resolve())
+    return None
+
+
+def copy_index(source: Path, target: Path) -> None:
+    """Copy the index, with its time: by it git knows which files may have changed unseen since."""
+    found = source.stat()
+    target.write_bytes(read_file(source))
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def named_directory(near: Path) -> Path | None:
+    """What the nearest `.git` file around a directory names."""
+    return next((own for at in (near, *near.parents) if (own := worktree_directory(at))), None)
+
+
+def head(place: Place) -> str | None:
+    """What `HEAD` of a working tree says: a branch (`ref: refs/heads/main`), or a commit."""
+    return _read_text(place.own / "HEAD")
+
+
+def checked_out(shared: Path) -> Iterator[tuple[Path, str]]:
+    """The working trees of a repository, and what the `HEAD` of each says."""
+    if shared.name == ".git" and (text := _read_text(shared / "HEAD")):
+        yield shared.parent, text
+    for own in shared.glob("worktrees/*"):
+        marker, text = _read_text(own / "gitdir"), _read_text(own / "HEAD")
+        if marker and text and (own / marker).exists():
+            yield (own / marker).parent, text
+
+
+def register(shared: Path, directory: Path, branch: str) -> Place:
+    """Begin a linked worktree as `git worktree add` does; it has no files yet and is locked."""
+    marker = directory / ".git"
+    for old in shared.glob("worktrees/*"):  # of one at this path that somebody has deleted
+        if not marker.exists() and _read_text(old / "gitdir") == str(marker):
+            shutil.rmtree(old)
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise FileExistsError(f"{directory} exists and is not empty")
+    own = _make_numbered(shared / "worktrees" / directory.name)
+    (own / LOCK).write_text("opencode-a2a makes it\n")
+    (own / "gitdir").write_text(f"{marker}\n")
+    (own / "commondir").write_text("../..\n")
+    (own / "HEAD").write_text(f"ref: refs/heads/{branch}\n")
+    marker.write_text(f"gitdir: {own}\n")
+    return Place(directory, own, shared)
+
+
+def unlock(place: Place) -> None:
+    (place.own / LOCK).unlink()
+
+
+def merge_heads(place: Place) -> list[str]:
+    """What a merge that somebody has begun in a working tree merges into it."""
+    return (_read_text(place.own / MERGE_STATE[0]) or "").split()
+
+
+def forget_merge(place: Place) -> None:
+    """What git removes after the commit that ends a merge, cherry-pick or revert."""
+    for name in MERGE_STATE:
+        (place.own / name).unlink(missing_ok=True)
+
+
+def remove(directory: Path) -> None:
+    """Remove a linked worktree with its files. Other directories are left alone."""
+    place = locate(directory)
+    if place is None or place.top != directory or place.own == place.shared:
+        raise FileNotFoundError(f"{directory} is not a linked worktree")
+    shutil.rmtree(directory)
+    shutil.rmtree(place.own)
+    with suppress(OSError):
+        place.own.parent.rmdir()  # if it was the last one, as git does
+
+
+def _make_numbered(path: Path) -> Path:
+    for number in count():
+        made = path.with_name(f"{path.name}{number or ''}")
+        try:
+            made.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return made
+    raise AssertionError
 
 
 def repository(near: Path) -> Path | None:
@@ -29,8 +155,8 @@ def registered_worktrees(near: Path) -> set[Path]:
     """The linked worktrees that git has registered for the repository around a directory."""
     shared = repository(near)
     files = shared.glob("worktrees/*/gitdir") if shared is not None else ()
-    markers = (text for file in files if (text := _read_text(file)))
-    return {Path(marker).parent.resolve() for marker in markers if Path(marker).exists()}
+    markers = (file.parent / text for file in files if (text := _read_text(file)))
+    return {marker.parent.resolve() for marker in markers if marker.exists()}
 
 
 def is_registered(worktree: str, near: Path) -> bool:
@@ -111,11 +237,23 @@ def _is_linked(directory: Path, shared: Path) -> bool:
     if directory.is_symlink() or own is None or own.parent != shared / "worktrees":
         return False
     back = _read_text(own / "gitdir")
-    return back is not None and Path(back).resolve() == (directory / ".git").resolve()
+    return back is not None and (own / back).resolve() == (directory / ".git").resolve()
+
+
+def read_file(file: Path, *, limit: int | None = None) -> bytes:
+    """What a regular file holds. OSError for anything else: a pipe would hold up who reads it."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{file} is not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as opened:
+            return opened.read(limit)
+    finally:
+        os.close(descriptor)
 
 
 def _read_text(file: Path) -> str | None:
     try:
-        return file.read_text().strip()
+        return read_file(file, limit=MAX_TEXT_BYTES).decode().strip()
     except (OSError, ValueError):  # no such file, a directory, or not text
         return None

@@ -134,13 +134,18 @@ class ContextWorktrees:
         )
 
     async def _base(self, directory: str) -> _Base:
-        at = Checkout(directory)
-        top = await at.working_tree()
         real = await asyncio.to_thread(Path(directory).resolve)
+        at = Checkout(str(real))
+        try:
+            top = await at.working_tree()
+        except IsolationFailed as exc:
+            raise IsolationFailed(
+                f"{exc.message} A git worktree needs a repository with a commit, which is not a "
+                f"submodule. {WITHOUT}",
+                directory=directory,
+            ) from None
         shared = await asyncio.to_thread(git.repository, Path(top))
-        is_ours = shared is not None and await asyncio.to_thread(self._is_ours, shared)
-        # A configuration can name any directory as the working tree.
-        if shared is None or not is_ours or not real.is_relative_to(top):
+        if shared is None or not await asyncio.to_thread(self._is_ours, shared):
             raise IsolationFailed(
                 f"The repository of {directory} lies outside the workspace. {WITHOUT}",
                 directory=directory,
@@ -245,6 +250,8 @@ class ContextWorktrees:
         await self._check_not_in_use(worktree, exists=exists)
         if finish.action == "drop":
             return await self._drop(worktree, exists=exists, discard=finish.discard)
+        if exists and finish.remove:
+            await self._check_nothing_inside(worktree)
         committed = exists and await self._commit_rest(worktree, message=finish.message)
         repository, branch = Checkout(worktree.checkout), worktree.ref.branch
         commit = await repository.tip(branch)
@@ -289,6 +296,15 @@ class ContextWorktrees:
                     session_id=session_id,
                 )
 
+    async def _check_nothing_inside(self, worktree: ContextWorktree) -> None:
+        if inside := await Checkout(worktree.ref.directory).repositories_inside():
+            raise MergeRefused(
+                f"The worktree has git repositories of their own in {', '.join(inside[:10])}. What "
+                "is in them would be deleted with it. Have them removed or moved away first, or "
+                "send remove: false.",
+                files=inside,
+            )
+
     async def _commit_rest(self, worktree: ContextWorktree, *, message: str | None) -> bool:
         """Commit what the agent has left uncommitted. Whether there was something."""
         at, branch = Checkout(worktree.ref.directory), worktree.ref.branch
@@ -309,8 +325,7 @@ class ContextWorktrees:
         default = (
             f"{worktree.title}\n\nWhat the agent had not committed when its worktree was finished."
         )
-        await at.commit_all(message or default)
-        return True
+        return await at.commit_all(branch, message or default)
 
     async def _drop(self, worktree: ContextWorktree, *, exists: bool, discard: bool) -> Finished:
         repository, ref = Checkout(worktree.checkout), worktree.ref
@@ -339,8 +354,9 @@ class ContextWorktrees:
         branch = worktree.ref.branch
         # The agent may have checked out something else, or nothing.
         tips = {await at.tip(branch), await at.commit() if exists else None} - {None}
+        files = [*await at.uncommitted(), *await at.repositories_inside()] if exists else []
         return Unsaved(
-            files=await at.uncommitted() if exists else (),
+            files=tuple(dict.fromkeys(files)),
             commits=await at.commits_only_on(branch, tips=[tip for tip in tips if tip]),
         )
 
@@ -380,7 +396,7 @@ class ContextWorktrees:
             if not is_newer:
                 text = message or f"Merge branch '{ref.branch}'\n\n{worktree.title}"
                 new = await self._merge_commit(worktree, theirs=theirs, mine=commit, message=text)
-            if await self._moved(repository, into, theirs=theirs, new=new):
+            if await self._moved(worktree, into, theirs=theirs, new=new):
                 return "fast-forward" if is_newer else "merge-commit"
         raise MergeRefused(f"Others commit to {into} all the time. Try again.")
 
@@ -398,12 +414,16 @@ class ContextWorktrees:
             )
         return await repository.commit_merge(tree, [theirs, mine], message)
 
-    async def _moved(self, repository: Checkout, branch: str, *, theirs: str, new: str) -> bool:
+    async def _moved(
+        self, worktree: ContextWorktree, branch: str, *, theirs: str, new: str
+    ) -> bool:
         """Move a branch on to a newer commit. False if somebody else has moved it meanwhile."""
+        repository = Checkout(worktree.checkout)
         where = await repository.checked_out_at(branch)
         if where is None:
             answer = await repository.move_branch(branch, new, from_commit=theirs)
         else:
+            await self._check_not_filtered(worktree, where, theirs=theirs, new=new)
             answer = await Checkout(where).fast_forward(new)
         if answer.code == 0:
             return True
@@ -419,6 +439,20 @@ class ContextWorktrees:
                     files=files,
                 )
         raise MergeRefused(f"Git does not move {branch}: {answer.words}. Nothing was changed.")
+
+    async def _check_not_filtered(
+        self, worktree: ContextWorktree, where: str, *, theirs: str, new: str
+    ) -> None:
+        at, ref = Checkout(where), worktree.ref
+        touched = await at.changed_between(theirs, new)
+        if files := await at.filtered(touched, commit=new):
+            raise MergeRefused(
+                f"{ref.base_branch} is checked out in {where}, and git writes "
+                f"{', '.join(files[:10])} there through a filter (Git LFS is one), which this "
+                f"service does not run. Nothing was changed there. Merge it yourself: git merge "
+                f"{ref.branch}",
+                files=files,
+            )
 
     # -- idle ones
 
