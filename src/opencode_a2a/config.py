@@ -263,8 +263,8 @@ class Upstream(SettingsGroup):
     command: str = Field(
         default="opencode",
         description="The executable that `up` starts. Without it OpenCode is taken from `PATH`, "
-        "from `node_modules` of the checkout, from where `opencode-a2a up --install-opencode` has "
-        "put it, or from `node_modules` of the workspace.",
+        "from `node_modules` of the checkout, or from where `opencode-a2a up --install-opencode` "
+        "has put it; never from the workspace.",
     )
     workspace_root: Directory = Field(
         default_factory=Path.cwd,

@@ -32,13 +32,29 @@ def inside_git(path: Path) -> bool:
     return False
 
 
-def program_path() -> str:
-    """`PATH` without what depends on the current directory: `.`, an empty entry, any relative one.
+def program_path(path: str | None = None, *, outside: Path | None = None) -> str:
+    """`PATH` (or this one) without what whoever writes in a workspace could choose.
 
-    That directory is often the workspace, and whoever writes there would choose what is run.
+    Relative and empty entries go, because the current directory often is the workspace; and those
+    that lie in the workspace `outside` of which programs must be, as `npx` and direnv add them.
     """
-    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join(entry for entry in entries if os.path.isabs(entry))
+    entries = map(Path, (os.environ.get("PATH", os.defpath) if path is None else path).split(":"))
+    absolute = (entry for entry in entries if entry.is_absolute())
+    return ":".join(str(each) for each in absolute if outside is None or not lies_in(each, outside))
+
+
+def lies_in(path: Path, workspace: Path) -> bool:
+    """Whether a workspace contains a path. Not if it contains the whole home of the user as well.
+
+    Then everything that this user has installed lies there.
+    """
+    root = workspace.resolve()
+    try:
+        if Path.home().resolve().is_relative_to(root):
+            return False
+    except RuntimeError:  # there is no home directory
+        pass
+    return path.resolve().is_relative_to(root)
 
 
 def state_home() -> Path:

@@ -13,6 +13,7 @@ from opencode_a2a.cli import deploy
 from opencode_a2a.cli.deploy import LOCK_VARIABLE, Machine, locked
 from opencode_a2a.cli.failure import CommandError
 from opencode_a2a.cli.parser import parse
+from opencode_a2a.deploy.host import LocalHost
 from opencode_a2a.deploy.layout import MANIFEST, Instance
 from opencode_a2a.deploy.manifest import Manifest, Record
 from opencode_a2a.deploy.release import Releases
@@ -66,6 +67,22 @@ def test_secrets_are_written_only_with_the_explicit_setting(
     monkeypatch.setenv("ENABLE_SECRET_PERSISTENCE", "true")
     with pytest.raises(CommandError, match="not prepared"):
         deploy.run(arguments, machine)
+
+
+@pytest.mark.parametrize("entry", [".", "", "bin", "{}/bin"])
+def test_no_program_of_the_current_directory_is_run(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    here = tmp_path / "here"
+    for folder in (here, here / "bin"):
+        folder.mkdir()
+        (folder / "systemctl").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+        (folder / "systemctl").chmod(0o755)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PATH", f"{entry.format(here)}:/usr/bin:/bin")
+    deploy.run(parse(["deploy", "list"]), machine)
+    LocalHost().active(["nosuch.service"])
+    assert not (tmp_path / "ran").exists()
 
 
 def test_without_systemd_the_other_way_is_named(tmp_path: Path) -> None:

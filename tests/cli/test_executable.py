@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from opencode_a2a.cli import executable
 from opencode_a2a.cli.failure import CommandError
+from opencode_a2a.opencode.process import Launch, ManagedProcessFailed, find_executable
 from opencode_a2a.paths import folder_name, state_home
 from tests.running import ROOT
 
@@ -50,14 +52,13 @@ def put(path: Path, content: str = "#!/bin/sh\n") -> str:
     return str(path)
 
 
-def test_opencode_is_found_in_path_then_among_our_own_and_last_in_the_workspace(
+def test_opencode_is_found_in_path_then_among_our_own(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below = Path("node_modules/.bin/opencode")
     project = machine / "project"
     monkeypatch.chdir(machine)  # as with `up project`
     for place in (
-        project / below,
         state_home() / "opencode" / below,
         machine / "checkout" / below,
         machine / "bin" / "opencode",
@@ -67,8 +68,40 @@ def test_opencode_is_found_in_path_then_among_our_own_and_last_in_the_workspace(
     assert executable.find("/opt/another", project) == "/opt/another"
 
 
+def test_an_opencode_of_the_workspace_is_never_taken_unless_it_is_named(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, below = machine / "project", "node_modules/.bin/opencode"
+    for name in ("opencode", "another", below, "bin/opencode"):
+        put(project / name)
+    (machine / "link").symlink_to(project)
+    entries = (".", "", "node_modules/.bin", "bin", f"{project}/bin", f"{machine}/link/bin")
+    for entry in entries:
+        monkeypatch.setenv("PATH", f"{entry}:/usr/bin:/bin")
+        with pytest.raises(CommandError, match="not found"):
+            executable.find("opencode", project)
+        with pytest.raises(ManagedProcessFailed, match="not found"):
+            find_executable(Launch("another", project, environment=os.environ))
+    monkeypatch.setattr(executable, "CHECKOUT", project)  # a service that works on its own sources
+    with pytest.raises(CommandError, match="OPENCODE_COMMAND"):
+        executable.find("opencode", project)
+    for named in (below, str(project / below)):
+        found = executable.find(named, project)
+        found = find_executable(Launch(found, project, environment=os.environ))
+        assert found == str(project / below)
+
+
+def test_where_the_workspace_is_the_home_directory_its_programs_are_those_of_the_user(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(machine / "project"))
+    found = put(machine / "project/.opencode/bin/opencode")
+    monkeypatch.setenv("PATH", f"{machine}/project/.opencode/bin:/usr/bin:/bin")
+    assert executable.find("opencode", machine / "project") == found
+
+
 def test_what_cannot_be_executed_is_not_opencode(machine: Path) -> None:
-    Path(put(machine / "project/node_modules/.bin/opencode")).chmod(0o644)
+    Path(put(machine / "bin/opencode")).chmod(0o644)
     with pytest.raises(CommandError) as error:
         executable.find("opencode", machine / "project")
     for advice in ("--install-opencode", "npm install -g opencode-ai", "OPENCODE_COMMAND"):

@@ -55,16 +55,18 @@ async def test_all_is_well_with_an_opencode_that_works() -> None:
 async def test_an_opencode_that_cannot_be_found_or_run_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    project = tmp_path / "project"
+
     def find() -> str:
         try:
-            return executable.find("opencode", tmp_path)
+            return executable.find("opencode", project)
         except CommandError as exc:
             raise LookupError(str(exc)) from None
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(executable, "CHECKOUT", tmp_path)
-    server = OpenCodeServer(tmp_path, None, find)
+    server = OpenCodeServer(project, None, find)
     verdict = await look(OPENCODE, "opencode executable", OpenCodeLook(server))
     assert verdict.finding == "opencode.missing"
     assert "--install-opencode" in verdict.fix

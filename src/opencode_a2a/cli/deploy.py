@@ -22,6 +22,7 @@ from ..deploy.operator import NotConfirmed, Operator
 from ..deploy.release import Releases
 from ..deploy.resources import Command, DeployError, Step
 from ..deploy.switch import Switch
+from ..paths import program_path
 from . import executable
 from .failure import CommandError
 
@@ -43,6 +44,8 @@ class Machine:
 
 def run(arguments: argparse.Namespace, machine: Machine | None = None) -> None:
     _, *words = arguments.command.split()
+    if words[0] != "light":  # root, in whatever directory this is: no program is taken from there
+        os.environ["PATH"] = program_path(outside=Path.cwd())
     try:
         if words[0] == "light":
             _LIGHT[words[1]](arguments)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..paths import make_private_directory, state_home
+from ..paths import lies_in, make_private_directory, program_path, state_home
 from . import progress
 from .failure import CommandError
 
@@ -30,14 +30,17 @@ LEFTOVER = re.compile(rf"{NAME}\.[0-9a-f]{{8}}")  # no root has a folder of such
 
 
 def find(command: str, project: Path) -> str:
-    """The executable to start: what was configured, or the first OpenCode that is found."""
+    """The executable to start: what was configured, or the first OpenCode outside the workspace.
+
+    The agent, and whoever wrote a repository, can put a program anywhere in the workspace.
+    """
     if command != NAME:
         return command
     for path in _candidates(project):
-        if path.is_file() and os.access(path, os.X_OK):
+        if path.is_file() and os.access(path, os.X_OK) and not lies_in(path.parent, project):
             return str(path)
     raise CommandError(
-        f"OpenCode was not found: not in PATH, nor in node_modules of {project}. "
+        f"OpenCode was not found in PATH; what is inside {project} does not count. "
         f"`opencode-a2a up --install-opencode` installs version {tested_version()} for this "
         "program alone, and `npm install -g opencode-ai` installs it for you; if you have one "
         "elsewhere, set OPENCODE_COMMAND to its path."
@@ -45,13 +48,11 @@ def find(command: str, project: Path) -> str:
 
 
 def _candidates(project: Path) -> Iterator[Path]:
-    """The project comes last: anybody may have written what is there."""
-    if found := shutil.which(NAME):
-        yield Path(found).absolute()
+    if found := shutil.which(NAME, path=program_path(outside=project)):
+        yield Path(found)
     if (CHECKOUT / "pyproject.toml").is_file():
         yield CHECKOUT / BELOW
     yield _own_folder() / BELOW
-    yield project / BELOW
 
 
 def tested_version() -> str:
@@ -95,7 +96,7 @@ def _installed_version(target: Path) -> str | None:
 
 
 def _install(target: Path) -> None:
-    npm = shutil.which("npm")
+    npm = shutil.which("npm", path=program_path())
     if npm is None:
         raise CommandError(
             "npm was not found, and OpenCode is installed with it. Install Node.js 20 or newer "

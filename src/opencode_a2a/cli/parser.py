@@ -25,8 +25,8 @@ the next time: `opencode-a2a token` shows it.
   opencode-a2a up --opencodes 4
 
 OpenCode is taken from PATH, from node_modules of the checkout this program runs
-from, from where --install-opencode has put it, or from node_modules of the
-workspace. OPENCODE_COMMAND names another one.
+from, or from where --install-opencode has put it; never from the workspace, unless
+OPENCODE_COMMAND names one there.
 
 One OpenCode uses little more than one core, however much it has to do. On a machine with
 more of them, --opencodes 4 starts four, with about half a GB of memory each; each

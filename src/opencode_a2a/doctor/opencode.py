@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import socket
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from time import time
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ from ..opencode.feed import Feed
 from ..opencode.http import Endpoint, Http
 from ..opencode.process import ManagedProcessFailed
 from ..opencode.providers import chosen_providers
+from ..paths import program_path
 from . import judgement as j
 from .question import ask_opencode
 from .subject import OpenCodeServer
@@ -94,22 +95,25 @@ def clock_offset(date: str | None, now: float) -> float | None:
 
 async def look_for_executable(look: OpenCodeLook) -> Verdict:
     server = look.server
+    if server.endpoint is not None and server.managed_by is None:
+        # Nor is one run to see its version: a deployed instance looks with its credentials.
+        return fine("None is needed: one runs already.")
     try:
         path = await asyncio.to_thread(server.find)
     except LookupError as exc:
         if server.endpoint is not None:
             return fine("None was found here, and none is needed: one runs already.")
         return found(j.OPENCODE_MISSING, "OpenCode was not found.", str(exc))
-    version = await _version_of(path)
+    version = await _version_of(path, server.directory)
     if version is None:
         return found(j.OPENCODE_BROKEN, f"`{path} --version` does not say a version.")
     return fine(f"{path} is version {version}.")
 
 
-async def _version_of(path: str) -> str | None:
+async def _version_of(path: str, workspace: Path) -> str | None:
     """What the executable says. Whatever it writes goes to a home that is removed."""
     with tempfile.TemporaryDirectory(prefix="opencode-a2a-doctor-") as home:
-        plain = {"PATH": os.environ.get("PATH", os.defpath), "HOME": home}
+        plain = {"PATH": program_path(outside=workspace), "HOME": home}
         try:
             process = await asyncio.create_subprocess_exec(
                 path,

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Self, cast
 
 import structlog
 
+from ..paths import program_path
 from . import guardian
 from .guardian import IS_LINUX
 from .http import Endpoint
@@ -254,7 +255,8 @@ def describe_exit(code: int) -> str:
 
 
 def find_executable(launch: Launch) -> str:
-    if found := shutil.which(launch.command, path=launch.environment.get("PATH")):
+    path = program_path(launch.environment.get("PATH"), outside=launch.directory)
+    if found := shutil.which(launch.command, path=path):
         return str(Path(found).absolute())  # it will start in another directory
     advice = (
         "Install it with `opencode-a2a up --install-opencode` or `npm install -g opencode-ai`, or "
