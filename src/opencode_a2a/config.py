@@ -621,7 +621,7 @@ class Server(SettingsGroup):
         default=7 * 86_400.0,
         ge=0,
         description="After how long without a task the worktree of an isolated context is removed, "
-        "if it holds nothing uncommitted or unmerged; 0 means never.",
+        "if it holds nothing uncommitted or unmerged and no file that git ignores; 0 means never.",
     )
     enable_session_shell: bool = Field(
         default=False, description="Offer `opencode.sessions.shell`: any command, unasked."

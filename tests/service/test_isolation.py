@@ -463,6 +463,21 @@ async def test_idle_worktrees_go_only_if_nothing_is_lost_with_them(desk: Desk) -
     assert untouched.is_dir()
 
 
+@pytest.mark.parametrize("name", [".env", "data/local.db", "node_modules/x/index.js"])
+async def test_an_idle_worktree_with_files_that_git_ignores_stays(desk: Desk, name: str) -> None:
+    commit(desk.root, ".gitignore", ".env\n*.db\nnode_modules/\n")
+    at = await desk.at()
+    (at / name).parent.mkdir(parents=True, exist_ok=True)
+    (at / name).write_text("exists nowhere else\n")
+    (at / "node_modules" / "empty").mkdir(parents=True)
+    desk.now += HOUR_MS + 1
+    await desk.worktrees.remove_idle()
+    assert (at / name).read_text() == "exists nowhere else\n"
+    (at / name).unlink()
+    await desk.worktrees.remove_idle()
+    assert not at.exists()
+
+
 # -- the options of a request, and the session
 
 

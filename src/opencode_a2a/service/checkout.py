@@ -107,6 +107,11 @@ class Checkout:
         answer = await self.do(*listing, _IGNORE_CHANGES_INSIDE)
         return tuple(entry[3:] for entry in _names(answer))
 
+    async def has_ignored_files(self) -> bool:
+        """Whether there are files that git is told to ignore, and so would not make again."""
+        command = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+        return await self.do(*command, "--no-empty-directory") != ""
+
     async def repositories_inside(self) -> list[str]:
         """Submodules that are checked out, and other repositories: no commit here has theirs."""
         top = Path(self.directory)

@@ -491,7 +491,9 @@ class ContextWorktrees:
         exists = await self._is_registered(worktree)
         if await self._unsaved(worktree, exists=exists):
             return
-        # RequestRecord last: OpenCode would load every idle directory, again and again.
+        if exists and await Checkout(worktree.ref.directory).has_ignored_files():
+            return
+        # Asked last: OpenCode would load every idle directory, again and again.
         await self._check_not_in_use(worktree, exists=exists)
         commit = await Checkout(worktree.checkout).tip(worktree.ref.branch)
         await self._remove(worktree, commit, exists=exists)
