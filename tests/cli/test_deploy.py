@@ -38,7 +38,7 @@ def machine(tmp_path: Path) -> Machine:
         (["status", "alpha"], "there is no instance alpha. There are: none."),
         (["remove", "alpha"], "there is no instance alpha. There are: none."),
         (["rollback"], "there is no release before the present one."),
-        (["init", "--from", "nosuch"], "--from nosuch: must be a checkout, a wheel"),
+        (["init", "--from", "nosuch"], "--from nosuch: must be a checkout of opencode-a2a"),
         (["light", "stop", "../x"], "'../x' must be small letters, digits and `-`"),
         (["light", "restart", "demo"], "demo was never started."),
         (["light", "status", "demo"], "demo is not running."),
@@ -126,7 +126,7 @@ def _add_release(releases: Releases, name: str) -> Path:
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\necho "$*" >>{called}\n')
     program.chmod(0o755)
-    about = f'{{"opencode": "x", "origin": "opencode-a2a=={name}"}}'
+    about = f'{{"opencode": "x", "origin": "{name}"}}'
     (releases.folder(name) / "release.json").write_text(about)
     return called
 

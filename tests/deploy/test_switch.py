@@ -11,7 +11,7 @@ import pytest
 from opencode_a2a.deploy.layout import CURRENT, MANIFEST, RELEASES, Instance
 from opencode_a2a.deploy.manifest import Manifest, Record
 from opencode_a2a.deploy.operator import Operator
-from opencode_a2a.deploy.release import Releases, source_of
+from opencode_a2a.deploy.release import Releases, Source
 from opencode_a2a.deploy.resources import DeployError, Link
 from opencode_a2a.deploy.switch import Switch
 from opencode_a2a.store.copies import Restorable
@@ -35,7 +35,7 @@ class Site:
     def __post_init__(self) -> None:
         for name in ("one", "two", "three"):
             (self.folder / name).mkdir(parents=True)
-            about = {"opencode": "x", "origin": f"opencode-a2a=={name}"}
+            about = {"opencode": "x", "origin": name}
             (self.folder / name / "release.json").write_text(json.dumps(about))
         self.folder.with_name("current").symlink_to(self.folder / "three")
         manifest = Manifest()
@@ -90,13 +90,13 @@ def test_all_go_back_and_new_instances_get_the_release_too(site: Site) -> None:
 
 
 def test_the_upgrade_of_one_instance_leaves_the_current_release(site: Site) -> None:
-    site.switch.upgrade(source_of("opencode-a2a==one", name=None), [], ["gamma"])
+    site.switch.upgrade(Source("one", "one", (), ()), [], ["gamma"])
     assert site.told == ["one: update gamma --release one"]
     assert not [words for words in site.host.ran if words[0] == "rm"]
 
 
 def test_the_upgrade_of_all_removes_what_nobody_can_come_to_need(site: Site) -> None:
-    site.switch.upgrade(source_of("opencode-a2a==four", name=None), [], [])
+    site.switch.upgrade(Source("four", "four", (), ()), [], [])
     removed = [words[-1] for words in site.host.ran if words[0] == "rm"]
     assert removed == [str(site.folder / "one"), str(site.folder / "three")]
 
@@ -131,7 +131,7 @@ def test_an_upgrade_that_fails_takes_its_database_back_too(site: Site) -> None:
     site.broken = "three: update"
     site.migrate(MIGRATED)
     with pytest.raises(DeployError, match="the upgrade was stopped at alpha"):
-        site.switch.upgrade(source_of("opencode-a2a==three", name=None), [], [])
+        site.switch.upgrade(Source("three", "three", (), ()), [], [])
     assert site.told == ["three: update alpha --release three", "two: update alpha --release two"]
     assert site.host.ran[-1][-2:] == ("restore", "/var/lib/opencode-a2a/alpha/state")
     assert site.switch.operator.manifest.instance("alpha").previous == "one"
@@ -141,7 +141,7 @@ def test_an_upgrade_that_fails_goes_back_even_if_its_database_cannot(site: Site)
     site.broken = "three: update"
     site.migrate(replace(MIGRATED, copy_revision=None))
     with pytest.raises(DeployError, match="the upgrade was stopped at alpha"):
-        site.switch.upgrade(source_of("opencode-a2a==three", name=None), [], [])
+        site.switch.upgrade(Source("three", "three", (), ()), [], [])
     assert site.told[-1] == "two: update alpha --release two"
     assert any("no copy from before the upgrade" in line for line in site.said)
 

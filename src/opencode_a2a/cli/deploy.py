@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..deploy import light, release, units
 from ..deploy.host import Host, LocalHost, environment
 from ..deploy.layout import Instance
@@ -108,12 +107,15 @@ def _from(arguments: argparse.Namespace) -> str | None:
 
 
 def _source(arguments: argparse.Namespace) -> release.Source:
-    """What is to be installed: by default what this program is."""
+    """What is to be installed: by default the checkout that this program runs from."""
     given = _from(arguments)
     if given is None:
-        checkout = executable.CHECKOUT
-        is_checkout = (checkout / "pyproject.toml").is_file()
-        given = str(checkout) if is_checkout else f"opencode-a2a=={__version__}"
+        if not (executable.CHECKOUT / "pyproject.toml").is_file():
+            raise DeployError(
+                "this program does not run from a checkout, so say what is to be installed: --from "
+                "with a checkout of opencode-a2a, or a wheel built from one."
+            )
+        given = str(executable.CHECKOUT)
     return release.source_of(given, name=arguments.release)
 
 

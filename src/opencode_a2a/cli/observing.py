@@ -78,7 +78,10 @@ def _tracer() -> tracing.Tracer | None:
     try:
         from ..observe.otel import OtelTracer, UnknownExporter
     except ImportError:
-        advice = "install it (pip install 'opencode-a2a[otel]'), or set OTEL_SDK_DISABLED=true"
+        advice = (
+            "install it (pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http), or "
+            "set OTEL_SDK_DISABLED=true"
+        )
         log.warning("traces.off", reason="the extra otel is not installed", advice=advice)
         return None
     try:

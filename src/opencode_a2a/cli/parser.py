@@ -628,9 +628,7 @@ NO_MODEL = Option("--no-model", "do not ask the model anything")
 AS_JSON = Option("--json", "as JSON, for programs")
 NO_QUESTION = Option("--no-question", "do not ask it a question at the end")
 RELEASE = (
-    Option(
-        "--from", "a checkout, a wheel, or opencode-a2a==VERSION (this program)", value="SOURCE"
-    ),
+    Option("--from", "a checkout, or a wheel built from one (this checkout)", value="SOURCE"),
     Option("--release", "its name (its version and commit)", value="NAME"),
     Option("--python", "the Python to use (/usr/bin/python3)", value="PYTHON"),
     Option("--opencode", "the OpenCode to use (that of the checkout, or in PATH)", value="FILE"),

@@ -15,10 +15,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 from .layout import CURRENT, RELEASES, Instance
 from .resources import Command, DeployError, File, Make, Step
 
+PACKED_PINS = "opencode_a2a/requirements/run.txt"  # in a wheel
 PINS = ("requirements/run.txt", "requirements/build.txt")
 RELEASE_NAME = re.compile(r"[\w][\w.+-]{0,80}")
 OPENCODE = "node_modules/opencode-ai/bin/opencode.exe"  # where npm puts it, in a checkout
@@ -31,29 +33,44 @@ class Source:
     """Where a release comes from."""
 
     name: str  # of the release
-    origin: str  # tells it from others: a directory, the digest of a wheel, or a version
-    pip: tuple[tuple[str, ...], ...]  # arguments of `pip install`, one after the other
+    origin: str  # tells it from others: a directory, or the digest of a wheel
+    packages: tuple[str, ...]  # arguments of `pip install` for the packages it needs, with hashes
+    own: tuple[str, ...]  # and for itself
+    requirements: str | None = None  # to be written for them, into the directory of the release
 
 
 def source_of(given: str, *, name: str | None) -> Source:
-    """A checkout, a wheel or `opencode-a2a==VERSION`. A checkout pins every package by its hash."""
-    path = Path(given)
+    """A checkout or a wheel, each with the hashes of every package that it needs.
+
+    Never a name for pip to look up: `opencode-a2a` in the public index belongs to somebody else.
+    """
+    path = Path(given).resolve()
     if (path / "pyproject.toml").is_file():
-        pinned = ["--require-hashes", "--only-binary", ":all:"]
-        for file in PINS:
-            pinned += ["-r", str(path.resolve() / file)]
-        own = ("--no-deps", "--no-build-isolation", str(path.resolve()))
-        origin = str(path.resolve())
-        return Source(check_name(name or _checkout_name(path)), origin, (tuple(pinned), own))
+        packages = tuple(word for file in PINS for word in ("-r", str(path / file)))
+        own = ("--no-build-isolation", str(path))
+        return Source(check_name(name or _checkout_name(path)), str(path), packages, own)
     if wheel := WHEEL.fullmatch(path.name):
-        if not path.is_file():
+        own_digest = digest(path) if path.is_file() else None
+        if own_digest is None:
             raise DeployError(f"{given}: there is no such file.")
-        return Source(check_name(name or wheel[1]), digest(path), ((str(path.resolve()),),))
-    if given.startswith("opencode-a2a=="):
-        return Source(check_name(name or given.partition("==")[2]), given, ((given,),))
+        exactly = f"{path.as_uri()}#sha256={own_digest}"
+        requirements = _requirements_in(path)
+        return Source(check_name(name or wheel[1]), own_digest, (), (exactly,), requirements)
     raise DeployError(
-        f"--from {given}: must be a checkout, a wheel (opencode_a2a-*.whl) or opencode-a2a==X."
+        f"--from {given}: must be a checkout of opencode-a2a, or a wheel built from one "
+        "(opencode_a2a-*.whl)."
     )
+
+
+def _requirements_in(wheel: Path) -> str:
+    try:
+        with ZipFile(wheel) as archive:
+            return archive.read(PACKED_PINS).decode()
+    except (KeyError, BadZipFile, UnicodeDecodeError):
+        raise DeployError(
+            f"{wheel} has no list of its packages with their hashes. Build the wheel from a newer "
+            "checkout, or name a checkout with --from."
+        ) from None
 
 
 def check_name(name: str) -> str:
@@ -137,12 +154,20 @@ class Releases:
 def install_steps(source: Source, *, python: str, opencode: Path) -> list[Step]:
     """The release is whole when its last file is there. A part of one is removed first."""
     target = f"{RELEASES}/{source.name}"
-    pip = (f"{target}/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    # Isolated (-I): a folder called `pip` or `venv` in the current directory is not taken for them.
+    pip = (f"{target}/bin/python", "-I", "-m", "pip", "--disable-pip-version-check", "install")
+    hashed = ("--quiet", "--require-hashes", "--only-binary", ":all:")
+    packages, write = source.packages, list[Step]()
+    if source.requirements is not None:
+        list_of_packages = File(f"{target}/requirements.txt", source.requirements)
+        packages, write = ("-r", list_of_packages.path), [Make(list_of_packages)]
     about = json.dumps({"opencode": digest(opencode), "origin": source.origin}) + "\n"
     return [
         Command(("rm", "-rf", target)),
-        Command((python, "-m", "venv", target)),
-        *(Command((*pip, *arguments)) for arguments in source.pip),
+        Command((python, "-I", "-m", "venv", target)),
+        *write,
+        Command((*pip, *hashed, *packages)),
+        Command((*pip, "--quiet", "--no-index", "--no-deps", *source.own)),
         Command(("install", "-m", "755", str(opencode), f"{target}/bin/opencode")),
         _trial_step(target),
         Make(File(f"{target}/release.json", about)),
