@@ -63,12 +63,13 @@ def test_every_check_is_made_and_nothing_is_changed(
     before = set(tmp_path.rglob("*"))
     ran = doctor("--json", "--no-model", OPENCODE_BASE_URL=fake.base_url, A2A_BEARER_TOKEN=SECRET)
     document = json.loads(ran.out)
-    assert (ran.code, ran.err, document["version"]) == (0, "", __version__)
+    assert (ran.code, ran.err, document["version"]) == (1, "", __version__)
     found = checks(ran)
     assert list(found) == [check.name for check in ALL]
-    assert document["verdict"] == "warning"
-    assert found["opencode password"]["finding"] == "opencode.open_here"
-    assert {each["verdict"] for each in found.values()} == {"ok", "unknown", "warning"}
+    assert document["verdict"] == "error"
+    wrong = {each["finding"] for each in found.values() if each["verdict"] == "error"}
+    assert wrong == {"opencode.open_here"}
+    assert {each["verdict"] for each in found.values()} == {"ok", "unknown", "error"}
     assert found["model"]["says"] == "No model is asked (--no-model)."
     assert set(tmp_path.rglob("*")) == before
 
@@ -87,13 +88,14 @@ def test_what_is_wrong_is_shown_with_what_to_do_and_without_secrets(
     )
     assert (ran.code, ran.err) == (1, "")
     lines = ran.out.splitlines()
-    (position,) = (n for n, line in enumerate(lines) if line.startswith("✗"))
+    position, password = (n for n, line in enumerate(lines) if line.startswith("✗"))
+    assert "OpenCode answers without a password" in lines[password]
     assert lines[position] == f"✗ database rights      Other users can use {file}."
     assert lines[position + 1].strip() == f"→ chmod 600 {file}"
     (model,) = (line for line in lines if line.startswith("✓ model "))
     assert f"Asked “{PROMPT}”; it said “ECHO: {PROMPT}”" in model
     assert lines.count("? card                 For the same reason.") == 1
-    assert re.fullmatch(r"\d+ ok, \d+ unknown, 1 warning, 1 error", lines[-1])
+    assert re.fullmatch(r"\d+ ok, \d+ unknown, 2 errors", lines[-1])
     assert "\x1b" not in ran.out
     assert SECRET not in ran.out
 

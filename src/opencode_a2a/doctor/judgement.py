@@ -468,7 +468,7 @@ OPENCODE_OPEN = Finding(
 )
 OPENCODE_OPEN_HERE = Finding(
     "opencode.open_here",
-    WARNING,
+    ERROR,
     means="OpenCode answers without a password on a loopback address: every user and program of "
     "this machine can run any command as its user.",
     fix="Start OpenCode with OPENCODE_SERVER_PASSWORD, and set OPENCODE_AUTH_PASSWORD to the same.",
