@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "locks": frozenset(),
     "observe": frozenset({"domain"}),
     "service": frozenset({"domain", "errors", "locks", "observe", "paths"}),
-    "opencode": frozenset({"domain", "errors", "locks", "observe"}),
+    "opencode": frozenset({"domain", "errors", "locks", "observe", "paths"}),
     "store": frozenset({"domain", "errors", "observe", "paths"}),
     "outbound": frozenset({"domain", "errors", "locks", "observe"}),
     "toolserver": frozenset({"domain", "web"}),
@@ -42,7 +42,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "access": frozenset({"config", "credentials", "domain", "inbound.security", "web"}),
     "peers": frozenset({"config", "domain.addresses", "outbound", "redaction"}),
     "doctor": frozenset(
-        {"config", "deploy", "domain", "errors", "opencode", "outbound", "paths", "peers", "store"}
+        {
+            *("config", "credentials", "deploy", "domain", "errors", "opencode", "outbound"),
+            *("paths", "peers", "store"),
+        }
     ),
     "spellings": frozenset(),
     "redaction": frozenset(),

@@ -90,6 +90,31 @@ def test_without_systemd_the_other_way_is_named(tmp_path: Path) -> None:
         deploy.run(parse(["deploy", "create", "alpha"]), Machine(systemd=tmp_path / "nosuch"))
 
 
+@pytest.mark.parametrize("command", [["init", "--release", "one"], ["create", "alpha"]])
+def test_a_dry_run_needs_neither_root_nor_systemd(
+    machine: Machine,
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # there is no systemctl
+    monkeypatch.setenv("ENABLE_SECRET_PERSISTENCE", "true")
+    assert LocalHost().active(["some.service"]) == frozenset()
+    nothing = tmp_path / "nosuch"
+    here = Machine(
+        machine.host, machine.releases, systemd=nothing, lock_directory=nothing, user_id=1
+    )
+    _add_release(machine.releases, "one")
+    if command[0] == "create":
+        deploy.run(parse(["deploy", "init", "--release", "one", "--yes"]), machine)
+    capsys.readouterr()
+    deploy.run(parse(["deploy", *command, "--dry-run"]), here)
+    shown = capsys.readouterr().out
+    assert shown.endswith("Nothing was changed.\n")
+    assert "+ directory " in shown
+
+
 def test_who_is_not_root_sees_the_plan_and_is_told_what_is_missing(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,6 +175,22 @@ def test_missing_secrets_are_named_with_the_commands_that_make_them() -> None:
     assert "user oca-alpha" not in site.host.resources
 
 
+@pytest.mark.parametrize(
+    "settings",
+    ['[oidc]\nissuer = "https://login.example.com"\n', '[a2a]\nmtls_header = "X-Client"\n'],
+)
+def test_where_callers_log_in_elsewhere_no_static_token_is_asked_for(settings: str) -> None:
+    site = Site()
+    site.operator.init("1.0")
+    site.host.put(f"{ETC}/alpha/config.toml", settings)
+    site.host.put(f"{SECRETS}/OPENCODE_SERVER_PASSWORD", "password\n")
+    site.operator.create("alpha", {}, make=None, question=True)
+    assert site.checked == ["http://127.0.0.1:8010 None True"]
+    assert "A2A_BEARER_TOKEN" not in site.host.secrets(SECRETS)
+    site.operator.update("alpha", {}, make=[])
+    assert "A2A_BEARER_TOKEN" not in site.host.secrets(SECRETS)
+
+
 def test_secrets_are_written_only_where_the_operator_asks_for_it() -> None:
     site = Site()
     site.operator.init("1.0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from opencode_a2a.config import Server
 from opencode_a2a.deploy import light
 from opencode_a2a.deploy.light import (
+    STOP_SECONDS,
+    UNIT,
     Folder,
     LightSettings,
     Log,
@@ -26,6 +30,13 @@ from tests.cli.commands import run
 from tests.running import opencode_command
 
 SECONDS = 120.0
+
+
+def test_a_unit_is_not_killed_before_the_longest_grace_is_over() -> None:
+    grace = Server.model_fields["shutdown_grace_seconds"]
+    (longest,) = (each.le for each in grace.metadata if hasattr(each, "le"))
+    for seconds in (*re.findall(r"TimeoutStopSec=(\d+)", UNIT), STOP_SECONDS):
+        assert float(seconds) > longest
 
 
 def wait_for(what: Callable[[], bool]) -> None:

@@ -83,8 +83,14 @@ def _confirm(arguments: argparse.Namespace, machine: Machine) -> bool:
 
 
 @contextmanager
-def locked(machine: Machine) -> Iterator[None]:
-    """One operator at a time. A command that calls another hands its lock over."""
+def locked(machine: Machine, *, dry_run: bool = False) -> Iterator[None]:
+    """One operator at a time. A command that calls another hands its lock over.
+
+    What only shows its plan waits for nobody, and needs neither root nor systemd for that.
+    """
+    if dry_run:
+        yield
+        return
     if not machine.systemd.is_dir():
         raise DeployError("this machine is not run by systemd. `deploy light` needs none.")
     inherited = os.environ.get(LOCK_VARIABLE, "")
@@ -142,7 +148,7 @@ def _find_opencode(machine: Machine) -> str:
 
 
 def init(arguments: argparse.Namespace, machine: Machine) -> None:
-    with locked(machine):
+    with locked(machine, dry_run=arguments.dry_run):
         name = release.check_name(arguments.release) if arguments.release else None
         operator = _operator(arguments, machine)
         if _from(arguments) is None and name and machine.releases.opencode_of(name) is not None:
@@ -155,7 +161,7 @@ def init(arguments: argparse.Namespace, machine: Machine) -> None:
 
 
 def create(arguments: argparse.Namespace, machine: Machine) -> None:
-    with locked(machine):
+    with locked(machine, dry_run=arguments.dry_run):
         operator, secrets = _operator(arguments, machine), _secrets_to_make(arguments)
         if _is_handed_over(arguments, machine, arguments.name, to=machine.releases.current):
             return
@@ -168,7 +174,7 @@ def create(arguments: argparse.Namespace, machine: Machine) -> None:
 
 
 def update(arguments: argparse.Namespace, machine: Machine) -> None:
-    with locked(machine):
+    with locked(machine, dry_run=arguments.dry_run):
         operator, secrets = _operator(arguments, machine), _secrets_to_make(arguments)
         names = arguments.names or [each.name for each in operator.manifest.instances]
         wanted = _wanted(arguments)
@@ -284,24 +290,24 @@ def restart(arguments: argparse.Namespace, machine: Machine) -> None:
 
 
 def remove(arguments: argparse.Namespace, machine: Machine) -> None:
-    with locked(machine):
+    with locked(machine, dry_run=arguments.dry_run):
         _operator(arguments, machine).remove(arguments.name, purge=arguments.purge)
 
 
 def uninstall(arguments: argparse.Namespace, machine: Machine) -> None:
-    with locked(machine):
+    with locked(machine, dry_run=arguments.dry_run):
         _operator(arguments, machine).uninstall(purge=arguments.purge)
 
 
 def upgrade(arguments: argparse.Namespace, machine: Machine) -> None:
-    with locked(machine):
+    with locked(machine, dry_run=arguments.dry_run):
         source = _source(arguments)
         steps = _install_steps(arguments, source, machine)
         _switch(arguments, machine).upgrade(source, steps, arguments.names)
 
 
 def rollback(arguments: argparse.Namespace, machine: Machine) -> None:
-    with locked(machine):
+    with locked(machine, dry_run=arguments.dry_run):
         switch = _switch(arguments, machine)
         switch.rollback(arguments.names, restore_database=arguments.restore_database)
 
@@ -320,8 +326,8 @@ def _run_release(machine: Machine, name: str, *words: str) -> None:
         raise DeployError(f"the release {name} is not installed here.")
     sys.stdout.flush()
     command = [machine.releases.program(name), "deploy", *words]
-    lock = int(os.environ[LOCK_VARIABLE])
-    done = subprocess.run(command, check=False, env=environment(), pass_fds=[lock])
+    locks = [int(os.environ[LOCK_VARIABLE])] if LOCK_VARIABLE in os.environ else []  # no dry run
+    done = subprocess.run(command, check=False, env=environment(), pass_fds=locks)
     if done.returncode:
         raise DeployError(f"`deploy {' '.join(words)}` of {name} failed; its words are above.")
 

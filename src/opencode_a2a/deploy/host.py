@@ -72,9 +72,11 @@ class LocalHost:
 
     def active(self, units: Iterable[str]) -> frozenset[str]:
         names = list(units)
-        done = subprocess.run(
-            ["systemctl", "is-active", *names], capture_output=True, text=True, check=False
-        )
+        command = ["systemctl", "is-active", *names]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:  # there is no systemd, as where a plan is only to be shown
+            return frozenset()
         states = zip(names, done.stdout.split(), strict=False)
         return frozenset(name for name, state in states if state in ("active", "activating"))
 

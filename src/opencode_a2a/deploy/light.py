@@ -31,7 +31,7 @@ from .resources import DeployError
 LOG_BYTES, LOG_FILES = 5_000_000, 4
 FIRST_PAUSE, LONGEST_PAUSE, STABLE_SECONDS = 0.5, 60.0, 30.0
 LINGER = Path("/var/lib/systemd/linger")  # has a file for each user whose systemd outlives a logout
-STOP_SECONDS, START_SECONDS, POLL = 60.0, 10.0, 0.05
+STOP_SECONDS, START_SECONDS, POLL = 320.0, 10.0, 0.05
 # What a unit of `systemd --user` gets of the environment: how to find programs and files.
 KEPT_VARIABLES = (
     "PATH",
@@ -50,7 +50,8 @@ Environment={environment}
 Restart=always
 RestartSec=1
 KillMode=mixed
-TimeoutStopSec=30
+# A2A_SHUTDOWN_GRACE_SECONDS can be 300.
+TimeoutStopSec=310
 
 [Install]
 WantedBy=default.target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets as random
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -151,7 +152,8 @@ class Operator:
         self, instance: Instance, found: Mapping[str, str], *, make: Sequence[str] | None
     ) -> list[File]:
         """Secrets to be made, where the operator wants that; else what is missing is said."""
-        missing = [] if set(CALLERS) & found.keys() else [CALLERS[0]]
+        can_log_in = set(CALLERS) & found.keys() or self._logs_in_elsewhere(instance)
+        missing = [] if can_log_in else [CALLERS[0]]
         missing += [] if units.OPENCODE_PASSWORD in found else [units.OPENCODE_PASSWORD]
         if make is None and missing:
             commands = [f"install -d -m 700 {instance.secrets}"]
@@ -180,6 +182,15 @@ class Operator:
             for name in given
             if name not in found
         ]
+
+    def _logs_in_elsewhere(self, instance: Instance) -> bool:
+        """Whether its settings let callers in with tokens of an issuer, or with certificates."""
+        try:
+            tables = tomllib.loads(self.host.read(f"{instance.etc}/config.toml") or "")
+        except tomllib.TOMLDecodeError:
+            return False  # the service says what is wrong with it
+        named = (tables.get("oidc", {}).get("issuer"), tables.get("a2a", {}).get("mtls_header"))
+        return any(named)
 
     def _value(self, name: str, *, needed: bool) -> str:
         value = self.environment.get(name) or (random.token_urlsafe(MADE_BYTES) if needed else "")
