@@ -17,6 +17,7 @@ import pytest
 
 from opencode_a2a.cli.instances import RegisteredInstance
 from opencode_a2a.config import Settings, load
+from opencode_a2a.credentials import CredentialsFile
 from opencode_a2a.doctor.machine import MACHINE, PROGRAM, STORE, Store
 from opencode_a2a.doctor.subject import Installation
 from opencode_a2a.doctor.verdict import Level
@@ -145,6 +146,29 @@ async def test_credentials_that_can_be_guessed_are_found(loaded: Load) -> None:
     ):
         verdict = await look(PROGRAM, "credentials", Installation(loaded(**env)))
         assert verdict.finding == finding, env
+
+
+@pytest.mark.parametrize("how", ["oidc", "mtls", "token file"])
+async def test_who_logs_in_otherwise_needs_no_static_credential(
+    loaded: Load, folder: Path, how: str
+) -> None:
+    env = {"OPENCODE_BASE_URL": "http://127.0.0.1:9"}
+    file = folder / "credentials.json"
+    if how == "oidc":
+        env |= {"A2A_OIDC_ISSUER": "https://login.example.com", "A2A_OIDC_AUDIENCE": "a2a"}
+    elif how == "mtls":
+        env |= {"A2A_MTLS_HEADER": "X-Client", "A2A_MTLS_SCOPES": '{"*": ["tasks:read"]}'}
+        env |= {"A2A_TRUSTED_PROXIES": "10.0.0.1"}
+    else:
+        env |= {"A2A_CREDENTIALS_FILE": str(file)}
+        verdict = await look(PROGRAM, "credentials", Installation(loaded(**env)))
+        assert verdict.finding == "credentials.none"
+        assert "opencode-a2a token create" in verdict.fix
+        CredentialsFile(file).create("ci", scopes=["tasks:read"], principal="ci", now=0)
+    verdict = await look(PROGRAM, "credentials", Installation(loaded(**env)))
+    assert (verdict.level, verdict.finding) == (Level.OK, None)
+    expected = {"oidc": "https://login.example.com", "mtls": "X-Client", "token file": str(file)}
+    assert expected[how] in verdict.says
 
 
 # -- the database

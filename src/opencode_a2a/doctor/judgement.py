@@ -142,7 +142,8 @@ CREDENTIAL_NONE = Finding(
     "credentials.none",
     ERROR,
     means="No credential is configured: `serve` refuses to start. (`up` makes a token.)",
-    fix="Set A2A_BEARER_TOKEN or A2A_STATIC_AUTH_CREDENTIALS.",
+    fix="Set A2A_BEARER_TOKEN, A2A_STATIC_AUTH_CREDENTIALS, A2A_OIDC_ISSUER or A2A_MTLS_HEADER; or "
+    "make a token with `opencode-a2a token create`.",
 )
 CREDENTIAL_SHORT = Finding(
     "credentials.short",
@@ -161,8 +162,15 @@ CREDENTIAL_REPEATS = Finding(
 MIN_DIFFERENT = 6  # characters; of 30,000 random tokens of 16 hexadecimal digits one has fewer
 
 
-def judge_credentials(secrets: Mapping[str, str], *, makes_one: bool) -> Verdict:
-    """`secrets`: by the names of their settings. `makes_one`: as `up` does where there is none."""
+def judge_credentials(
+    secrets: Mapping[str, str], *, makes_one: bool, others: Sequence[str] = ()
+) -> Verdict:
+    """`secrets`: by the names of their settings. `makes_one`: as `up` does where there is none.
+
+    `others`: how callers log in without a secret of the settings.
+    """
+    if not secrets and others:
+        return fine(f"Callers log in with {', '.join(others)}.")
     if not secrets and makes_one:
         return fine("None is configured; `up` makes a token.")
     if not secrets:

@@ -9,6 +9,7 @@ import resource
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 from .. import __version__
 from ..config import RESERVED_FILES, Settings
+from ..credentials import CredentialsFile, CredentialsFileError
 from ..paths import folder_name, state_home
 from ..store.examine import StoreFacts
 from ..store.examine import examine as examine_store
@@ -89,7 +91,22 @@ async def look_at_credentials(subject: Installation) -> Verdict:
         secrets[f"the token in {subject.token_file}"] = subject.token_file.read_text().strip()
     if secrets and upstream.auth_password is not None:
         secrets["OPENCODE_AUTH_PASSWORD"] = upstream.auth_password.get_secret_value()
-    return j.judge_credentials(secrets, makes_one=upstream.base_url is None)
+    others = await asyncio.to_thread(lambda: list(_other_logins(subject.settings)))
+    makes_one = upstream.base_url is None
+    return j.judge_credentials(secrets, makes_one=makes_one, others=others)
+
+
+def _other_logins(settings: Settings) -> Iterator[str]:
+    if settings.oidc.issuer is not None:
+        yield f"tokens of {settings.oidc.issuer}"
+    if settings.server.mtls_header:
+        yield f"certificates, which a proxy names in {settings.server.mtls_header}"
+    if settings.credentials_file is not None:
+        with suppress(CredentialsFileError, OSError):  # the service has logged that
+            now = int(time.time())
+            tokens = CredentialsFile(settings.credentials_file).read()
+            if count := sum(each.is_valid(now) for each in tokens):
+                yield f"{count} token{'s' if count > 1 else ''} of {settings.credentials_file}"
 
 
 class Store:
