@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from opencode_a2a import app
+from opencode_a2a.app import _read_signing_keys
+from opencode_a2a.cli.token import kept_token
 from opencode_a2a.paths import inside_git, make_private_directory, make_private_file, tighten
 from tests.running import isolated
 
@@ -89,3 +94,42 @@ def test_what_cannot_be_looked_at_is_no_place_to_work_in(
 
     monkeypatch.setattr(Path, "exists", refuse)  # root may look everywhere
     assert inside_git(tmp_path)
+
+
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without hard links, such as exFAT and some network shares."""
+
+    def link(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.usefixtures("no_links")
+def test_secrets_are_made_once_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    key_file = tmp_path / "keys" / "push-key.pem"
+    with ThreadPoolExecutor(8) as pool:
+        tokens = set(pool.map(kept_token, [tmp_path] * 8))
+        keys = set(pool.map(_read_signing_keys, [key_file] * 8))
+    assert len(tokens) == len(keys) == 1
+    files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"token", "push-key.pem"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.usefixtures("no_links")
+def test_a_start_that_cannot_keep_a_secret_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rename(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = tmp_path / "push-key.pem"
+    monkeypatch.setattr(app, "name_new_file", rename)
+    with pytest.raises(OSError, match="Input/output"):
+        _read_signing_keys(file)
+    assert list(tmp_path.iterdir()) == []

@@ -64,7 +64,7 @@ from .outbound.egress import Egress
 from .outbound.files import NamedFiles
 from .outbound.inspector import Inspector
 from .outbound.target import CallablePeers
-from .paths import state_folder, tighten, write_private_file
+from .paths import name_new_file, state_folder, tighten, write_private_file
 from .peers import callable_peers, egress_of, limits_of, may_call_peers
 from .service.calls import DEPTH_HEADER
 from .service.cluster import Cluster
@@ -596,10 +596,12 @@ def _read_signing_keys(file: Path | None) -> str:
     tighten(file)
     if not file.exists():
         fresh = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-        write_private_file(fresh, new_key())
-        with suppress(FileExistsError):  # another process was first
-            file.hardlink_to(fresh)
-        fresh.unlink()
+        try:
+            write_private_file(fresh, new_key())
+            with suppress(FileExistsError):  # another process was first
+                name_new_file(fresh, file)
+        finally:
+            fresh.unlink(missing_ok=True)
     return file.read_text(encoding="ascii")
 
 

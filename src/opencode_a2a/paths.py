@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -125,6 +127,26 @@ def write_private_file(
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def name_new_file(fresh: Path, file: Path) -> None:
+    """Give a complete file its name. FileExistsError: another process has given it to one before.
+
+    `fresh` may be there afterwards, and is the caller's to remove.
+    """
+    try:
+        file.hardlink_to(fresh)
+    except FileExistsError:
+        raise
+    except OSError:  # not every file system has links
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # a rename would replace what another has just made
+            if file.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file)) from None
+            fresh.rename(file)
+        finally:
+            os.close(folder)
 
 
 def _sync(folder: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..paths import folder_name, state_folder, state_home, tighten
+from ..paths import folder_name, name_new_file, state_folder, state_home, tighten
 from .failure import CommandError
 
 FILE = "token"
@@ -56,7 +56,7 @@ def _write(file: Path, *, replace: bool) -> str:
         if replace:
             fresh.replace(file)
         else:
-            file.hardlink_to(fresh)
+            name_new_file(fresh, file)
     except FileExistsError:
         if found := _read(file):  # another process was first
             return found
