@@ -316,7 +316,8 @@ class _Application:
     ) -> None:
         self._current, self._parts, self._url = current, parts, url
         self._tokens, self._issuer = TokenWatch(current.settings), issuer
-        self._api, self._app = self._made()
+        self._app: ASGIApp
+        self._build()
         self.authenticator = Authenticator(
             self,
             credentials=self._credentials(),
@@ -358,7 +359,7 @@ class _Application:
             self._issuer.reload()
         self._tokens.look()
         cut_off = self.authenticator.replace(self._credentials())
-        self._api, self._app = self._made()
+        self._build()
         return cut_off
 
     def watching_tokens(self) -> AbstractAsyncContextManager[None]:
@@ -369,7 +370,7 @@ class _Application:
         cut_off = self.authenticator.replace(self._credentials())
         tokens = len(self._tokens.tokens)
         logger.info("credentials.read", tokens=tokens, requests_ended=cut_off)
-        self._api, self._app = self._made()  # its card may name another way to log in
+        self._build()  # its card may name another way to log in
 
     def _on_keys(self) -> None:
         cut_off = self.authenticator.replace(self._credentials())
@@ -384,7 +385,7 @@ class _Application:
         settings = self._current.settings
         return credentials_of(settings, tokens=self._tokens.tokens, issuer=self._issuer)
 
-    def _made(self) -> tuple[Api, ASGIApp]:
+    def _build(self) -> None:
         settings, parts = self._current.settings, self._parts
         server, opencode = settings.server, parts.adapters.opencode
         published = publication(
@@ -414,15 +415,16 @@ class _Application:
             push=parts.push.notifications if parts.push is not None else None,
             push_keys=parts.push.published_keys if parts.push is not None else None,
         )
-        api = Api(published)
+        self._api = api = Api(published)
         limit = server.max_request_body_bytes
         health, console = _health(parts.adapters), _console(settings, self._issuer)
         add_routes(api, operations, health, body_limit=limit, console=console)
         if server.shows_payloads:
             # Whoever looks for a fault can read what is logged only if it is not compressed.
             streams = Streams(application(api))
-            return api, PayloadLog(streams, redactor=logs.redactor, limit=server.log_body_limit)
-        return api, Streams(Compression(application(api)))
+            self._app = PayloadLog(streams, redactor=logs.redactor, limit=server.log_body_limit)
+        else:
+            self._app = Streams(Compression(application(api)))
 
 
 @dataclass(frozen=True, slots=True)

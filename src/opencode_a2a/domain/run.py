@@ -114,7 +114,7 @@ class Run:
         self._limits = limits
         self.fresh = fresh
         self._resumed = resumed
-        done = resumed.done if resumed is not None else ()
+        done = resumed.done_prompts if resumed is not None else ()
         self._prompts: dict[int, Prompt | None] = {
             key: prompt
             for key, prompt in enumerate(prompts, -len(prompts))

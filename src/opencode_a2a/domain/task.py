@@ -131,7 +131,7 @@ class Task:
     reported: set[Progress] = field(default_factory=set)  # what is reported only once
     ended: Ended | None = None
     answered_by: AnsweredBy | None = field(default=None, compare=False)  # so far
-    done: tuple[str, ...] = field(default=(), compare=False)  # prompts, while others follow
+    done_prompts: tuple[str, ...] = field(default=(), compare=False)  # all but the newest
     epoch: int = field(default=0, compare=False, repr=False)
 
     @classmethod
@@ -204,16 +204,16 @@ class Task:
                 self._apply_to_block(update, entry.seq)
             case MessageAdded() | Continued() | RequestRecord() | DecisionRecord():
                 self.history.append(entry)
-            case Progress() | PromptDone():
-                self._apply_progress(update)
+            case Progress():
+                self._add_progress(update)
+            case PromptDone(upstream_id):
+                self.done_prompts += (upstream_id,)
             case Ended():
                 self._end(update)
             case Queued():
                 self.queued = update
-            case NodeLost():
-                self.lost = update
-            case NodeReturned():
-                self.lost = None
+            case NodeLost() | NodeReturned():
+                self.lost = update if isinstance(update, NodeLost) else None
             case Retold():
                 self.retold = True
             case Started() | SessionTitled():
@@ -227,10 +227,7 @@ class Task:
             case _:
                 assert_never(update)
 
-    def _apply_progress(self, update: Progress | PromptDone) -> None:
-        if isinstance(update, PromptDone):
-            self.done += (update.upstream_id,)
-            return
+    def _add_progress(self, update: Progress) -> None:
         if update.answered_by is not None and update.subagent is None:
             self.answered_by = update.answered_by
         if update.usage is None:
@@ -354,7 +351,9 @@ class Task:
         if self.retold:
             entries.append(LogEntry(1, self.head.created_at, Retold()))
         if self.ended is None:
-            entries += [LogEntry(1, self.head.created_at, PromptDone(each)) for each in self.done]
+            entries += [
+                LogEntry(1, self.head.created_at, PromptDone(each)) for each in self.done_prompts
+            ]
         for block in self.visible_blocks():
             update: BlockText | BlockTool | BlockFile
             if block.call is not None:

@@ -37,7 +37,6 @@ from ..domain.updates import (
     Ended,
     LogEntry,
     NodeReturned,
-    Started,
     Update,
     coalesce,
     state_after,
@@ -81,8 +80,6 @@ PRUNE_WAITERS = 64  # waiters of one task, before those that left are removed
 SETTLE_SECONDS = 1.0  # that a reader waits for a commit which stores another state
 CONFIRM_SECONDS = LEASE / 2_000  # after the last renewal, a lease is looked up before it is used
 POLL_SECONDS = 0.25  # between two reads of a task that another process writes
-
-_CAN_WAIT = (BlockOutput, Started)
 
 CALLER_LEFT = Ended(TaskState.CANCELED, "The caller left before the task could begin.")
 
@@ -144,13 +141,10 @@ class OpenTask:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def can_wait(self, update: Update) -> bool:
-        """Whether its commit may be delayed: more of a visible block, or `Started`.
-
-        The first output follows `Started` soon, and one commit stores both.
-        """
+        """Whether its commit may be delayed: it adds to a block that is visible already."""
         if isinstance(update, BlockText):
             return update.append and update.block_id in self.task.blocks
-        return isinstance(update, _CAN_WAIT)
+        return isinstance(update, BlockOutput)
 
     @property
     def changes_state(self) -> bool:
