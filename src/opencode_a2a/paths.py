@@ -34,15 +34,20 @@ def inside_git(path: Path) -> bool:
     return False
 
 
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
 def program_path(path: str | None = None, *, outside: Path | None = None) -> str:
     """`PATH` (or this one) without what whoever writes in a workspace could choose.
 
     Relative and empty entries go, because the current directory often is the workspace; and those
     that lie in the workspace `outside` of which programs must be, as `npx` and direnv add them.
+    Never empty: to search an empty `PATH` is to search the current directory.
     """
     entries = map(Path, (os.environ.get("PATH", os.defpath) if path is None else path).split(":"))
     absolute = (entry for entry in entries if entry.is_absolute())
-    return ":".join(str(each) for each in absolute if outside is None or not lies_in(each, outside))
+    kept = (str(each) for each in absolute if outside is None or not lies_in(each, outside))
+    return ":".join(kept) or SYSTEM_PATH
 
 
 def lies_in(path: Path, workspace: Path) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from opencode_a2a.cli import executable
 from opencode_a2a.cli.failure import CommandError
 from opencode_a2a.opencode.process import Launch, ManagedProcessFailed, find_executable
-from opencode_a2a.paths import folder_name, state_home
+from opencode_a2a.paths import folder_name, program_path, state_home
 from tests.running import ROOT
 
 Capture = pytest.CaptureFixture[str]
@@ -91,6 +91,23 @@ def test_an_opencode_of_the_workspace_is_never_taken_unless_it_is_named(
         assert found == str(project / below)
 
 
+def test_a_path_of_which_nothing_is_left_does_not_lead_to_the_current_directory(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f".:{machine}/project/bin")
+    assert program_path(outside=machine / "project") == "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def test_npm_is_not_taken_from_the_workspace(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(machine / "project/bin/npm")
+    monkeypatch.setenv("PATH", str(machine / "project/bin"))
+    monkeypatch.setattr("opencode_a2a.paths.SYSTEM_PATH", str(machine / "nowhere"))
+    with pytest.raises(CommandError, match="npm was not found"):
+        executable.install(machine / "project")
+
+
 def test_where_the_workspace_is_the_home_directory_its_programs_are_those_of_the_user(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +134,7 @@ def test_the_tested_version_is_installed_with_its_hashes_and_then_found(
     machine: Path, capsys: Capture
 ) -> None:
     put(machine / "bin" / "npm", NPM)
-    installed = executable.install()
+    installed = executable.install(machine / "project")
     assert executable.find("opencode", machine / "project") == installed
     assert kept() == ["opencode"]
     pinned = json.loads((ROOT / "package.json").read_text())["dependencies"]["opencode-ai"]
@@ -126,21 +143,21 @@ def test_the_tested_version_is_installed_with_its_hashes_and_then_found(
 
 def test_the_tested_version_is_not_installed_again(machine: Path) -> None:
     put(machine / "bin" / "npm", NPM)
-    installed = executable.install()
+    installed = executable.install(machine / "project")
     (machine / "bin" / "npm").unlink()  # nor is anything needed for that
-    assert executable.install() == installed
+    assert executable.install(machine / "project") == installed
 
 
 def test_another_version_is_replaced_and_what_a_killed_one_has_left_is_removed(
     machine: Path,
 ) -> None:
     put(machine / "bin" / "npm", NPM)
-    executable.install()
+    executable.install(machine / "project")
     package = state_home() / "opencode/node_modules/opencode-ai/package.json"
     package.write_text('{"version": "0.0.1"}')
     put(state_home() / "opencode.0123abcd" / "half")
     database = put(state_home() / folder_name(Path("/srv/opencode.0123abcd")) / "tasks.db")
-    executable.install()
+    executable.install(machine / "project")
     assert json.loads(package.read_text())["version"] == executable.tested_version()
     assert kept() == ["opencode", Path(database).parent.name]
 
@@ -148,7 +165,7 @@ def test_another_version_is_replaced_and_what_a_killed_one_has_left_is_removed(
 def test_of_two_at_once_one_installs_and_the_other_waits(machine: Path) -> None:
     put(machine / "bin" / "npm", NPM + f"echo once >> {machine}/runs\n")
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: executable.install(), range(2))
+        first, second = pool.map(lambda _: executable.install(machine / "project"), range(2))
     assert first == second
     assert (machine / "runs").read_text() == "once\n"
     assert kept() == ["opencode"]
@@ -159,7 +176,7 @@ def test_when_npm_fails_its_words_are_shown_and_nothing_is_left(
 ) -> None:
     put(machine / "bin" / "npm", "#!/bin/sh\necho 'npm error network down' >&2\nexit 1\n")
     with pytest.raises(CommandError, match="npm could not install OpenCode"):
-        executable.install()
+        executable.install(machine / "project")
     assert "npm error network down" in capsys.readouterr().err
     assert kept() == []
 
@@ -169,7 +186,7 @@ def test_without_npm_it_is_said_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(machine / "bin"))
     with pytest.raises(CommandError, match=r"npm was not found.*Install Node\.js 20"):
-        executable.install()
+        executable.install(machine / "project")
 
 
 def test_the_package_has_what_npm_needs() -> None:

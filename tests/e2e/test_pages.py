@@ -34,8 +34,12 @@ NOT_RUN = {
     "podman build -t opencode-a2a .": "builds an image from the network",
     'podman run --rm -p 127.0.0.1:8000:8000 -v "$PWD":/workspace -v opencode-a2a:/home/agent '
     "opencode-a2a": "needs that image",
-    "opencode serve": "takes port 4096; tests/cli/test_serve.py has it on another",
-    "A2A_BEARER_TOKEN=dev-token opencode-a2a serve": "needs that OpenCode",
+    "OPENCODE_SERVER_PASSWORD=a-long-password opencode serve": (
+        "takes port 4096; tests/cli/test_serve.py has it on another"
+    ),
+    "OPENCODE_AUTH_PASSWORD=a-long-password A2A_BEARER_TOKEN=dev-token opencode-a2a serve": (
+        "needs that OpenCode"
+    ),
     "opencode-a2a push listen --service http://127.0.0.1:8000": "tests/cli/test_push.py has it",
     "opencode-a2a push dead": "needs a receiver that fails; tests/cli/test_push.py has one",
     "opencode-a2a push redeliver": "needs what that one has refused",

@@ -60,8 +60,11 @@ def tested_version() -> str:
     return versions["dependencies"]["opencode-ai"]
 
 
-def install() -> str:
-    """Install the tested OpenCode into the state directory; the path of its executable."""
+def install(project: Path) -> str:
+    """Install the tested OpenCode into the state directory; the path of its executable.
+
+    npm is not taken from the workspace `project`.
+    """
     target = _own_folder()
     try:
         with _alone(target):
@@ -69,7 +72,7 @@ def install() -> str:
                 if LEFTOVER.fullmatch(left.name):
                     shutil.rmtree(left, ignore_errors=True)
             if _installed_version(target) != tested_version():
-                _install(target)
+                _install(target, project)
     except OSError as exc:
         where = exc.filename or target.parent
         raise CommandError(f"cannot write to {where}: {exc.strerror}") from None
@@ -95,8 +98,8 @@ def _installed_version(target: Path) -> str | None:
     return str(about.get("version"))
 
 
-def _install(target: Path) -> None:
-    npm = shutil.which("npm", path=program_path())
+def _install(target: Path, project: Path) -> None:
+    npm = shutil.which("npm", path=program_path(outside=project))
     if npm is None:
         raise CommandError(
             "npm was not found, and OpenCode is installed with it. Install Node.js 20 or newer "

@@ -57,7 +57,7 @@ def find_opencode(settings: Settings, *, install: bool) -> str:
             2,
         )
     if install:
-        return executable.install()
+        return executable.install(settings.upstream.workspace_root)
     return executable.find(settings.upstream.command, settings.upstream.workspace_root)
 
 

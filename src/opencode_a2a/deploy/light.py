@@ -24,7 +24,7 @@ from types import FrameType
 
 from ..opencode.guardian import IS_LINUX, PR_SET_PDEATHSIG, prctl
 from ..opencode.leftovers import start_time
-from ..paths import make_private_directory, state_home
+from ..paths import make_private_directory, program_path, state_home
 from .layout import INSTANCE_NAME
 from .resources import DeployError
 
@@ -385,6 +385,7 @@ def unit_words(words: Iterable[str]) -> str:
 
 def _systemctl(*words: str) -> None:
     environment = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
+    environment["PATH"] = program_path(outside=Path.cwd())
     done = subprocess.run(
         ["systemctl", "--user", *words],
         env=environment,

@@ -184,13 +184,14 @@ class Operator:
         ]
 
     def _logs_in_elsewhere(self, instance: Instance) -> bool:
-        """Whether its settings let callers in with tokens of an issuer, or with certificates."""
+        """Whether its settings let callers in without a secret of this directory."""
         try:
             tables = tomllib.loads(self.host.read(f"{instance.etc}/config.toml") or "")
         except tomllib.TOMLDecodeError:
             return False  # the service says what is wrong with it
-        named = (tables.get("oidc", {}).get("issuer"), tables.get("a2a", {}).get("mtls_header"))
-        return any(named)
+        named = (("oidc", "issuer"), ("a2a", "mtls_header"), ("a2a", "credentials_file"))
+        found = ((tables.get(table), name) for table, name in named)
+        return any(isinstance(table, dict) and table.get(name) for table, name in found)
 
     def _value(self, name: str, *, needed: bool) -> str:
         value = self.environment.get(name) or (random.token_urlsafe(MADE_BYTES) if needed else "")

@@ -89,9 +89,9 @@ async def look_at_credentials(subject: Installation) -> Verdict:
     secrets = {name: value.get_secret_value() for name, value in server.enabled_secrets.items()}
     if not secrets and subject.token_file is not None and subject.token_file.is_file():
         secrets[f"the token in {subject.token_file}"] = subject.token_file.read_text().strip()
-    if secrets and upstream.auth_password is not None:
-        secrets["OPENCODE_AUTH_PASSWORD"] = upstream.auth_password.get_secret_value()
     others = await asyncio.to_thread(lambda: list(_other_logins(subject.settings)))
+    if (secrets or others) and upstream.auth_password is not None:
+        secrets["OPENCODE_AUTH_PASSWORD"] = upstream.auth_password.get_secret_value()
     makes_one = upstream.base_url is None
     return j.judge_credentials(secrets, makes_one=makes_one, others=others)
 
