@@ -34,5 +34,4 @@ def forget_roots_in(file: Path) -> None:
     engine = create_engine(f"sqlite:///{file}")
     with engine.begin() as db:
         forget_roots(db)
-        db.exec_driver_sql("UPDATE tasks SET held_until = 0")  # it ended long ago
     engine.dispose()
