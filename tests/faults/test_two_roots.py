@@ -161,8 +161,8 @@ async def test_what_an_earlier_version_left_goes_on_in_its_root_and_nowhere_else
             queued = await client.send("queued", wait=False)
             await until_bound(database_file(tmp_path), queued.context)
         first.program.kill()
-    forget_roots_in(earlier_file(tmp_path))
-    with closing(sqlite3.connect(earlier_file(tmp_path))) as db, db:
+    forget_roots_in(left := earlier_file(tmp_path))
+    with closing(sqlite3.connect(left)) as db, db:
         db.execute("UPDATE tasks SET held_until = 0")  # the earlier version ended long ago
     before = await prompts(breakable)
     with serving(breakable, tmp_path, there, **where) as second:
