@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import mimetypes
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from .client import Peer
 from .downloads import file_name, save_files, write_new
 from .failures import PeerError
 from .transcript import File, Json
-from .workspace_reader import NotAFile, OutsideWorkspace, opened_directory, read_file
+from .workspace_reader import NotAFile, OutsideWorkspace, open_directory, read_file
 
 FOLDER = ".opencode-a2a"  # in the workspace; git ignores what is in it
 MAX_SENT_BYTES = 8 * 1024 * 1024  # of all files of a message
@@ -43,7 +43,7 @@ class WorkspaceFiles:
         return found
 
     def _read(self, path: str, may_read: Callable[[str], bool], *, limit: int) -> bytes:
-        root = _known(Path(self.directory))
+        root = require_absolute(Path(self.directory))
 
         def check(real: Path) -> None:
             if not all(map(may_read, _names_of(real, root))):
@@ -85,10 +85,12 @@ class WorkspaceFiles:
     def keep(self, name: str, content: bytes) -> str:
         """Write a new file into the folder, which is made if need be; its path in the workspace."""
         try:
-            root = Path(self.directory)
-            with _opened(root) as workspace, suppress(FileExistsError):
+            # OpenCode names a directory by its real path. So a link in that path was put there
+            # later, and is not followed.
+            root = require_absolute(Path(self.directory))
+            with open_directory(root) as workspace, suppress(FileExistsError):
                 os.mkdir(FOLDER, 0o700, dir_fd=workspace)
-            with _opened(root / FOLDER) as folder:
+            with open_directory(root / FOLDER) as folder:
                 _ignore(folder)
                 return f"{FOLDER}/{write_new(name, content, folder=folder)}"
         except NotADirectoryError:
@@ -97,16 +99,7 @@ class WorkspaceFiles:
             raise FileProblem(f"{FOLDER}: {exc.strerror or 'cannot be written'}.") from None
 
 
-@contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    """OpenCode names directories by their real paths, so one with a link in it was put there
-    later, and is not opened.
-    """
-    with opened_directory(_known(directory)) as found:
-        yield found
-
-
-def _known(directory: Path) -> Path:
+def require_absolute(directory: Path) -> Path:
     if not directory.is_absolute():
         raise FileProblem("It is not known in which directory the agent works.")
     return directory

@@ -40,12 +40,12 @@ def read_file(
     check(real)
     if real == root:
         raise NotAFile
-    with opened_directory(real.parent) as folder, _opened_file(real.name, folder) as file:
+    with open_directory(real.parent) as folder, open_regular_file(real.name, folder) as file:
         return real, file.read(limit + 1)
 
 
 @contextmanager
-def opened_directory(directory: Path) -> Iterator[int]:
+def open_directory(directory: Path) -> Iterator[int]:
     """A descriptor of a directory. No part of its path is a link, also if one is put there now."""
     with ExitStack() as opened:
         at: int | None = None
@@ -57,7 +57,7 @@ def opened_directory(directory: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _opened_file(name: str, folder: int) -> Iterator[BinaryIO]:
+def open_regular_file(name: str, folder: int) -> Iterator[BinaryIO]:
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
