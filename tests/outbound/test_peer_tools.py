@@ -707,3 +707,18 @@ async def test_a_task_that_an_earlier_process_has_left_is_canceled(
     await agent.call("hello")
     asked = [what for what, _ in rude.asked if not what.startswith("/")]
     assert asked == ["GetTask", "CancelTask", "SendStreamingMessage", "SendStreamingMessage"]
+
+
+async def test_a_task_that_was_left_is_canceled_also_if_the_peer_was_away_at_first(
+    tmp_path: Path, rude: Rude
+) -> None:
+    rude.answers |= {"GetTask": at_work, "CancelTask": canceled}
+    rude.answers["SendStreamingMessage"] = streams(frame(task("COMPLETED", "fine")))
+    agent, shown = rude_agent(tmp_path, rude), rude.card
+    await agent.kept.keep("alice", "context", "echo", PeerConversation("c", "t"))
+    rude.card = answer(502, "")
+    assert "It may be down" in await agent.fail()
+    rude.card = shown
+    await agent.call("hello")
+    asked = [what for what, _ in rude.asked if not what.startswith("/")]
+    assert asked == ["GetTask", "CancelTask", "SendStreamingMessage"]

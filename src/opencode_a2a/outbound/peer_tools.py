@@ -219,21 +219,21 @@ class PeerToolbox:
         """An earlier process may have left a task, which would keep the next one waiting."""
         if talk.key in self._own:
             return
-        if len(self._own) >= MOST_KNOWN:
-            self._own.clear()  # it costs each of them one look
-        self._own.add(talk.key)
-        if last is None or last.task_id is None:
-            return
-        if (talk.target.name, last.task_id) not in self.open_tasks:
+        task_id = None if last is None else last.task_id
+        if task_id is not None and (talk.target.name, task_id) not in self.open_tasks:
             lost = _Talk(self, talk.target, talk.site)
             try:
-                await lost.look(last.task_id)
+                await lost.look(task_id)
             except (PeerUnreachable, PeerTimeout):
                 raise  # who does not answer now will not answer the call either
             except PeerError:
-                return
-            with suppress(PeerError):
-                await lost.cancel()
+                pass
+            else:
+                with suppress(PeerError):
+                    await lost.cancel()
+        if len(self._own) >= MOST_KNOWN:
+            self._own.clear()  # it costs each of them one look
+        self._own.add(talk.key)
 
     @asynccontextmanager
     async def connect(self, target: Target, *, counted: bool) -> AsyncIterator[Peer]:
