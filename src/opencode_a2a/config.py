@@ -1311,15 +1311,15 @@ class Outbound(SettingsGroup):
     timeout_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="How long a peer may take until its answer to a request begins, from the "
-        "connection on; for its card and the first request together. A stream may then last, see "
-        "below. A peer that cannot stream may work while it is asked: for the answer to a message "
-        "it has the time of the whole call.",
+        description="Seconds from the start of the connection until a peer's answer begins. Its "
+        "card and the first request share them. A stream may last longer "
+        "(`A2A_CLIENT_STREAM_IDLE_TIMEOUT_SECONDS`), and so may the answer to a message of a peer "
+        "that cannot stream (`A2A_CLIENT_TOTAL_TIMEOUT_SECONDS`).",
     )
     card_fetch_timeout_seconds: float = Field(
         default=10.0,
         gt=0,
-        description="How long a peer's Agent Card may take to arrive; never longer than "
+        description="Seconds until a peer's Agent Card has arrived; at most "
         "`A2A_CLIENT_TIMEOUT_SECONDS`.",
     )
     stream_idle_timeout_seconds: float = Field(

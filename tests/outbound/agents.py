@@ -24,6 +24,10 @@ from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill, 
 from aiohttp import web
 from starlette.applications import Starlette
 
+from opencode_a2a.outbound.client import Peer, Peers
+from opencode_a2a.outbound.egress import Egress
+from opencode_a2a.outbound.target import PeerLimits, Target
+
 Json = dict[str, Any]
 
 
@@ -142,6 +146,21 @@ class Rude:
         if self.card is None or request.path != "/.well-known/agent-card.json":
             raise web.HTTPNotFound
         return web.json_response(self.card)
+
+
+class CardNotCounted(Peers):
+    """The limits hold for what follows the card: on a busy machine that may take a second."""
+
+    def __init__(self, limits: PeerLimits) -> None:
+        super().__init__(Egress(), PeerLimits())
+        self._then = limits
+
+    @asynccontextmanager
+    async def connect(self, target: Target, *, counted: bool = True) -> AsyncIterator[Peer]:
+        async with super().connect(target, counted=counted) as peer:
+            peer.next_deadline()  # for which the card counts
+            peer.limits = self._then
+            yield peer
 
 
 def card(url: str, version: str = "1.0") -> Json:

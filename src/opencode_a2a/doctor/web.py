@@ -21,7 +21,7 @@ async def web_client() -> AsyncIterator[httpx.AsyncClient]:
         try:
             yield http
         except httpx.ConnectError as exc:
-            raise unreachable(exc, exc.request.url, seconds=SECONDS) from exc
+            raise unreachable(exc, exc.request.url) from exc
         except httpx.TimeoutException as exc:
             raise PeerTimeout(f"{exc.request.url.host} did not answer in time.") from exc
         except httpx.TransportError as exc:

@@ -9,9 +9,9 @@ and how much may come back, is decided in `transport`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
     aclosing,
     asynccontextmanager,
     contextmanager,
@@ -57,6 +57,7 @@ from .card import (
 from .egress import Egress
 from .failures import (
     ConnectionLost,
+    MessageInDoubt,
     PeerBusy,
     PeerError,
     PeerProtocolError,
@@ -67,12 +68,15 @@ from .failures import (
 )
 from .target import PeerLimits, Target
 from .transcript import Json, Shown, Transcript
-from .transport import Connections, PeerTransport, get
+from .transport import Connections, Deadline, PeerTransport, get
 
 POLL_SECONDS, POLL_FACTOR, MAX_POLL_SECONDS = 0.3, 1.5, 5.0
 RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.2, 5.0  # before the first try again, and at most
 CANCEL_SECONDS = 15.0
 EXTENSIONS_HEADER = "A2A-Extensions"
+ANSWER_HINT = "A2A_CLIENT_TIMEOUT_SECONDS sets how long an answer may take."
+IN_DOUBT_HINT = "Ask the peer for its tasks, or send the message again."
+CARD_HINT = "A2A_CLIENT_CARD_FETCH_TIMEOUT_SECONDS sets how long a card may take."
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +125,13 @@ class Peers:
         Not `counted` is what must not wait for the calls of others, such as canceling one.
         """
         slot = self._slots if counted else nullcontext()
-        async with slot, self._open(target) as connections:
+        async with slot, Connections.open(self._egress_for(target)) as connections:
             yield await Peer.meet(self, target, connections)
 
     async def look(self, target: Target) -> FoundCard:
         """The card of a peer, also of one with which nothing can be spoken here."""
-        async with self._slots, self._open(target) as connections:
+        async with self._slots, Connections.open(self._egress_for(target)) as connections:
             return await self.card(target, connections)
-
-    def _open(self, target: Target) -> AbstractAsyncContextManager[Connections]:
-        return Connections.open(self._egress_for(target), seconds=self.limits.request_seconds)
 
     def _egress_for(self, target: Target) -> Egress:
         if target.named:
@@ -140,18 +141,12 @@ class Peers:
 
     async def card(self, target: Target, connections: Connections) -> FoundCard:
         known, limits = self._cards.get(target), self.limits
-        seconds = min(limits.card_seconds, limits.request_seconds)
-        transport = PeerTransport(connections, target.login, limits.response_bytes, seconds=seconds)
+        seconds, hint = min((limits.card_seconds, CARD_HINT), (limits.request_seconds, ANSWER_HINT))
+        late = f"The Agent Card of {target.url} did not arrive in {seconds:g} s."
+        deadline = Deadline.after(seconds, late, hint=hint)
+        transport = PeerTransport(connections, target.login, limits.response_bytes, deadline)
         async with _client(transport) as http:
-            try:
-                async with asyncio.timeout(seconds):
-                    found = await find_card(http, target.url, known)
-            except (TimeoutError, PeerTimeout):
-                raise PeerTimeout(
-                    f"The Agent Card of {target.url} did not arrive in {seconds:g} s.",
-                    hint="A2A_CLIENT_CARD_FETCH_TIMEOUT_SECONDS sets how long it may take, if "
-                    "A2A_CLIENT_TIMEOUT_SECONDS is not less.",
-                ) from None
+            found = await find_card(http, target.url, known)
         if found is not known:
             self._cards.put(target, found)
         return found
@@ -165,7 +160,7 @@ class Peer:
         self.found = found
         self.limits = limits
         self._connections = connections
-        self._seconds_left = limits.request_seconds
+        self._card_took = 0.0  # seconds, which count for the next answer
         interface = choose_interface(
             found.card, target.transports, line=target.line, own_order=target.own_order
         )
@@ -187,16 +182,21 @@ class Peer:
         now = asyncio.get_running_loop().time
         began = now()
         peer = cls(target, await peers.card(target, connections), connections, peers.limits)
-        peer._seconds_left -= now() - began
+        peer._card_took = now() - began
         return peer
 
-    def answer_seconds(self) -> float:
-        """How long the peer may take for the next answer (A2A_CLIENT_TIMEOUT_SECONDS).
+    def next_deadline(self, seconds: float = math.inf, *, hint: str = "") -> Deadline:
+        """For the next answer: A2A_CLIENT_TIMEOUT_SECONDS, or so many if that is less.
 
-        What its card took counts for the first one, so that both together take no longer.
+        What the card took counts for the first one, so that both together take no longer.
         """
-        seconds, self._seconds_left = self._seconds_left, self.limits.request_seconds
-        return max(0.0, seconds)
+        host, allowed = urlsplit(self.url).hostname, self.limits.request_seconds
+        took, self._card_took = self._card_took, 0.0
+        if seconds < allowed - took:
+            late = f"No answer from {host} within {seconds:g} s."
+            return Deadline.after(seconds, late, hint=hint)
+        late = f"No answer from {host} within {allowed:g} s{', its card included' if took else ''}."
+        return Deadline.after(max(0.0, allowed - took), late, hint=ANSWER_HINT)
 
     @property
     def streams(self) -> bool:
@@ -214,39 +214,38 @@ class Peer:
         """What the peer shows to those who have logged in; its card if it has nothing more."""
         if not self._card.capabilities.extended_agent_card:
             return self.found.raw
-        seconds = min(self.limits.card_seconds, self.answer_seconds())
-        async with _in_time(seconds), self.client(streams=False, seconds=seconds) as (client, _):
+        deadline = self.next_deadline(self.limits.card_seconds, hint=CARD_HINT)
+        async with self.client(deadline) as (client, _):
             with peer_errors():
-                context = self.context(seconds)
                 card = await client.get_extended_agent_card(
-                    GetExtendedAgentCardRequest(), context=context
+                    GetExtendedAgentCardRequest(), context=self.context()
                 )
         shown: Json = MessageToDict(card)
         return shown
 
     async def download(self, url: str, max_bytes: int) -> bytes:
         """A file that the peer names; what it may be is up to whoever takes it."""
-        login, seconds = self.target.login, self.limits.request_seconds
+        seconds = self.limits.request_seconds
+        late = f"The file did not arrive in {seconds:g} s."
+        deadline = Deadline.after(seconds, late, hint=ANSWER_HINT)
         transport = PeerTransport(
-            self._connections, login, max_bytes, seconds=seconds, is_a2a=False
+            self._connections, self.target.login, max_bytes, deadline, is_a2a=False
         )
         async with _client(transport) as http:
-            try:
-                async with asyncio.timeout(seconds):
-                    return (await get(http, url)).content
-            except (TimeoutError, PeerTimeout):
-                raise PeerTimeout(
-                    f"The file did not arrive in {seconds:g} s.",
-                    hint="A2A_CLIENT_TIMEOUT_SECONDS sets how long it may take.",
-                ) from None
+            return (await get(http, url)).content
 
     @asynccontextmanager
     async def client(
-        self, *, streams: bool, seconds: float
+        self, deadline: Deadline, *, streams: bool = False
     ) -> AsyncIterator[tuple[Client, PeerTransport]]:
-        """To ask something; the answer has to begin within these seconds."""
-        max_bytes = self.limits.response_bytes
-        transport = PeerTransport(self._connections, self.target.login, max_bytes, seconds=seconds)
+        """To ask something; a stream has to begin by the deadline, any other answer to be there."""
+        transport = PeerTransport(
+            self._connections,
+            self.target.login,
+            self.limits.response_bytes,
+            deadline,
+            idle_seconds=self.limits.idle_seconds if streams else None,
+        )
         async with _client(transport) as http:
             config = ClientConfig(
                 streaming=streams,
@@ -255,11 +254,10 @@ class Peer:
             )
             yield ClientFactory(config).create(self._card), transport
 
-    def context(self, seconds: float, **headers: str) -> ClientCallContext:
+    def context(self, **headers: str) -> ClientCallContext:
         if self.extensions:
             headers[EXTENSIONS_HEADER] = ",".join(self.extensions)
-        parameters = dict(self.target.call_headers) | headers
-        return ClientCallContext(timeout=seconds, service_parameters=parameters)
+        return ClientCallContext(service_parameters=dict(self.target.call_headers) | headers)
 
 
 class PeerCall:
@@ -278,10 +276,18 @@ class PeerCall:
     async def send(self, message: Outgoing) -> None:
         """Send a message and follow its task until it ends or waits; PeerError if that fails."""
         self.transcript.begin()
-        async with self._bounded():
-            request = _request(message)
-            if not self.peer.streams or not await self._send_and_stream(request):
-                await self._send_and_return(request, wait=message.task_id is not None)
+        async with self._bounded() as end:
+            request, continues = _request(message), message.task_id is not None
+            try:
+                if not self.peer.streams or not await self._send_and_stream(request):
+                    await self._send_and_return(request, end, wait=continues)
+            except (ConnectionLost, PeerTimeout) as exc:
+                if self.transcript.task_id is None:
+                    raise MessageInDoubt(
+                        f"{exc.message} It is not known whether the peer got the message.",
+                        hint=f"{IN_DOUBT_HINT} {exc.hint}".rstrip(),
+                    ) from exc
+                self._lose(exc)
             await self._follow()
             await self._fetch_answer()
 
@@ -292,76 +298,61 @@ class PeerCall:
             await self._follow()
 
     async def get(self, task_id: str) -> None:
-        seconds = self.peer.answer_seconds()
-        async with (
-            _in_time(seconds),
-            self.peer.client(streams=False, seconds=seconds) as (client, _),
-        ):
+        async with self.peer.client(self.peer.next_deadline()) as (client, _):
             with peer_errors():
-                context = self.peer.context(seconds)
-                task = await client.get_task(GetTaskRequest(id=task_id), context=context)
+                request = GetTaskRequest(id=task_id)
+                task = await client.get_task(request, context=self.peer.context())
         self._snapshot(task)
 
     async def cancel(self) -> None:
         """Have the peer cancel the task."""
         if self.transcript.task_id is None:
             return
-        seconds = min(CANCEL_SECONDS, self.peer.answer_seconds())
-        async with (
-            _in_time(seconds),
-            self.peer.client(streams=False, seconds=seconds) as (client, _),
-        ):
+        async with self.peer.client(self.peer.next_deadline(CANCEL_SECONDS)) as (client, _):
             with peer_errors():
-                context = self.peer.context(seconds)
                 request = CancelTaskRequest(id=self.transcript.task_id)
-                task = await client.cancel_task(request, context=context)
+                task = await client.cancel_task(request, context=self.peer.context())
         self._snapshot(task)
 
     @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        bound = asyncio.timeout(self._limits.total_seconds)
+    async def _bounded(self) -> AsyncIterator[Deadline]:
+        seconds = self._limits.total_seconds
+        end = Deadline.after(
+            seconds,
+            f"The task is not done after {seconds:g} s.",
+            hint="Allow more with --timeout or A2A_CLIENT_TOTAL_TIMEOUT_SECONDS.",
+        )
+        bound = asyncio.timeout_at(end.at)
         try:
             async with bound:
-                yield
+                yield end
         except TimeoutError:
             if not bound.expired():
                 raise
-            raise PeerTimeout(
-                f"The task is not done after {self._limits.total_seconds:g} s.",
-                hint="Allow more with --timeout or A2A_CLIENT_TOTAL_TIMEOUT_SECONDS.",
-            ) from None
+            raise end.error() from None
 
     # -- sending
 
     async def _send_and_stream(self, request: SendMessageRequest) -> bool:
         """Whether the peer took the message; if not, it cannot stream although its card says so."""
-        continues, seconds = bool(request.message.task_id), self.peer.answer_seconds()
-        async with self.peer.client(streams=True, seconds=seconds) as (client, transport):
-            context = self.peer.context(self._limits.idle_seconds)
+        async with self.peer.client(self.peer.next_deadline(), streams=True) as (client, transport):
+            stream = client.send_message(request, context=self.peer.context())
             try:
-                stream = client.send_message(request, context=context)
-                await self._read(stream, transport, continues=continues)
+                await self._read(stream, transport, continues=bool(request.message.task_id))
                 self._check_end()
-            except ConnectionLost as exc:
-                if self.transcript.task_id is None:
-                    raise ConnectionLost(
-                        f"{exc.message} It is not known whether the peer got the message.",
-                        hint="Ask the peer for its tasks, or send the message again.",
-                    ) from exc
-                self._lose(exc)
             except PeerRefused as exc:
                 if exc.reason == "UNSUPPORTED_OPERATION" and self.transcript.state is None:
                     return False
                 raise
         return True
 
-    async def _send_and_return(self, request: SendMessageRequest, *, wait: bool) -> None:
+    async def _send_and_return(
+        self, request: SendMessageRequest, end: Deadline, *, wait: bool
+    ) -> None:
         """Agents that cannot stream often work while they are asked, so this may take its time."""
         request.configuration.return_immediately = not wait
-        seconds = self._limits.total_seconds
-        context = self.peer.context(seconds)
-        async with self.peer.client(streams=False, seconds=seconds) as (client, transport):
-            stream = client.send_message(request, context=context)
+        async with self.peer.client(end) as (client, transport):
+            stream = client.send_message(request, context=self.peer.context())
             await self._read(stream, transport, continues=False)
 
     # -- following
@@ -407,9 +398,8 @@ class PeerCall:
     async def _subscribe(self, task_id: str) -> bool:
         """Stream the rest of a task; False if the peer does not offer that for it."""
         headers = {} if self._last_event_id is None else {"Last-Event-ID": self._last_event_id}
-        seconds = self.peer.answer_seconds()
-        async with self.peer.client(streams=True, seconds=seconds) as (client, transport):
-            context = self.peer.context(self._limits.idle_seconds, **headers)
+        async with self.peer.client(self.peer.next_deadline(), streams=True) as (client, transport):
+            context = self.peer.context(**headers)
             try:
                 stream = client.subscribe(SubscribeToTaskRequest(id=task_id), context=context)
                 await self._read(stream, transport, continues=False)
@@ -503,28 +493,15 @@ def peer_errors() -> Iterator[None]:
         raise PeerProtocolError(f"The peer does not answer as A2A asks: {_line(exc)}") from exc
 
 
-@asynccontextmanager
-async def _in_time(seconds: float) -> AsyncIterator[None]:
-    """For an answer that is no stream: all of it has to arrive."""
-    bound = asyncio.timeout(seconds)
-    try:
-        async with bound:
-            yield
-    except TimeoutError:
-        if not bound.expired():
-            raise
-        raise PeerTimeout(
-            f"The peer did not answer in {seconds:.3g} s.",
-            hint="A2A_CLIENT_TIMEOUT_SECONDS sets how long an answer may take.",
-        ) from None
-
-
 def _line(exc: Exception) -> str:
     return (str(exc).splitlines() or [type(exc).__name__])[0][:200]
 
 
 def _client(transport: PeerTransport) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False)
+    """Its own time-outs are off: the transport has the deadline."""
+    return httpx.AsyncClient(
+        transport=transport, timeout=None, trust_env=False, follow_redirects=False
+    )
 
 
 def _request(message: Outgoing) -> SendMessageRequest:

@@ -7,7 +7,8 @@
     ├── PeerTimeout         it took longer than it may
     ├── PeerRefused         it answered with an error; PeerBusy: for now
     ├── PeerProtocolError   it does not speak A2A as it should; NotAnAgent: not at all
-    ├── ConnectionLost      the connection broke in the middle of an answer
+    ├── ConnectionLost      the connection broke in the middle of an answer; StreamSilent: it may
+    │                       have; MessageInDoubt: before the peer has said what it makes of it
     └── TaskNotCompleted    TaskFailed, TaskRejected, TaskCanceled, InputRequired, AuthRequired
 
 The message says what happened, the hint what to do. Neither holds a credential.
@@ -84,6 +85,10 @@ class ConnectionLost(PeerError):
 
 class StreamSilent(ConnectionLost):
     """Nothing has arrived for long. The peer may work, or the connection may be gone."""
+
+
+class MessageInDoubt(ConnectionLost):
+    """No answer to a message. The peer may work on it, on a task that nobody here can name."""
 
 
 class TaskNotCompleted(PeerError):

@@ -29,6 +29,7 @@ from .downloads import file_name
 from .failures import (
     AuthRequired,
     ConnectionLost,
+    MessageInDoubt,
     PeerBusy,
     PeerError,
     PeerNotAllowed,
@@ -59,6 +60,7 @@ HINTS: tuple[tuple[type[PeerError], str], ...] = (
     (PeerNotAllowed, "a2a_peers lists the agents that you can call."),
     (PeerBusy, "Try again later, or go on without it."),
     (PeerTimeout, "Try again later, ask for less, or go on without it."),
+    (MessageInDoubt, "It may be at work. Call again only if it does no harm to do it twice."),
     (ConnectionLost, "a2a_status tells what became of it. Look before you call again."),
     (AuthRequired, "Somebody must log in there first: go on without it."),
     (TaskNotCompleted, "Call it again with another message, or go on without it."),

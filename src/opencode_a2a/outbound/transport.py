@@ -14,8 +14,9 @@ import math
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,7 +43,6 @@ from .retry_after import retry_after
 from .target import Login
 
 CONNECT_SECONDS = 10.0  # to one address; there may be another
-CONNECT_SHARE = 0.9  # of a deadline: so who accepts no connection is told from who does not answer
 ERROR_BYTES = 65_536  # of an error's body that are read
 MESSAGE_CHARS = 500  # of an error's message that are shown
 RPC_REASONS = {
@@ -62,6 +62,22 @@ UNAUTHORIZED_HINT = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Until when an answer has to come, and what is said if it does not."""
+
+    at: float  # in the time of the event loop
+    message: str
+    hint: str
+
+    @classmethod
+    def after(cls, seconds: float, message: str, *, hint: str = "") -> Deadline:
+        return cls(asyncio.get_running_loop().time() + seconds, message, hint)
+
+    def error(self) -> PeerTimeout:
+        return PeerTimeout(self.message, hint=self.hint)
+
+
 class Connections:
     """The open connections to a peer, one pool for each host.
 
@@ -69,16 +85,15 @@ class Connections:
     checked for another name.
     """
 
-    def __init__(self, egress: Egress, seconds: float) -> None:
+    def __init__(self, egress: Egress) -> None:
         self._egress = egress
-        self._seconds = seconds  # for all addresses of a name together to accept a connection
         self._pools: dict[tuple[str, str], httpx.AsyncHTTPTransport] = {}
         self._tls: ssl.SSLContext | None = None
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, egress: Egress, *, seconds: float) -> AsyncIterator[Connections]:
-        self = cls(egress, seconds)
+    async def open(cls, egress: Egress) -> AsyncIterator[Connections]:
+        self = cls(egress)
         try:
             yield self
         finally:
@@ -86,35 +101,57 @@ class Connections:
                 for pool in self._pools.values():
                     stack.push_async_callback(pool.aclose)
 
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        """The response to a request, from the first address that accepts a connection."""
-        host = request.url.host
-        port = request.url.port or (443 if request.url.scheme == "https" else 80)
-        addresses = await self._resolve(host, port)
-        pool = self._pool(request.url.scheme, host)
-        timeouts = request.extensions.get("timeout", {})
+    async def send(self, request: httpx.Request, deadline: float) -> httpx.Response:
+        """The response to a request, from the first address that accepts a connection.
+
+        TimeoutError if the peer, which may have got the request, has not answered by the deadline;
+        PeerUnreachable if the request could not even be sent until then.
+        """
+        url, host = request.url, request.url.host
+        port = url.port or (443 if url.scheme == "https" else 80)
+        addresses, is_sent = list[str](), False
+
+        async def note(event: str, _: Mapping[str, Any]) -> None:
+            nonlocal is_sent
+            is_sent = is_sent or event.endswith("send_request_headers.started")
+
+        request.extensions = {
+            "sni_hostname": host,  # the name that the certificate must have
+            "trace": note,
+        }
+        try:
+            async with asyncio.timeout_at(deadline):
+                addresses = await self._resolve(host, port)
+                return await self._send_to(addresses, request, deadline)
+        except TimeoutError as exc:
+            if is_sent:
+                raise
+            if addresses:
+                raise unreachable(exc, url) from exc
+            raise PeerUnreachable(
+                f"No name server has told in time what address {host} has.",
+                hint="Check the network, and its name servers.",
+            ) from exc
+
+    async def _send_to(
+        self, addresses: Sequence[str], request: httpx.Request, deadline: float
+    ) -> httpx.Response:
+        pool = self._pool(request.url.scheme, request.url.host)
         now = asyncio.get_running_loop().time
-        deadline = now() + self._seconds * CONNECT_SHARE
-        for position, address in enumerate(addresses, start=1):
-            share = (deadline - now()) / (len(addresses) + 1 - position)
-            seconds = max(0.001, min(CONNECT_SECONDS, share))
-            extensions = {
-                **request.extensions,
-                "sni_hostname": host,  # the name that the certificate must have
-                "timeout": {**timeouts, "connect": seconds},
-            }
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            seconds = max(0.001, min(CONNECT_SECONDS, (deadline - now()) / left))
             there = httpx.Request(
                 request.method,
                 request.url.copy_with(host=address),
                 headers=request.headers,
                 stream=request.stream,
-                extensions=extensions,
+                extensions={**request.extensions, "timeout": {"connect": seconds}},
             )
             try:
                 return await pool.handle_async_request(there)
             except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
-                if position == len(addresses):
-                    raise unreachable(exc, request.url, seconds=seconds) from exc
+                if left == 1:
+                    raise unreachable(exc, request.url) from exc
         raise AssertionError("a name has an address")
 
     async def _resolve(self, host: str, port: int) -> list[str]:
@@ -172,9 +209,10 @@ async def get(
 class PeerTransport(httpx.AsyncBaseTransport):
     """What one call sends and gets; also knows the last event that has arrived whole.
 
-    An answer has to begin within `seconds`: that is the time for the name, the connection, the head
-    and the first bytes of the body together. `is_a2a` says that an answer is to be A2A, so that a
-    web page is none.
+    An answer has to be there by the deadline: the name, the connection, the head and the body
+    together. With `idle_seconds` only its beginning has to be, and it may then take as long as it
+    is never silent for more than that. `is_a2a` says that an answer is to be A2A, so that a web
+    page is none.
     """
 
     def __init__(
@@ -182,15 +220,17 @@ class PeerTransport(httpx.AsyncBaseTransport):
         connections: Connections,
         login: Login,
         max_bytes: int,
+        deadline: Deadline,
         *,
-        seconds: float,
+        idle_seconds: float | None = None,
         is_a2a: bool = True,
     ) -> None:
         self._connections = connections
         self._login = login
-        self._seconds = seconds
         self._is_a2a = is_a2a
         self.max_bytes = max_bytes
+        self.deadline = deadline
+        self.idle_seconds = idle_seconds
         self.last_event_id: str | None = None
         self._bodies: list[_Body] = []
 
@@ -199,15 +239,13 @@ class PeerTransport(httpx.AsyncBaseTransport):
         known = self._login.headers_for(str(request.url))
         for name, value in known:
             request.headers[name] = value
-        deadline = asyncio.get_running_loop().time() + self._seconds
         try:
-            async with asyncio.timeout_at(deadline):
-                response = await self._connections.send(request)
-        except (httpx.TimeoutException, TimeoutError) as exc:
-            raise self.late(request.url) from exc
+            response = await self._connections.send(request, self.deadline.at)
+        except TimeoutError as exc:
+            raise self.deadline.error() from exc
         except httpx.TransportError as exc:
-            raise _lost(exc, request.url) from exc
-        body = _Body(response, self, request.url, deadline=deadline)
+            raise _lost(request.url) from exc
+        body = _Body(response, self, request.url)
         self._bodies.append(body)
         answer = httpx.Response(
             response.status_code,
@@ -228,12 +266,6 @@ class PeerTransport(httpx.AsyncBaseTransport):
         finally:
             await answer.aclose()
 
-    def late(self, url: httpx.URL) -> PeerTimeout:
-        return PeerTimeout(
-            f"{url.host} did not answer in {self._seconds:.3g} s.",
-            hint="A2A_CLIENT_TIMEOUT_SECONDS sets how long an answer may take.",
-        )
-
     async def aclose(self) -> None:
         """Close the answers that nobody has read to the end."""
         for body in self._bodies:
@@ -247,11 +279,8 @@ class _Body(httpx.AsyncByteStream):
     all complete events have been handed on, so after a break the id is that of the last one.
     """
 
-    def __init__(
-        self, response: httpx.Response, owner: PeerTransport, url: httpx.URL, *, deadline: float
-    ) -> None:
+    def __init__(self, response: httpx.Response, owner: PeerTransport, url: httpx.URL) -> None:
         self._stream = response.stream
-        self._deadline = deadline  # for the first bytes
         self._is_events = "text/event-stream" in response.headers.get("content-type", "")
         self._owner = owner
         self._url = url
@@ -278,21 +307,27 @@ class _Body(httpx.AsyncByteStream):
                 else:
                     self._kept.append(chunk)
         except httpx.TransportError as exc:
-            raise _lost(exc, self._url) from exc
+            raise _lost(self._url) from exc
         yield mended(b"".join(self._kept))
 
     async def _chunks(self, stream: httpx.AsyncByteStream) -> AsyncIterator[bytes]:
-        """The first is waited for until the deadline of the answer, the others as httpx does."""
-        chunks = aiter(stream)
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                first = await anext(chunks, None)
-        except TimeoutError as exc:
-            raise self._owner.late(self._url) from exc
-        if first is not None:
-            yield first
-            async for chunk in chunks:
-                yield chunk
+        chunks, idle = aiter(stream), self._owner.idle_seconds
+        until = self._owner.deadline.at
+        late: Callable[[], PeerError] = self._owner.deadline.error
+        while True:
+            try:
+                async with asyncio.timeout_at(until):
+                    chunk = await anext(chunks, None)
+            except TimeoutError as exc:
+                raise late() from exc
+            if chunk is None:
+                return
+            yield chunk
+            if idle is not None:
+                until, late = asyncio.get_running_loop().time() + idle, self._silent
+
+    def _silent(self) -> StreamSilent:
+        return StreamSilent(f"{self._url.host} has been silent for too long.")
 
     def _read_ids(self, lines: bytes) -> None:
         for raw in lines.split(b"\n")[:-1]:
@@ -391,7 +426,7 @@ def _error(body: bytes) -> tuple[str, str]:
     return message, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).upper()
 
 
-def unreachable(exc: Exception, url: httpx.URL, *, seconds: float) -> PeerUnreachable:
+def unreachable(exc: Exception, url: httpx.URL) -> PeerUnreachable:
     where = f"{url.host} port {url.port or {'https': 443}.get(url.scheme, 80)}"
     cause: BaseException | None = exc
     while cause is not None and not isinstance(cause, ssl.SSLError):
@@ -405,14 +440,15 @@ def unreachable(exc: Exception, url: httpx.URL, *, seconds: float) -> PeerUnreac
         return PeerUnreachable(
             f"{where} does not speak TLS as it should.", hint="Is it http instead of https?"
         )
-    if isinstance(exc, httpx.ConnectTimeout):
-        return PeerUnreachable(f"{where} did not accept a connection in {seconds:.3g} s.")
+    if isinstance(exc, httpx.ConnectTimeout | TimeoutError):
+        return PeerUnreachable(
+            f"{where} did not accept a connection in time.",
+            hint="Is the peer running? A firewall may drop what is sent there.",
+        )
     return PeerUnreachable(
         f"Nobody accepts connections at {where}.", hint="Is the peer running, and the port right?"
     )
 
 
-def _lost(exc: httpx.TransportError, url: httpx.URL) -> ConnectionLost:
-    if isinstance(exc, httpx.ReadTimeout):
-        return StreamSilent(f"{url.host} has been silent for too long.")
+def _lost(url: httpx.URL) -> ConnectionLost:
     return ConnectionLost(f"The connection to {url.host} was lost.")
