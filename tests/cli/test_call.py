@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +146,25 @@ def test_every_end_has_its_exit_code_and_its_reason(
     assert (ran.code, ran.out) == (code, "")
     assert says in ran.err
     assert TOKEN not in ran.err
+
+
+def test_a_name_server_that_hangs_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
+    program = (
+        "import socket, threading\n"
+        "socket.getaddrinfo = lambda *args, **named: threading.Event().wait()\n"
+        "from opencode_a2a.cli import main\n"
+        "main(['call', 'http://agent.example', 'hello'])\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env=isolated(tmp_path, A2A_CLIENT_TIMEOUT_SECONDS="0.5"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (7, "")
+    assert "No name server has told in time what address agent.example has." in ran.stderr
 
 
 def test_every_exit_code_is_documented_and_every_error_has_one() -> None:

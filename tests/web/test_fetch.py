@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 import threading
 import zlib
@@ -22,6 +23,7 @@ from opencode_a2a.domain.ports import Refused
 from opencode_a2a.outbound.egress import Address, Egress
 from opencode_a2a.outbound.fetch import REDIRECTS
 from opencode_a2a.outbound.files import NamedFiles
+from tests.running import isolated
 
 LIMIT = 1000
 ANYWHERE = Egress(allow_private=True)
@@ -334,6 +336,28 @@ async def test_the_time_is_for_all_redirects_together() -> None:
     async with web(script) as server:
         assert "could not be downloaded" in await refused(server.url("/hang/0"), seconds=0.4)
         assert "/hang/3" not in server.hits
+
+
+def test_a_name_server_that_hangs_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, pathlib, socket, threading\n"
+        "socket.getaddrinfo = lambda *args, **named: threading.Event().wait()\n"
+        "from opencode_a2a.outbound.egress import Egress\n"
+        "from opencode_a2a.outbound.files import NamedFiles\n"
+        "async def serve():\n"
+        "    async with NamedFiles.open(Egress(), pathlib.Path('/nowhere'), 0.2) as files:\n"
+        "        await files.fetch('http://files.example/', 1)\n"
+        "asyncio.run(serve())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env=isolated(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Refused: the file could not be downloaded" in ran.stderr
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "500 Oops", "204 No Content", "206 Part"])

@@ -13,7 +13,7 @@ import asyncio
 import ipaddress
 import mimetypes
 import socket
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -26,6 +26,7 @@ from yarl import URL
 
 from ..domain.ports import Fetched, Refused
 from .egress import Egress
+from .lookup import AddressInfo, address_of, look_up
 from .workspace_reader import NotAFile, OutsideWorkspace, read_file
 
 REDIRECTS = 3
@@ -42,65 +43,62 @@ lookup_owner: ContextVar[str] = ContextVar("lookup_owner", default="")
 class GuardedResolver(AbstractResolver):
     """Resolves a name each time, and refuses it if one of its addresses is not allowed.
 
-    It has threads of its own, so a name server that hangs delays only others who look up names.
+    A name server that hangs delays only others who look up names, and not all of them.
     """
 
     def __init__(self, egress: Egress) -> None:
         self._egress = egress
-        self._threads = ThreadPoolExecutor(LOOKUPS, "lookup")
         self._turns = WeakValueDictionary[tuple[str, str], asyncio.Semaphore]()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         domain = ".".join(host.lower().removesuffix(".").split(".")[-2:])
-        turn = self._turns.setdefault(("of", domain), asyncio.Semaphore(LOOKUPS_PER_DOMAIN))
-        await turn.acquire()
-        turns = [turn]
+        wanted = {("of", domain): LOOKUPS_PER_DOMAIN}
         if owner := lookup_owner.get():
-            turns.append(
-                self._turns.setdefault(("for", owner), asyncio.Semaphore(LOOKUPS_PER_OWNER))
-            )
-            try:
-                await turns[1].acquire()
-            except BaseException:
-                turn.release()
-                raise
+            wanted["for", owner] = LOOKUPS_PER_OWNER
+        wanted["all", ""] = LOOKUPS
+        taken: list[asyncio.Semaphore] = []
         loop = asyncio.get_running_loop()
 
-        def ended(_: Future[list[ResolveResult]]) -> None:
-            with suppress(RuntimeError):  # the service has stopped meanwhile
-                for each in turns:
-                    loop.call_soon_threadsafe(each.release)
+        def free() -> None:
+            for turn in taken:
+                turn.release()
 
-        job = self._threads.submit(_look_up, host, port, family)
+        def ended(_: Future[list[AddressInfo]]) -> None:
+            with suppress(RuntimeError):  # the service has stopped meanwhile
+                loop.call_soon_threadsafe(free)
+
+        try:
+            for what, most in wanted.items():
+                turn = self._turns.setdefault(what, asyncio.Semaphore(most))
+                await turn.acquire()
+                taken.append(turn)
+            job = look_up(host, port, family=family, flags=socket.AI_ADDRCONFIG)
+        except BaseException:
+            free()
+            raise
         job.add_done_callback(ended)  # later than a caller who does not wait so long
-        found = await asyncio.wrap_future(job)
+        found = [_result(host, info) for info in await asyncio.wrap_future(job)]
         if not self._egress.is_named(host):
             for result in found:
                 self._egress.check_address(ipaddress.ip_address(result["host"].partition("%")[0]))
         return found
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Nothing is kept, and nobody waits for a look-up that still goes on."""
 
 
-def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    found = socket.getaddrinfo(
-        host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+def _result(host: str, info: AddressInfo) -> ResolveResult:
+    family, _, protocol, _, to = info
+    return ResolveResult(
+        hostname=host,
+        host=address_of(info),
+        port=int(to[1]),
+        family=family,
+        proto=protocol,
+        flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
     )
-    return [
-        ResolveResult(
-            hostname=host,
-            # Of IPv6, the fourth says which network a link-local address is in.
-            host=f"{to[0]}%{to[3]}" if len(to) == 4 and to[3] else str(to[0]),
-            port=int(to[1]),
-            family=its_family,
-            proto=protocol,
-            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-        )
-        for its_family, _, protocol, _, to in found
-    ]
 
 
 class Fetcher:

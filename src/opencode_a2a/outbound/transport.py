@@ -12,7 +12,6 @@ import ipaddress
 import json
 import math
 import re
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -39,6 +38,7 @@ from .failures import (
     Redirected,
     StreamSilent,
 )
+from .lookup import address_of, look_up
 from .retry_after import retry_after
 from .target import Login
 
@@ -157,10 +157,8 @@ class Connections:
     async def _resolve(self, host: str, port: int) -> list[str]:
         try:
             self._egress.check_host(host)
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, port, type=socket.SOCK_STREAM
-            )
-            addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+            found = await asyncio.wrap_future(look_up(host, port))
+            addresses = list(dict.fromkeys(map(address_of, found)))
             for address in addresses:
                 parsed = ipaddress.ip_address(address.partition("%")[0])
                 self._egress.check_own(parsed, port)
