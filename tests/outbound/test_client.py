@@ -418,8 +418,12 @@ async def test_where_an_answer_to_a_task_gets_none_the_task_is_followed(rude: Ru
         "SendStreamingMessage": ask,
         "SubscribeToTask": streaming(frame(task("COMPLETED", "Done."))),
     }
-    async with asyncio.timeout(IN_TIME):
-        call, _ = await called(target(rude.url), "hello", "yes", peers=CardNotCounted(IMPATIENT))
+    peers = Peers(Egress(), PeerLimits())
+    async with asyncio.timeout(IN_TIME), peers.connect(target(rude.url)) as peer:
+        call = peer.call(lambda update: None)
+        await call.send(Outgoing(({"text": "hello"},)))
+        peer.limits = IMPATIENT
+        await call.send(Outgoing(({"text": "yes"},), task_id="t", context_id="c"))
     assert call.transcript.answer == "Done."
 
 
