@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -217,6 +218,100 @@ def test_two_holders_never_have_the_same_name() -> None:
     ours = Holder.this_process().name
     assert len(ours) <= 80
     assert ours != Holder.this_process().name
+
+
+class Reading:
+    """Stops the next reader of a task, once it has read, until it may go on."""
+
+    def __init__(self, task_id: str) -> None:
+        self._task_id = task_id
+        self._load = statements.load
+        self._met, self._go_on = threading.Event(), threading.Event()
+
+    def load(self, db: Connection, task_id: str) -> Task | None:
+        task = self._load(db, task_id)
+        if task_id == self._task_id and not self._met.is_set():
+            self._met.set()
+            assert self._go_on.wait(60)
+        return task
+
+    async def stopped(self) -> None:
+        assert await asyncio.to_thread(self._met.wait, 60)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["renewed in time", "too late"])
+@pytest.mark.parametrize("slow", ["t", "u"])
+async def test_what_was_claimed_is_held_while_it_is_read_or_not_opened_at_all(
+    database_of_processes: str,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: bool,
+    slow: str,
+) -> None:
+    """Otherwise two processes work on it."""
+    url, reading = database_of_processes, Reading(slow)
+    async with soon(), process(url, clock) as former:
+        for name in ("t", "u"):
+            await former.create(head(name), [HELLO])
+    async with soon(), process(url, clock) as log, process(url, clock) as another:
+        monkeypatch.setattr(statements, "load", reading.load)
+        claiming = asyncio.create_task(claimed_ids(log))
+        await reading.stopped()
+        clock.now += LEASE
+        if not lost:
+            await log.renew_leases()
+        clock.now += LEASE
+        theirs = await claimed_ids(another)
+        await log.renew_leases()
+        reading.go_on()
+        ours = await claiming
+        assert (ours, theirs) == (([], ["t", "u"]) if lost else (["t", "u"], []))
+        for name in ("t", "u"):
+            assert [log.is_mine(name), another.is_mine(name)] == [not lost, lost]
+
+
+async def test_a_process_that_cannot_read_what_it_has_claimed_leaves_it_for_later(
+    log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed may be the process, such as for lack of memory, and the rows sound."""
+    async with soon():
+        async with SqlTaskLog.open(log._database, clock=log._clock) as former:
+            for name in ("t", "u"):
+                await former.create(head(name), [HELLO])
+        load, failures = statements.load, iter([MemoryError()])
+
+        def fail_once(db: Connection, task_id: str) -> Task | None:
+            for failure in failures:
+                raise failure
+            return load(db, task_id)
+
+        monkeypatch.setattr(statements, "load", fail_once)
+        assert await claimed_ids(log) == ["u"]
+        assert await claimed_ids(log) == ["t"]
+        task = await log.get(OWNER, "t")
+        assert (task.state, task.last_seq) == (TaskState.SUBMITTED, 1)
+
+
+async def test_what_is_stored_and_makes_no_task_fails(
+    log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with soon():
+        async with SqlTaskLog.open(log._database, clock=log._clock) as former:
+            await former.create(head("t"), [HELLO, step(1)])
+            await former.create(head("u"), [HELLO])
+        apply = Task.apply
+
+        def no_step(task: Task, entry: LogEntry) -> None:
+            if entry.update == step(1):
+                raise KeyError(entry.seq)
+            apply(task, entry)
+
+        monkeypatch.setattr(Task, "apply", no_step)
+        assert await claimed_ids(log) == ["u"]
+        assert (await log.get(OWNER, "t")).state is TaskState.FAILED
 
 
 # -- the former holder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, get_args
 
@@ -13,6 +14,9 @@ from ..domain.updates import LogEntry, Update
 from ..errors import Internal
 
 Encoded = tuple[str, bytes]  # the kind and the body of an update, as they are stored
+
+# What damaged entries raise; not a lack of memory, for instance, which says nothing about them.
+_DOES_NOT_FIT = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 _END_KINDS = ("Started", "Progress", "Ended")  # of a folded task, what a summary needs
 
@@ -61,10 +65,18 @@ def fold(task: Task) -> bytes:
     return orjson.dumps(rows)
 
 
+def task_of(head: TaskHead, entries: Iterable[LogEntry]) -> Task:
+    """The task that these entries make, if they fit each other."""
+    try:
+        return Task.of(head, entries)
+    except _DOES_NOT_FIT as exc:
+        raise Unreadable from exc
+
+
 def unfold(head: TaskHead, folded: bytes) -> Task:
     try:
         return Task.of(head, [_entry(*row) for row in orjson.loads(folded)])
-    except (KeyError, TypeError, ValueError) as exc:
+    except _DOES_NOT_FIT as exc:
         raise Unreadable from exc
 
 
@@ -73,7 +85,7 @@ def unfold_end(head: TaskHead, folded: bytes) -> Task:
     try:
         rows = [row for row in orjson.loads(folded) if row[2] in _END_KINDS]
         return Task.of(head, [_entry(*row) for row in rows])
-    except (IndexError, KeyError, TypeError, ValueError) as exc:
+    except _DOES_NOT_FIT as exc:
         raise Unreadable from exc
 
 

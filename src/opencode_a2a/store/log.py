@@ -225,6 +225,7 @@ class SqlTaskLog:
         self._interval = SERVER_INTERVAL_SECONDS if database.is_server else COMMIT_INTERVAL_SECONDS
         self._loop = asyncio.get_running_loop()
         self._claiming = asyncio.Lock()
+        self._claimed: set[str] = set()  # tasks held by this process and not open yet
         self._newer: set[str] = set()  # tasks that only a newer version of this program can read
         self._adoption = sql.AdoptionRound()
         self._renewed_at = steady_seconds()  # all leases
@@ -670,20 +671,19 @@ class SqlTaskLog:
 
     async def renew_leases(self) -> Sequence[str]:
         await self._database.read_clock()
-        self._interest.keep(self._open)
-        if not self._open:
+        self._interest.keep(self._open.keys() | self._claimed)
+        if not self._open and not self._claiming.locked():
             self._renewed_at = steady_seconds()  # what is opened next has a new lease
             return ()
-        ours = {
-            task_id: open_task for task_id, open_task in self._open.items() if not open_task.is_new
-        }
+        stored = {each for each, open_task in self._open.items() if not open_task.is_new}
         began = steady_seconds()
         to_stop, lost = await self._database.write(
-            sql.renew_leases, self._lease(), ours=list(ours), root=self._root.path
+            sql.renew_leases, self._lease(), ours=stored | self._claimed, root=self._root.path
         )
         self._renewed_at = began
-        for task_id in lost:
-            self._close(ours[task_id], _has_ended(task_id))
+        self._claimed -= lost
+        for task_id in lost & self._open.keys():
+            self._close(self._open[task_id], _has_ended(task_id))
         return to_stop
 
     async def expired(self) -> Sequence[str]:
@@ -694,6 +694,7 @@ class SqlTaskLog:
             root=self._root,
             opencode=self.opencode,
         )
+        self._newer.intersection_update(found)
         # A task that is open here may have a new holder already. It is not claimed back before
         # this process has noticed.
         return [each for each in found if each not in self._open and each not in self._newer]
@@ -711,9 +712,18 @@ class SqlTaskLog:
             )
             for task_id in unplaced:
                 _log_given_up("task.unplaced", task_id, sql.NO_DIRECTORY)
-            # Commits and renewals go on meanwhile: to read a long log takes a while.
-            read = [await self._read_claimed(each) for each in wanted if each in ours]
-            claimed = [task for task in read if task is not None]
+            # Commits and renewals go on meanwhile: to read a long log takes a while. A renewal
+            # removes from `_claimed` what another process holds by now.
+            self._claimed = ours
+            read: list[Task] = []
+            try:
+                with suppress(StoreError):  # already logged; what was not read is claimed again
+                    for task_id in wanted:
+                        if task_id in self._claimed and (task := await self._read_claimed(task_id)):
+                            read.append(task)
+                claimed = [task for task in read if task.head.id in self._claimed]
+            finally:
+                self._claimed = set()
             for task in claimed:
                 self._open[task.head.id] = open_task = OpenTask(
                     task,
@@ -726,19 +736,19 @@ class SqlTaskLog:
         return [task.snapshot() for task in claimed]
 
     async def _read_claimed(self, task_id: str) -> Task | None:
-        """A task that was just claimed; None if this process cannot continue it."""
+        """A task that was just claimed; None if this process cannot continue it, or not now."""
         try:
             return await self._database.read(sql.load, task_id)
         except codec.UnknownKind:  # for a process of the version that wrote it
             self._newer.add(task_id)
-            await self._database.write(sql.free, task_id, self._holder)
-        except StoreError:
-            raise
-        except Exception as exc:  # one damaged task must not keep the others from going on
-            if not isinstance(exc, codec.Unreadable):
-                logger.exception("store.internal_error", task=task_id)
+        except codec.Unreadable:  # one damaged task must not keep the others from going on
             if await self._database.write(sql.give_up, task_id, self._holder, now=self._clock()):
                 _log_given_up("task.unreadable", task_id, sql.UNREADABLE)
+        except StoreError:
+            raise
+        except Exception:  # of this process, such as a lack of memory; what is stored may be sound
+            logger.exception("store.internal_error", task=task_id, advice="it is claimed again")
+        await self._database.write(sql.free, task_id, self._holder)
         return None
 
     async def note_lost(self, since: int, *, return_ms: int) -> Sequence[str]:

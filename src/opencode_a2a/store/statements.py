@@ -422,7 +422,7 @@ def load(db: Connection, task_id: str) -> Task | None:
         return None
     if row.folded is not None:
         return codec.unfold(head_of(row), row.folded)
-    return Task.of(head_of(row), entries_after(db, task_id, after=0))
+    return codec.task_of(head_of(row), entries_after(db, task_id, after=0))
 
 
 def load_several(db: Connection, task_ids: Sequence[str], max_bytes: int) -> dict[str, Task | None]:
@@ -458,7 +458,7 @@ def load_several(db: Connection, task_ids: Sequence[str], max_bytes: int) -> dic
         if row.folded is not None:
             wanted[row.id] = codec.unfold(head, row.folded)
         else:
-            wanted[row.id] = Task.of(head, its_entries[row.id])
+            wanted[row.id] = codec.task_of(head, its_entries[row.id])
     return wanted
 
 
@@ -1003,7 +1003,7 @@ def as_of(db: Connection, task_id: str, seq: int) -> Task | None:
     row = _FIND_TASK.first(db, {"id": task_id})
     if row is None or row.cleared:
         return None
-    return Task.of(head_of(row), entries_after(db, task_id, after=0, until=seq))
+    return codec.task_of(head_of(row), entries_after(db, task_id, after=0, until=seq))
 
 
 def sweep(db: Connection, cleared_before: int) -> int:
