@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, delete, event
+from sqlalchemy import Column, Connection, Engine, delete, event, update
 
 from opencode_a2a.domain.ports import TaskRow
 from opencode_a2a.domain.updates import Ended, InterruptOpened, InterruptResolved, Started
 from opencode_a2a.domain.values import PermissionAsk, SessionRef, TaskQuery, TaskState
 from opencode_a2a.store.log import Retention, SqlTaskLog
-from opencode_a2a.store.tables import tasks
+from opencode_a2a.store.tables import entries, tasks
 from tests.store.support import DONE, FAILED, HELLO, OWNER, Clock, delta, head, soon
 
 ASK = PermissionAsk("per_1", "ses_1", "bash", command="make clean")
@@ -209,6 +209,25 @@ async def test_a_task_that_was_deleted_meanwhile_is_left_out(log: SqlTaskLog, cl
         found = await log.listed(["a", "b", "c"], max_bytes=1 << 20)
         assert [task and task.head.id for task in found] == ["a", None, "c"]
         assert await log.listed(["b"], max_bytes=1) == [None]
+
+
+@pytest.mark.parametrize("column", [tasks.c.folded, entries.c.body])
+async def test_a_task_that_cannot_be_read_is_left_out(
+    log: SqlTaskLog, clock: Clock, column: Column[bytes]
+) -> None:
+    def damage(db: Connection) -> None:
+        its = (tasks.c.id if column.table is tasks else entries.c.task_id) == "b"
+        db.execute(update(column.table).where(its).values({column: b"["}))
+
+    async with soon(), SqlTaskLog.open(log._database, clock=clock) as other:
+        for n, name in enumerate(("a", "b", "c")):
+            if column.table is tasks:
+                await _ended(log, name, "text", at=n)
+            else:
+                await log.create(head(name, created_at=n), [HELLO])
+        await log._database.write(damage)
+        found = await other.listed(["a", "b", "c"], max_bytes=1 << 20)
+        assert [task and task.head.id for task in found] == ["a", None, "c"]
 
 
 async def test_tasks_are_read_until_they_are_too_large_but_always_one(

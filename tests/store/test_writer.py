@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 
+from opencode_a2a.domain.ports import UsageQuery
 from opencode_a2a.domain.task import Task
-from opencode_a2a.domain.updates import LogEntry
+from opencode_a2a.domain.updates import InterruptOpened, LogEntry, Progress, Update
+from opencode_a2a.domain.values import PermissionAsk, Usage
 from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable
 from opencode_a2a.observe import metrics
 from opencode_a2a.store import log as log_module
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
+from opencode_a2a.store.usage import SqlUsage
 from tests.store.support import (
     DONE,
     HELLO,
@@ -27,6 +31,9 @@ from tests.store.support import (
     soon,
     step,
 )
+
+
+ASKED = InterruptOpened(PermissionAsk("per_1", "ses_1", "bash"))
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +133,70 @@ def _failing(
         apply(task, entry)
 
     return fail
+
+
+@pytest.mark.parametrize("update", [DONE, ASKED], ids=["an end", "a question"])
+async def test_a_fault_over_one_task_in_a_commit_does_not_stop_the_others(
+    log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch, update: Update
+) -> None:
+    async with soon():
+        await log.create(head("t"), [HELLO])
+        await log.create(head("u"), [HELLO])
+        with monkeypatch.context() as broken:
+            # To store these, the writer works out what becomes of the task.
+            broken.setattr(Task, "apply", _failing(Task.apply, "t"))
+            log.append("t", [update])
+            for n in range(5):
+                await log.write("u", [step(n)])
+            await log.flushed("t")
+        assert numbers(await rest_of_page(log, "u")) == [1, 2, 3, 4, 5, 6]
+        assert not log.is_mine("t")
+        assert await claimed_ids(log) == ["t"]
+        await log.write("t", [update])
+        assert numbers(await rest_of_page(log, "t")) == [1, 2]
+
+
+async def test_usage_that_cannot_be_summed_up_stops_no_other_task(log: SqlTaskLog) -> None:
+    def used(part: str, cost: float) -> Progress:
+        usage = Usage(5, 4, 3, 2, 1, cost=cost)
+        return Progress("step-finish", "completed", part_id=part, usage=usage)
+
+    async with soon():
+        await log.create(head("t"), [HELLO])
+        await log.create(head("u"), [HELLO])
+        log.append("t", [used("one", inf)])
+        await log.write("u", [used("two", 0.25)])
+        await log.flushed("t")
+        assert not log.is_mine("t")
+        (row,) = await SqlUsage(log._database).sums(UsageQuery(OWNER))
+        assert (row.steps, row.usage.cost) == (1, 0.25)
+
+
+async def rest_of_page(log: SqlTaskLog, task_id: str) -> list[LogEntry]:
+    return list(await log.follow(task_id, 0).read())
+
+
+@pytest.mark.parametrize("step_of_writer", ["_make_batches", "_interest.channels"])
+async def test_after_a_fault_that_comes_again_and_again_nobody_waits_for_ever(
+    log: SqlTaskLog, monkeypatch: pytest.MonkeyPatch, step_of_writer: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with asyncio.timeout(20):
+        await log.create(head("t"), [HELLO])
+        with monkeypatch.context() as broken:
+            broken.setattr(*_place(log, step_of_writer), fail)
+            with pytest.raises(StoreUnavailable):
+                await log.write("t", [step(1)])
+            with pytest.raises(StoreUnavailable):
+                await log.create(head("u"), [HELLO])
+        await log.create(head("u"), [HELLO])
+
+
+def _place(log: SqlTaskLog, name: str) -> tuple[object, str]:
+    owner, _, attribute = name.rpartition(".")
+    return (getattr(log, owner) if owner else log), attribute
 
 
 async def test_after_any_other_fault_the_writer_goes_on_and_nobody_waits_for_ever(

@@ -58,16 +58,12 @@ class Interest:
         channels[channel] = now + INTEREST_SECONDS
         return is_new
 
-    def channels(self, task_ids: Iterable[str]) -> dict[str, frozenset[str]]:
-        """Who is to know of news of these tasks, by task."""
-        if not self._until:
-            return {}
+    def channels(self, task_id: str) -> Collection[str]:
+        """Who is to know of news of this task."""
+        if (channels := self._until.get(task_id)) is None:
+            return ()
         now = self._clock()
-        return {
-            task_id: frozenset(channel for channel, until in channels.items() if until >= now)
-            for task_id in task_ids
-            if (channels := self._until.get(task_id))
-        }
+        return {channel for channel, until in channels.items() if until >= now}
 
     def keep(self, task_ids: Collection[str]) -> None:
         """Forget all other tasks."""

@@ -58,7 +58,7 @@ from ..observe.tasks import TaskObserver, kind_of
 from . import codec, conversations, interrupts, summaries, usage
 from . import statements as sql
 from .clock import steady_seconds
-from .database import Conflict, Database
+from .database import Database
 from .following import FollowedTask, Followers, Interest, read_patiently
 from .holder import LEASE, Holder, Lease
 from .wakeups import notify_each
@@ -426,7 +426,8 @@ class SqlTaskLog:
         Their callers are told so, their readers go on with the table, and like any task that nobody
         holds they are claimed again from their rows.
         """
-        self._cancel_deadline()
+        if not self._unsettled:
+            self._cancel_deadline()
         for open_task in list(self._open.values()):
             if open_task.being_written and not any(
                 open_task is each for each, _ in self._unsettled
@@ -434,6 +435,8 @@ class SqlTaskLog:
                 self._close(open_task, OutcomeUnknown())
             elif open_task.waiting:
                 self._dirty[open_task.task.head.id] = open_task
+        # Nothing of these was sent to the store. The fault may come again, so nobody waits for it.
+        self._refuse_waiting(StoreUnavailable.nothing_changed())
         self._wake.set()
 
     async def _write(self) -> bool:
@@ -526,7 +529,9 @@ class SqlTaskLog:
         lease = self._lease()
         try:
             return await self._database.write(sql.commit, batches, lease)
-        except Conflict:
+        except StoreError:
+            raise
+        except Exception:  # of one of the tasks, which must not stop the others
             return await self._database.write(sql.commit_apart, batches, lease)
 
     def _lease(self) -> Lease:
@@ -536,11 +541,10 @@ class SqlTaskLog:
         """The batches of these tasks. A task of which none can be made must not stop the others."""
         written: list[OpenTask] = []
         batches: list[sql.Batch] = []
-        followers = self._interest.channels([each.task.head.id for each in dirty])
         for open_task in dirty:
             task_id = open_task.task.head.id
             try:
-                batch = self._make_batch(open_task, followers.get(task_id, frozenset()))
+                batch = self._make_batch(open_task)
             except Exception:
                 logger.exception("store.internal_error", task=task_id)
                 self._close(open_task, StoreUnavailable.nothing_changed())
@@ -549,7 +553,7 @@ class SqlTaskLog:
                 batches.append(batch)
         return written, batches
 
-    def _make_batch(self, open_task: OpenTask, followers: frozenset[str]) -> sql.Batch:
+    def _make_batch(self, open_task: OpenTask) -> sql.Batch:
         """Number the waiting updates. A number is used up only by a commit."""
         open_task.being_written, open_task.waiting = open_task.waiting, []
         writes = open_task.being_written
@@ -563,7 +567,7 @@ class SqlTaskLog:
             keys=[key for write in writes for key in write.keys],
             root=self._root.path,
             opencode=self.opencode,
-            followers=followers,
+            followers=self._interest.channels(open_task.task.head.id),
         )
 
     def _on_words(self, words: list[str]) -> None:

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import orjson
+import structlog
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
@@ -31,7 +32,7 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from ..domain.limits import StepUsage
 from ..domain.nodes import Node
@@ -84,6 +85,8 @@ from .tables import (
     totals,
 )
 from .wakeups import CHANNEL, notify, notify_each
+
+logger = structlog.get_logger()
 
 _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).order_by(
     entries.c.seq
@@ -148,7 +151,6 @@ def commit(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, 
     """
     try:
         refused = _commit_together(db, batches, lease)
-        usage.add_to_sums(db, [step for batch in batches for step in batch.counted])
     except (IntegrityError, DataError) as exc:
         raise Conflict from exc
     _notify(db, batches, refused)
@@ -172,17 +174,24 @@ def _notify(db: Connection, batches: Sequence[Batch], refused: Collection[str]) 
 
 
 def commit_apart(db: Connection, batches: Sequence[Batch], lease: Lease) -> dict[str, Refusal]:
-    """The same after a conflict, one savepoint per task: only the conflicting task is refused."""
+    """The same after a failure of one of them, each in its savepoint: only that one is refused."""
     refused: dict[str, Refusal] = {}
-    for batch in batches:
+    # By owner: so processes that lock sums of each other seldom wait for one another for ever. The
+    # server ends that, and what it refuses then is tried again.
+    for batch in sorted(batches, key=lambda each: each.task.head.owner):
+        task_id = batch.task.head.id
         try:
             with db.begin_nested():
                 refused |= _commit_together(db, [batch], lease)
+            continue
         except (IntegrityError, DataError):
-            refused[batch.task.head.id] = NOT_WRITABLE
-            batch.counted.clear()
-    # All together: their rows are locked in one order.
-    usage.add_to_sums(db, [step for batch in batches for step in batch.counted])
+            pass
+        except SQLAlchemyError:  # the database cannot be used, whatever the task
+            raise
+        except Exception:
+            logger.exception("store.internal_error", task=task_id, advice="report it")
+        refused[task_id] = NOT_WRITABLE
+        batch.counted.clear()
     _notify(db, batches, refused)
     return refused
 
@@ -220,6 +229,7 @@ def _commit_together(db: Connection, batches: Sequence[Batch], lease: Lease) -> 
             batch.counted.extend(usage.note_steps(db, batch.task.head, progress))
     if rows:
         _INSERT_ENTRIES.add(db, rows)
+    usage.add_to_sums(db, [step for batch in batches for step in batch.counted])
     return refused
 
 
@@ -428,7 +438,7 @@ def load(db: Connection, task_id: str) -> Task | None:
 def load_several(db: Connection, task_ids: Sequence[str], max_bytes: int) -> dict[str, Task | None]:
     """The first of these tasks, as many as have so many bytes together, but at least one.
 
-    None for those that are not there any more.
+    None for those that are not there any more, or cannot be read.
     """
     sizes: dict[str, int | None] = {}
     folded_size = func.length(tasks.c.folded)
@@ -439,26 +449,31 @@ def load_several(db: Connection, task_ids: Sequence[str], max_bytes: int) -> dic
     logs = logs.where(entries.c.task_id.in_(unfolded)).group_by(entries.c.task_id)
     sizes |= {row.task_id: int(row[1]) for row in db.execute(logs).all()} if unfolded else {}
     wanted: dict[str, Task | None] = {}
-    total = 0
+    total, is_first = 0, True
     for task_id in task_ids:
         total += sizes.get(task_id) or 0
-        if total > max_bytes and any(each in sizes for each in wanted):
+        if total > max_bytes and not is_first:
             break
         wanted[task_id] = None
+        is_first &= task_id not in sizes
     rows = db.execute(select(tasks).where(tasks.c.id.in_(wanted))).all()
     without = [row.id for row in rows if row.folded is None]
-    its_entries: dict[str, list[LogEntry]] = {task_id: [] for task_id in without}
+    its_entries: dict[str, list[tuple[int, int, str, bytes]]] = {each: [] for each in without}
     if without:
         statement = select(entries.c.task_id, *_ENTRIES.selected_columns)
         in_order = statement.order_by(entries.c.task_id, entries.c.seq)
         for row in db.execute(in_order.where(entries.c.task_id.in_(without))).all():
-            its_entries[row.task_id].append(codec.decode(row.seq, row.at, row.kind, row.body))
+            its_entries[row.task_id].append((row.seq, row.at, row.kind, row.body))
     for row in rows:
         head = head_of(row)
-        if row.folded is not None:
-            wanted[row.id] = codec.unfold(head, row.folded)
-        else:
-            wanted[row.id] = codec.task_of(head, its_entries[row.id])
+        try:
+            if row.folded is not None:
+                wanted[row.id] = codec.unfold(head, row.folded)
+            else:
+                log = [codec.decode(*each) for each in its_entries[row.id]]
+                wanted[row.id] = codec.task_of(head, log)
+        except codec.Unreadable:
+            logger.warning("task.unreadable", task=row.id, advice="it is not in the list")
     return wanted
 
 
