@@ -133,9 +133,12 @@ class Forwarding:
                     return task
             raise
         if found is not None:
-            return await self._tasks.get(call.caller, found["task"])
+            return await self._read(call.caller, found["task"])
         if asked.unanswered:  # another node may have stored it, or be about to
-            return await self._tasks.send(call.caller, request)
+            try:
+                return await self._tasks.send(call.caller, request)
+            except StoreUnavailable:
+                raise OutcomeUnknown from None
         return None
 
     async def cancel(self, caller: Caller, task_id: str) -> Task | None:
@@ -144,13 +147,14 @@ class Forwarding:
         try:
             found = await self._ask(find, asked)
         except TaskNotCancelable:
-            task = await self._tasks.get(caller, task_id)
-            if asked.unanswered and task.state is TaskState.CANCELED:
-                return task  # by the node that has not answered
+            if asked.unanswered:
+                task = await self._read(caller, task_id)
+                if task.state is TaskState.CANCELED:
+                    return task  # by the node that has not answered
             raise
         if found is None and not asked.unanswered:
             return None
-        task = await self._tasks.get(caller, task_id)
+        task = await self._read(caller, task_id)
         return task if found is not None or task.state is TaskState.CANCELED else None
 
     async def method(
@@ -194,6 +198,13 @@ class Forwarding:
         except (NotTaken, ServiceError, TimeoutError):
             return None
 
+    async def _read(self, caller: Caller, task_id: str) -> Task:
+        """A task that another node has changed, or may have: so nobody is told that it has not."""
+        try:
+            return await self._tasks.get(caller, task_id)
+        except StoreUnavailable:
+            raise OutcomeUnknown from None
+
     async def _node_for(self, caller: Caller, request: Request) -> Node | None:
         cluster, owner = self._cluster, caller.principal
         if request.task_id is not None:
@@ -230,6 +241,10 @@ class Forwarding:
                 asked.unanswered += 1
                 if asked.kind == "method" or asked.unanswered == UNANSWERED:
                     raise
+            except StoreUnavailable:
+                if asked.unanswered:
+                    break
+                raise
             except NodeUnavailable:
                 if asked.unanswered:
                     break

@@ -135,7 +135,8 @@ class Cluster:
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(GOODBYE_SECONDS):
                     await self._store.leave()
-                    await asyncio.gather(*self._doing.values(), return_exceptions=True)
+                    if self._doing:
+                        await asyncio.wait(self._doing.values())
             for doing in self._doing.values():
                 doing.cancel()
             await asyncio.gather(*self._doing.values(), return_exceptions=True)
@@ -324,23 +325,30 @@ class Cluster:
 
     async def _do(self, command: Command) -> None:
         try:
-            result: Json = {"result": await self.handlers[command.kind](orjson.loads(command.body))}
-        except ServiceError as exc:
-            result = {"error": described(exc)}
+            try:
+                found = await self.handlers[command.kind](orjson.loads(command.body))
+                answer: Json = {"result": found}
+            except ServiceError as exc:
+                answer = {"error": described(exc)}
+            result = orjson.dumps(answer)
         except asyncio.CancelledError:  # this node stops, and waits for nothing any more
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(LAST_WORD_SECONDS):
-                    unknown = {"error": described(OutcomeUnknown())}  # how far it came
+                    unknown = {"error": described(OutcomeUnknown())}  # it may have been done
                     await self._store.done(command.id, orjson.dumps(unknown))
             raise
         except Exception:
             logger.exception("command.internal_error", kind=command.kind)
-            result = {"error": {"type": "INTERNAL_ERROR", "message": "The other node failed."}}
-        while True:
+            failed = {"type": "INTERNAL_ERROR", "message": "The other node failed."}
+            result = orjson.dumps({"error": failed})
+        while True:  # until its result is stored; otherwise it would be taken and done again
             try:
-                return await self._store.done(command.id, orjson.dumps(result))
+                return await self._store.done(command.id, result)
             except StoreError:
-                await asyncio.sleep(POLL_SECONDS)
+                pass  # already logged
+            except Exception:
+                logger.exception("command.internal_error", kind=command.kind)
+            await asyncio.sleep(POLL_SECONDS)
 
     # -- being seen
 
