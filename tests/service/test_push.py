@@ -462,18 +462,18 @@ async def test_a_browser_that_wants_nothing_more_is_forgotten(sending: Sending) 
 
 
 class SlowToSave(CountingPush):
-    """Saves when it may, and notes the order of what is written."""
+    """Saves as often as it may, and notes the order of what is written."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.order: list[str] = []
-        self.begun, self.may_save = asyncio.Event(), asyncio.Event()
+        self.begun, self.may_save = asyncio.Semaphore(0), asyncio.Semaphore(0)
 
     async def save(
         self, cursors: Sequence[PushCursor], dead: Sequence[DeadLetter]
     ) -> Collection[tuple[str, str]]:
-        self.begun.set()
-        await self.may_save.wait()
+        self.begun.release()
+        await self.may_save.acquire()
         self.order.append("saved")
         return await super().save(cursors, dead)
 
@@ -482,9 +482,7 @@ class SlowToSave(CountingPush):
         await super().release()
 
 
-async def test_configs_are_released_after_the_save_that_is_under_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_configs_are_released_after_all_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is released is not ours to save: the receiver would be told again."""
     monkeypatch.setattr(push_sender, "LAST_REQUESTS_SECONDS", 0)
     clock = Clock()
@@ -497,12 +495,17 @@ async def test_configs_are_released_after_the_save_that_is_under_way(
         sender = PushSender(store, Hooks(), render=render, clock=clock, retry_ms=RETRY_MS)
         running = AsyncExitStack()
         await running.enter_async_context(sender.running())
-        await log.create(head("t"), [HELLO, STARTED])
+        for name in ("t", "u"):
+            await log.create(head(name), [HELLO, STARTED])
         sender.put(await store.put(to("t", "c"), PushCursor.at_start(to("t", "c")), most=1))
-        await store.begun.wait()
+        await store.begun.acquire()
+        sender.put(await store.put(to("u", "c"), PushCursor.at_start(to("u", "c")), most=1))
+        await sender._to_save.wait()  # until the first one is done
         stopping = asyncio.create_task(running.aclose())
-        for _ in range(20):  # time enough to release them
-            await store.of_task(OWNER, "t")
-        store.may_save.set()
+        for permits in range(2):
+            for _ in range(20):  # time enough to release them
+                await store.of_task(OWNER, "t")
+            assert store.order == ["saved"] * permits
+            store.may_save.release()
         await stopping
-        assert store.order == ["saved", "released"]
+        assert store.order == ["saved", "saved", "released"]

@@ -159,10 +159,9 @@ class PushSender:
             await self._stop_workers(looking)
             with suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(GOODBYE_SECONDS):
-                    if self._being_saved is not None:
-                        await asyncio.wait({self._being_saved.done})
-                    if self._to_save.is_set():
-                        await asyncio.wait({self._saves.done})
+                    # When one is done, the next may be under way already.
+                    while self._being_saved is not None or self._to_save.is_set():
+                        await asyncio.wait({(self._being_saved or self._saves).done})
                     await self._store.release()  # last: what is saved must be held
             saving.cancel()
             await asyncio.gather(saving, return_exceptions=True)
