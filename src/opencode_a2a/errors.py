@@ -331,14 +331,14 @@ class OutcomeUnknown(StoreError):
 
     type, rpc_code, http_status = "OUTCOME_UNKNOWN", -32074, 503
 
-    def __init__(self) -> None:
-        super().__init__(
-            "The connection to the task store was lost while it stored this request, so it is not "
-            "known whether the request was accepted. Send the same request again, with the same "
-            "Idempotency-Key or messageId: if it was accepted, the answer is its task, and nothing "
-            "is done twice.",
-            retry_after=5,
-        )
+    def __init__(
+        self,
+        message: str = "The connection to the task store was lost while it stored this request, so "
+        "it is not known whether the request was accepted. Send the same request again, with the "
+        "same Idempotency-Key or messageId: if it was accepted, the answer is its task, and "
+        "nothing is done twice.",
+    ) -> None:
+        super().__init__(message, retry_after=5)
 
 
 class RequestHeadTooLarge(ServiceError):

@@ -34,6 +34,7 @@ from ..domain.task import Task, TaskHead
 from ..domain.updates import InterruptAnswered, InterruptOpened
 from ..domain.values import CallPath, Problem, Prompt, TaskState, deepest
 from ..errors import (
+    OutcomeUnknown,
     StoreError,
     StoreUnavailable,
     UpstreamBusy,
@@ -154,8 +155,12 @@ class Scheduler:
     async def _renew_leases(self) -> None:
         """Nobody else does, now that the service stops."""
         while True:
-            with suppress(StoreError):
+            try:
                 await self._log.renew_leases()
+            except StoreError:
+                pass  # already logged
+            except Exception:
+                logger.exception("recovery.internal_error")
             await asyncio.sleep(self._limits.renewal)
 
     def at_work(self) -> list[TaskAtWork]:
@@ -234,9 +239,10 @@ class Scheduler:
             origin=task.origin,
             prepare=prepare,
         )
+        # First: once it has begun, nothing may fail. Its caller would take it for not resumed.
+        spent = self._limiter.budget_problem(task.head.owner)
         # What OpenCode already works on has no use for a slot that it would have to wait for.
         self._begin(runner, running=task.state is TaskState.WORKING)
-        spent = self._limiter.budget_problem(task.head.owner)
         if spent is not None and task.state is TaskState.WORKING:
             runner.post(BudgetSpent(spent))
 
@@ -294,8 +300,9 @@ class Scheduler:
         runner.post(CancelRequested())
         await asyncio.wait({runner.over}, timeout=2 * self._limits.abort + self._limits.record)
         if not runner.over.done():
-            raise StoreUnavailable(
-                "The task is being stopped, but this cannot be recorded right now.", retry_after=5
+            raise OutcomeUnknown(
+                "The task is being stopped, but it cannot be recorded right now that it has "
+                "stopped. Read the task in a moment: if it still runs then, cancel it again."
             )
 
     # -- budgets
