@@ -32,7 +32,6 @@ from tests.store.support import (
     step,
 )
 
-
 ASKED = InterruptOpened(PermissionAsk("per_1", "ses_1", "bash"))
 
 

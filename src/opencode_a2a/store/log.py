@@ -882,15 +882,19 @@ class SqlTaskLog:
     # -- reading
 
     async def get(self, owner: str, task_id: str) -> Task:
-        open_task = self._open.get(task_id)
-        if open_task is not None and not open_task.is_new and await self._is_newest(open_task):
-            if open_task.task.head.owner == owner:
-                return open_task.task.snapshot()
-            raise TaskNotFound(task_id)
-        task = await self._database.read(sql.load, task_id)
+        task = await self._snapshot(task_id)
+        if task is None:
+            task = await self._database.read(sql.load, task_id)
         if task is None or task.head.owner != owner:
             raise TaskNotFound(task_id)
         return task
+
+    async def _snapshot(self, task_id: str) -> Task | None:
+        """A task as this process knows it, if nobody can know more."""
+        open_task = self._open.get(task_id)
+        if open_task is None or open_task.is_new or not await self._is_newest(open_task):
+            return None
+        return open_task.task.snapshot()
 
     async def _is_newest(self, open_task: OpenTask) -> bool:
         """Whether no other process can know more of a task than what is in memory here.
@@ -931,14 +935,8 @@ class SqlTaskLog:
         return await self._database.read(sql.page, query)
 
     async def listed(self, task_ids: Sequence[str], *, max_bytes: int) -> Sequence[Task | None]:
-        mine = [self._open[each] for each in task_ids if each in self._open]
-        mine = [each for each in mine if not each.is_new]
-        newest = await asyncio.gather(*map(self._is_newest, mine))
-        found: dict[str, Task | None] = {
-            each.task.head.id: each.task.snapshot()
-            for each, is_newest in zip(mine, newest, strict=True)
-            if is_newest
-        }
+        mine = await asyncio.gather(*(self._snapshot(e) for e in task_ids if e in self._open))
+        found: dict[str, Task | None] = {task.head.id: task for task in mine if task is not None}
         if stored := [each for each in task_ids if each not in found]:
             found |= await self._database.read(sql.load_several, stored, max_bytes)
         return [found[each] for each in takewhile(found.__contains__, task_ids)]
