@@ -452,10 +452,12 @@ async def _open_adapters(
     own_root = Root(str(root), partial(in_root, root))
     name = settings.node.opencode or opencode_name(endpoints[0], root)
     async with (
-        sole_service(settings.state.url(root), root=root) as is_alone,
+        sole_service(settings.state.url(root), root=root) as has_file_lock,
         Database.open(settings.state.url(root)) as database,
         _move_from_shared_database(settings.state, root),
-        _open_log(settings, database, root=own_root, opencode=name, is_alone=is_alone) as log,
+        _open_log(
+            settings, database, root=own_root, opencode=name, has_file_lock=has_file_lock
+        ) as log,
         _connect(settings, endpoints, rules=rules) as opencode,
         NamedFiles.open(egress_of(settings.outbound), root) as files,
     ):
@@ -476,9 +478,9 @@ async def _open_adapters(
 
 @asynccontextmanager
 async def _open_log(
-    settings: Settings, database: Database, *, root: Root, opencode: str, is_alone: bool
+    settings: Settings, database: Database, *, root: Root, opencode: str, has_file_lock: bool
 ) -> AsyncIterator[SqlTaskLog]:
-    if is_alone:  # a killed process need not be waited for until its leases have run out
+    if has_file_lock:  # a killed process need not be waited for until its leases have run out
         with suppress(StoreError):
             await database.write(release_all)
     named = opencode if database.is_server else None  # a file belongs to one OpenCode

@@ -138,7 +138,7 @@ async def test_a_node_stops_although_a_command_hangs(
     away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether or not it can still say so."""
-    monkeypatch.setattr("opencode_a2a.service.cluster.GOODBYE_SECONDS", 0.01)
+    monkeypatch.setattr("opencode_a2a.service.cluster.STOP_TIMEOUT_SECONDS", 0.01)
     database = Commands(Clock(BEAT_MS))
     node = cluster(database)
 

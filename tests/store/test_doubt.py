@@ -255,7 +255,7 @@ async def test_a_session_is_bound_once_whether_the_commit_was_answered_or_not(
 async def test_the_next_process_finds_what_the_last_one_did_not_hear_of(
     postgres: Postgres, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "GOODBYE_SECONDS", 0.2)
+    monkeypatch.setattr(log_module, "STOP_TIMEOUT_SECONDS", 0.2)
     async with soon():
         async with opened(postgres.url(wire)) as log:
             wire.cut, wire.away_after = "after", True

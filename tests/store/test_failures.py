@@ -339,7 +339,7 @@ async def test_a_task_whose_caller_leaves_while_the_disk_refuses_never_was(
 async def test_stopping_while_the_disk_refuses_takes_a_bounded_time(
     path: Path, file_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "GOODBYE_SECONDS", 0.2)
+    monkeypatch.setattr(log_module, "STOP_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01, 60.0))
     away = path.parent.with_name("away")
     async with soon():

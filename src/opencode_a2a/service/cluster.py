@@ -36,8 +36,8 @@ BEAT_SECONDS = 2.0
 POLL_SECONDS = 1.0  # between two looks for a result, or for commands, that was not notified
 TAKE_SECONDS = 3.0  # for the other node to take a command
 DO_SECONDS = 120.0  # … and to do it
-GOODBYE_SECONDS = 5.0
-LAST_WORD_SECONDS = 1.0  # to say that a command was cut off by the end of this node
+STOP_TIMEOUT_SECONDS = 5.0  # for what others have asked of this node
+CUT_OFF_TIMEOUT_SECONDS = 1.0  # to say that a command was cut off by the end of this node
 NOTICE_MS = 15_000  # for a node to be restarted before its tasks say that they wait for it
 
 Json = dict[str, Any]
@@ -133,7 +133,7 @@ class Cluster:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
             with suppress(StoreError, TimeoutError):
-                async with asyncio.timeout(GOODBYE_SECONDS):
+                async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
                     await self._store.leave()
                     if self._doing:
                         await asyncio.wait(self._doing.values())
@@ -333,7 +333,7 @@ class Cluster:
             result = orjson.dumps(answer)
         except asyncio.CancelledError:  # this node stops, and waits for nothing any more
             with suppress(StoreError, TimeoutError):
-                async with asyncio.timeout(LAST_WORD_SECONDS):
+                async with asyncio.timeout(CUT_OFF_TIMEOUT_SECONDS):
                     unknown = {"error": described(OutcomeUnknown())}  # it may have been done
                     await self._store.done(command.id, orjson.dumps(unknown))
             raise

@@ -38,9 +38,7 @@ from ..domain.push import (
 )
 from ..domain.updates import LogEntry
 from ..domain.values import TaskState
-from ..errors import (
-    StoreError,
-)
+from ..errors import StoreError
 from ..observe.metrics import (
     PUSH_ATTEMPTS,
     PUSH_CONFIGS,
@@ -58,7 +56,7 @@ SAVE_RETRY_SECONDS = 1.0
 SLOTS_PER_RECEIVER = 8
 FORGET_SECONDS = 900.0  # after the last attempt at a receiver that has failed
 LAST_REQUESTS_SECONDS = 1.0  # for those on their way, when the service stops
-GOODBYE_SECONDS = 3.0  # for the cursors, then
+STOP_TIMEOUT_SECONDS = 3.0  # for the cursors, then
 
 Key = tuple[str, str]
 
@@ -158,7 +156,7 @@ class PushSender:
             looking.cancel()
             await self._stop_workers(looking)
             with suppress(TimeoutError, StoreError):
-                async with asyncio.timeout(GOODBYE_SECONDS):
+                async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
                     # When one is done, the next may be under way already.
                     while self._being_saved is not None or self._to_save.is_set():
                         await asyncio.wait({(self._being_saved or self._saves).done})

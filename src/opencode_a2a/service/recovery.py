@@ -19,9 +19,7 @@ from ..domain.ports import TaskLog
 from ..domain.task import Task
 from ..domain.updates import Continued, Ended, MessageAdded
 from ..domain.values import Failure, Problem, Prompt, TaskState
-from ..errors import (
-    StoreError,
-)
+from ..errors import StoreError
 from .inputs import Inputs
 from .scheduler import Scheduler
 from .tasks import title_of

@@ -20,11 +20,11 @@ def now_ms() -> int:
 
 def steady_seconds() -> float:
     """By a clock that nobody sets, and that runs on while the machine is suspended."""
-    return time.clock_gettime(_RUNS_ON)
+    return time.clock_gettime(_STEADY)
 
 
-# Only Linux has both in one.
-_RUNS_ON: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# Linux has a clock that runs on while the machine is suspended. Elsewhere, it may stand still then.
+_STEADY: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class ServerClock:

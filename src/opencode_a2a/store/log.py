@@ -73,7 +73,7 @@ SERVER_INTERVAL_SECONDS = 0.05
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts while the store fails
 COMMIT_SECONDS = 8.0  # that callers wait for a commit before they get `OutcomeUnknown`
 DOUBT_SECONDS = 4.0  # the same, once a commit was not answered
-GOODBYE_SECONDS = 5.0  # for the last writes when the service stops
+STOP_TIMEOUT_SECONDS = 5.0  # for the last writes when the service stops
 SWEEP_SECONDS = 60.0
 FIRST_SWEEP_SECONDS = 5.0  # after the start, for a service that never runs for a minute
 PRUNE_WAITERS = 64  # waiters of one task, before those that left are removed
@@ -259,7 +259,7 @@ class SqlTaskLog:
         finally:
             try:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(GOODBYE_SECONDS):
+                    async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
                         for task_id in list(self._open):
                             await self.flushed(task_id)
                         with suppress(StoreError):
@@ -752,7 +752,7 @@ class SqlTaskLog:
             raise
         except Exception:  # of this process, such as a lack of memory; what is stored may be sound
             logger.exception("store.internal_error", task=task_id, advice="it is claimed again")
-        await self._database.write(sql.free, task_id, self._holder)
+        await self._database.write(sql.release_one, task_id, self._holder)
         return None
 
     async def note_lost(self, since: int, *, return_ms: int) -> Sequence[str]:
@@ -1015,7 +1015,7 @@ class SqlCursor:
                 entries, more = await self._read_table()
             elif self._after < open_task.tail_start:
                 entries, more = await self._read_table()
-                # Not what is committed, but not shown by `get` yet: it comes from the tail.
+                # The table may be ahead of the task: its newest entries wait until `get` has them.
                 shown = open_task.task.last_seq
                 entries = [entry for entry in entries if entry.seq <= shown]
             else:

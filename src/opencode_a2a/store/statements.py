@@ -671,7 +671,10 @@ def older_held_by_other(db: Connection, head: TaskHead, holder: str) -> str | No
 
 
 def _claimable(*, holder: str, now: int, root: Root, opencode: str | None) -> ColumnElement[bool]:
-    """Whose lease ran out, or that nobody holds. What a holder has and does not know is its own."""
+    """Whose lease ran out, or that nobody holds, or this holder itself.
+
+    It may hold tasks that it has not opened, such as after a claim that was not answered.
+    """
     theirs = and_(or_(tasks.c.root == root.path, tasks.c.root.is_(None)), IS_OPEN)
     if opencode is not None:
         theirs &= or_(tasks.c.opencode == opencode, tasks.c.opencode.is_(None))
@@ -730,7 +733,7 @@ def claim(
     return ours, unplaced
 
 
-def free(db: Connection, task_id: str, holder: str) -> None:
+def release_one(db: Connection, task_id: str, holder: str) -> None:
     """Let others claim a task."""
     held = (tasks.c.id == task_id, tasks.c.holder == holder, IS_OPEN)
     db.execute(update(tasks).where(*held).values(holder=None, held_until=0))
