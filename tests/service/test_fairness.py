@@ -10,7 +10,7 @@ import pytest
 
 from opencode_a2a.domain.events import InterruptClosed
 from opencode_a2a.domain.values import Caller, PermissionAsk, Prompt, TaskState, Text
-from opencode_a2a.errors import StoreUnavailable, UpstreamBusy
+from opencode_a2a.errors import OutcomeUnknown, UpstreamBusy
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.recovery import Recovery
 from opencode_a2a.service.scheduler import SchedulerLimits
@@ -160,7 +160,7 @@ async def test_a_canceled_task_takes_no_slot_while_its_end_cannot_be_recorded() 
         second, third = await at.send("hello", "b"), await at.send("hello", "c")
         await until_all_wait(at, 2)
         await at.database.write(rename, "entries", "away")
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(OutcomeUnknown):
             await at.tasks.cancel(ALICE, second)
         session.ask(PermissionAsk("per_1", session.ref.id, "bash"))  # the slot is free
         await until_all_wait(at, 0)
