@@ -31,6 +31,7 @@ OWN_CONFIG = {
     "core.hookspath": os.devnull,
     "core.fsmonitor": "false",
     "core.quotepath": "false",
+    "core.splitindex": "false",  # the shared half would be written here, and be lost
     "gc.auto": "0",
     "maintenance.auto": "false",
 }
