@@ -356,8 +356,9 @@ async def test_a_git_in_the_workspace_is_never_taken_for_git(
 ) -> None:
     at = await desk.at()
     (at / "a.txt").write_text("two\n")
-    for folder in (desk.root, at):
+    (tools := desk.root / ".venv" / "bin").mkdir(parents=True)
+    for folder in (desk.root, at, tools):
         shutil.copy(programs.script("git"), folder)
-    monkeypatch.setenv("PATH", f".::bin:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f".::bin:{tools}:{os.environ['PATH']}")
     assert (await desk.finish(at, KEEP)).committed
     assert programs.ran == set()

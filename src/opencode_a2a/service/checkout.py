@@ -12,7 +12,7 @@ import asyncio
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..domain.values import FileChange
@@ -37,6 +37,7 @@ class Checkout:
     """The main working tree of a repository, or a linked one, or a directory in either."""
 
     directory: str
+    workspace: Path  # in which no program is looked for
 
     # -- the program
 
@@ -44,7 +45,7 @@ class Checkout:
         self, *words: str, env: Mapping[str, str] | None = None, text: str | None = None
     ) -> Answer:
         """What git answers, failures included. `text` is what it reads from its input."""
-        async with private_git(self.directory) as own:
+        async with private_git(self.directory, self.workspace) as own:
             identity = {} if own.has_identity else _IDENTITY
             return await own.run(*words, env={**identity, **(env or {})}, text=text)
 
@@ -69,7 +70,7 @@ class Checkout:
 
     async def working_tree(self) -> str:
         """The top of the working tree around a directory; `IsolationFailed` where there is none."""
-        async with private_git(self.directory) as own:
+        async with private_git(self.directory, self.workspace) as own:
             top = own.place.top
         if top is None:
             raise IsolationFailed(
@@ -94,7 +95,7 @@ class Checkout:
 
     async def checked_out_at(self, branch: str) -> str | None:
         """The working tree in which a branch is checked out."""
-        async with private_git(self.directory) as own:
+        async with private_git(self.directory, self.workspace) as own:
             shared, bare = own.place.shared, own.place.top is None
         for directory, head in await asyncio.to_thread(lambda: list(git.checked_out(shared))):
             if head == f"ref: refs/heads/{branch}" and not (bare and directory == shared.parent):
@@ -196,7 +197,7 @@ class Checkout:
         except OSError as exc:
             raise _file_problem("The worktree cannot be made", exc) from exc
         try:
-            await Checkout(directory).do("read-tree", "--reset", "-u", "HEAD")
+            await replace(self, directory=directory).do("read-tree", "--reset", "-u", "HEAD")
             await asyncio.to_thread(git.unlock, place)
         except BaseException:
             with suppress(OSError):

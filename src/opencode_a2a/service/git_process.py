@@ -89,6 +89,7 @@ class PrivateGit:
 
     place: Place
     directory: Path
+    path: str  # on which programs are looked for
     has_identity: bool  # whether git is told who commits
 
     async def run(self, *words: str, env: Mapping[str, str], text: str | None) -> Answer:
@@ -97,7 +98,8 @@ class PrivateGit:
         own |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
         if place.top is not None:
             own["GIT_WORK_TREE"] = str(place.top)
-        return await _run(*words, cwd=place.top or self.directory, env={**own, **env}, text=text)
+        cwd = place.top or self.directory
+        return await _run(*words, path=self.path, cwd=cwd, env={**own, **env}, text=text)
 
 
 async def find_place(directory: str) -> Place:
@@ -118,11 +120,13 @@ async def find_place(directory: str) -> Place:
 
 
 @asynccontextmanager
-async def private_git(directory: str) -> AsyncIterator[PrivateGit]:
+async def private_git(directory: str, workspace: Path) -> AsyncIterator[PrivateGit]:
+    """Git for a directory. The program is never one that lies in the workspace."""
+    path = await asyncio.to_thread(program_path, outside=workspace)
     place = await find_place(directory)
     if await asyncio.to_thread(git.head, place) is None:
         raise IsolationFailed(f"{place.own / 'HEAD'} cannot be read.", directory=directory)
-    config = await _configuration(place)
+    config = await _configuration(place, path)
     if place.own == place.shared and config.get("core.bare") == "true":
         place = replace(place, top=None)
     elif place.own == place.shared and "core.worktree" in config:
@@ -141,13 +145,13 @@ async def private_git(directory: str) -> AsyncIterator[PrivateGit]:
     with tempfile.TemporaryDirectory(prefix="opencode-a2a-git-") as folder:
         private = Path(folder)
         await asyncio.to_thread(_furnish, private, place, kept)
-        yield PrivateGit(place, private, has_identity="user.email" in kept)
+        yield PrivateGit(place, private, path, has_identity="user.email" in kept)
 
 
-async def _configuration(place: Place) -> Mapping[str, str]:
+async def _configuration(place: Place, path: str) -> Mapping[str, str]:
     """What git finds in all its configuration files. To list it runs nothing."""
     env = {"GIT_DIR": str(place.own), "GIT_COMMON_DIR": str(place.shared)}
-    answer = await _run("config", "--list", "-z", cwd=Path("/"), env=env, text=None)
+    answer = await _run("config", "--list", "-z", path=path, cwd=Path("/"), env=env, text=None)
     if answer.code != 0:
         raise IsolationFailed(f"git cannot read the repository {place.shared}: {answer.words}")
     entries = (entry.partition("\n") for entry in answer.out.split("\0") if entry)
@@ -176,8 +180,9 @@ def _config_line(name: str, value: str) -> str:
     return f'[{section}]\n\t{key} = "{quoted}"\n'
 
 
-async def _run(*words: str, cwd: Path, env: Mapping[str, str], text: str | None) -> Answer:
-    path = program_path()
+async def _run(
+    *words: str, path: str, cwd: Path, env: Mapping[str, str], text: str | None
+) -> Answer:
     program = await asyncio.to_thread(shutil.which, "git", path=path)
     if program is None:
         raise IsolationFailed("The git program is not installed on the host of this service.")

@@ -83,6 +83,9 @@ class ContextWorktrees:
     _contexts: KeyedLock[tuple[str, str]] = field(default_factory=KeyedLock)
     _repositories: KeyedLock[str] = field(default_factory=KeyedLock)  # git makes one at a time
 
+    def _at(self, directory: str) -> Checkout:
+        return Checkout(directory, self.locations.root)
+
     # -- the worktree of a context
 
     async def check(self, directory: str) -> None:
@@ -135,7 +138,7 @@ class ContextWorktrees:
 
     async def _base(self, directory: str) -> _Base:
         real = await asyncio.to_thread(Path(directory).resolve)
-        at = Checkout(str(real))
+        at = self._at(str(real))
         try:
             top = await at.working_tree()
         except IsolationFailed as exc:
@@ -188,7 +191,7 @@ class ContextWorktrees:
         until = time.monotonic() + UNLOCK_SECONDS
         while lock is not None and await asyncio.to_thread((lock / "locked").exists):
             if time.monotonic() > until:
-                await Checkout(worktree.checkout).remove_worktree(directory)
+                await self._at(worktree.checkout).remove_worktree(directory)
                 return False
             await asyncio.sleep(POLL_SECONDS)
         return True
@@ -200,7 +203,7 @@ class ContextWorktrees:
 
     async def _make(self, worktree: ContextWorktree) -> ContextWorktree:
         """Make a worktree for the first time, or again after it was removed."""
-        ref, repository = worktree.ref, Checkout(worktree.checkout)
+        ref, repository = worktree.ref, self._at(worktree.checkout)
         # Owned before it exists: nobody else finds it without an owner.
         await self.locations.own(Caller(worktree.owner), [ref.directory])
         folder = Path(ref.directory).parent
@@ -224,7 +227,7 @@ class ContextWorktrees:
 
     async def changes(self, ref: WorktreeRef) -> tuple[FileChange, ...]:
         """How the files of a worktree differ from what its branch began with, or has merged."""
-        at = Checkout(ref.directory)
+        at = self._at(ref.directory)
         base = await at.merge_base(ref.base_branch) if ref.base_branch is not None else None
         return await at.changes_since(base or ref.base)
 
@@ -253,7 +256,7 @@ class ContextWorktrees:
         if exists and finish.remove:
             await self._check_nothing_inside(worktree)
         committed = exists and await self._commit_rest(worktree, message=finish.message)
-        repository, branch = Checkout(worktree.checkout), worktree.ref.branch
+        repository, branch = self._at(worktree.checkout), worktree.ref.branch
         commit = await repository.tip(branch)
         if commit is None:
             raise InvalidParams.at("request.directory", f"its branch {branch} was deleted already")
@@ -297,7 +300,7 @@ class ContextWorktrees:
                 )
 
     async def _check_nothing_inside(self, worktree: ContextWorktree) -> None:
-        if inside := await Checkout(worktree.ref.directory).repositories_inside():
+        if inside := await self._at(worktree.ref.directory).repositories_inside():
             raise MergeRefused(
                 f"The worktree has git repositories of their own in {', '.join(inside[:10])}. What "
                 "is in them would be deleted with it. Have them removed or moved away first, or "
@@ -307,7 +310,7 @@ class ContextWorktrees:
 
     async def _commit_rest(self, worktree: ContextWorktree, *, message: str | None) -> bool:
         """Commit what the agent has left uncommitted. Whether there was something."""
-        at, branch = Checkout(worktree.ref.directory), worktree.ref.branch
+        at, branch = self._at(worktree.ref.directory), worktree.ref.branch
         current = await at.branch()
         if current != branch:
             has = f"the branch {current}" if current is not None else "no branch"
@@ -328,7 +331,7 @@ class ContextWorktrees:
         return await at.commit_all(branch, message or default)
 
     async def _drop(self, worktree: ContextWorktree, *, exists: bool, discard: bool) -> Finished:
-        repository, ref = Checkout(worktree.checkout), worktree.ref
+        repository, ref = self._at(worktree.checkout), worktree.ref
         commit = await repository.tip(ref.branch)
         unsaved = await self._unsaved(worktree, exists=exists)
         if unsaved and not discard:
@@ -350,7 +353,7 @@ class ContextWorktrees:
         )
 
     async def _unsaved(self, worktree: ContextWorktree, *, exists: bool) -> Unsaved:
-        at = Checkout(worktree.ref.directory if exists else worktree.checkout)
+        at = self._at(worktree.ref.directory if exists else worktree.checkout)
         branch = worktree.ref.branch
         # The agent may have checked out something else, or nothing.
         tips = {await at.tip(branch), await at.commit() if exists else None} - {None}
@@ -361,7 +364,7 @@ class ContextWorktrees:
         )
 
     async def _remove(self, worktree: ContextWorktree, commit: str | None, *, exists: bool) -> None:
-        repository = Checkout(worktree.checkout)
+        repository = self._at(worktree.checkout)
         if exists:
             await repository.remove_worktree(worktree.ref.directory)
         if commit is not None:
@@ -375,7 +378,7 @@ class ContextWorktrees:
         self, worktree: ContextWorktree, commit: str, *, message: str | None
     ) -> Literal["fast-forward", "merge-commit", "already-merged"]:
         """Merge a branch into the one that it was made from."""
-        ref, repository = worktree.ref, Checkout(worktree.checkout)
+        ref, repository = worktree.ref, self._at(worktree.checkout)
         into = ref.base_branch
         if into is None:
             raise MergeRefused(
@@ -403,7 +406,7 @@ class ContextWorktrees:
     async def _merge_commit(
         self, worktree: ContextWorktree, *, theirs: str, mine: str, message: str
     ) -> str:
-        ref, repository = worktree.ref, Checkout(worktree.checkout)
+        ref, repository = worktree.ref, self._at(worktree.checkout)
         tree, conflicts = await repository.merged_tree(theirs, mine)
         if tree is None:
             raise MergeRefused(
@@ -418,20 +421,20 @@ class ContextWorktrees:
         self, worktree: ContextWorktree, branch: str, *, theirs: str, new: str
     ) -> bool:
         """Move a branch on to a newer commit. False if somebody else has moved it meanwhile."""
-        repository = Checkout(worktree.checkout)
+        repository = self._at(worktree.checkout)
         where = await repository.checked_out_at(branch)
         if where is None:
             answer = await repository.move_branch(branch, new, from_commit=theirs)
         else:
             await self._check_not_filtered(worktree, where, theirs=theirs, new=new)
-            answer = await Checkout(where).fast_forward(new)
+            answer = await self._at(where).fast_forward(new)
         if answer.code == 0:
             return True
         if await repository.tip(branch) != theirs:
             return False
         if where is not None:
             touched = set(await repository.changed_between(theirs, new))
-            if files := sorted(touched.intersection(await Checkout(where).uncommitted())):
+            if files := sorted(touched.intersection(await self._at(where).uncommitted())):
                 raise MergeRefused(
                     f"{branch} is checked out in {where}, and uncommitted changes there are in the "
                     f"way: {', '.join(files[:10])}. Nothing was changed. Commit or stash them, "
@@ -443,7 +446,7 @@ class ContextWorktrees:
     async def _check_not_filtered(
         self, worktree: ContextWorktree, where: str, *, theirs: str, new: str
     ) -> None:
-        at, ref = Checkout(where), worktree.ref
+        at, ref = self._at(where), worktree.ref
         touched = await at.changed_between(theirs, new)
         if files := await at.filtered(touched, commit=new):
             raise MergeRefused(
@@ -491,9 +494,9 @@ class ContextWorktrees:
         exists = await self._is_registered(worktree)
         if await self._unsaved(worktree, exists=exists):
             return
-        if exists and await Checkout(worktree.ref.directory).has_ignored_files():
+        if exists and await self._at(worktree.ref.directory).has_ignored_files():
             return
         # Asked last: OpenCode would load every idle directory, again and again.
         await self._check_not_in_use(worktree, exists=exists)
-        commit = await Checkout(worktree.checkout).tip(worktree.ref.branch)
+        commit = await self._at(worktree.checkout).tip(worktree.ref.branch)
         await self._remove(worktree, commit, exists=exists)
