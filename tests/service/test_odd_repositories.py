@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from tests.service.test_isolation import MERGE, Desk, desk, git
+import orjson
+
+from opencode_a2a.errors import MergeRefused, WorkWouldBeLost
+from tests.service.test_isolation import DROP, KEEP, MERGE, Desk, desk, git
 
 __all__ = ["desk"]
 KEEP_AND_SHOW = replace(MERGE, remove=False)
@@ -28,3 +32,24 @@ async def test_a_split_index_can_be_read_afterwards(desk: Desk) -> None:
     assert (await desk.finish(at, KEEP_AND_SHOW)).merged == "fast-forward"
     assert git(desk.root, "status", "--porcelain") == ""
     assert git(at, "status", "--porcelain") == ""
+
+
+async def test_names_and_texts_that_are_not_utf8_can_be_answered(desk: Desk) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    made = await desk.open()
+    at = Path(made.ref.directory)
+    (at / name).write_bytes(b"cr\xe8me\n")
+    (change,) = await desk.worktrees.changes(made.ref)
+    assert change.file == "caf\N{REPLACEMENT CHARACTER}.txt"
+    assert "+cr\N{REPLACEMENT CHARACTER}me" in change.patch
+    lost = await desk.refused(at, DROP, WorkWouldBeLost)
+    (desk.root / name).write_bytes(b"th\xe9\n")
+    in_the_way = await desk.refused(at, MERGE, MergeRefused)
+    git(desk.root, "add", "--all")
+    git(desk.root, "commit", "-q", "-m", "theirs")
+    conflict = await desk.refused(at, MERGE, MergeRefused)
+    for error in (lost, in_the_way, conflict):
+        assert error.facts["files"] == [change.file]
+        orjson.dumps([asdict(change), error.message, error.facts])
+    assert (await desk.finish(at, KEEP)).commit == git(at, "rev-parse", "HEAD")
+    assert "caf\\351.txt" in git(at, "ls-files")

@@ -104,9 +104,12 @@ class Checkout:
 
     async def uncommitted(self) -> tuple[str, ...]:
         """The files with changes that no commit has; not those that git is told to ignore."""
+        return tuple(map(git.readable, await self._uncommitted()))
+
+    async def _uncommitted(self) -> list[str]:
         listing = ("status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
         answer = await self.do(*listing, _IGNORE_CHANGES_INSIDE)
-        return tuple(entry[3:] for entry in _names(answer))
+        return [entry[3:] for entry in _names(answer)]
 
     async def has_ignored_files(self) -> bool:
         """Whether there are files that git is told to ignore, and so would not make again."""
@@ -116,14 +119,18 @@ class Checkout:
     async def repositories_inside(self) -> list[str]:
         """Submodules that are checked out, and other repositories: no commit here has theirs."""
         top = Path(self.directory)
-        found = [name for name in await self.uncommitted() if name.endswith("/")]
+        found = [name for name in await self._uncommitted() if name.endswith("/")]
         for entry in _names(await self.do("ls-files", "--stage", "-z")):
             mode, name = entry[:6], entry.partition("\t")[2]
             if mode == _SUBMODULE and await asyncio.to_thread((top / name / ".git").exists):
                 found.append(f"{name}/")
-        return found
+        return [git.readable(name) for name in found]
 
-    async def filtered(self, names: Sequence[str], *, commit: str | None = None) -> list[str]:
+    async def filtered_between(self, one: str, other: str) -> list[str]:
+        """The files changed between two commits that git would write through a filter."""
+        return await self._filtered(await self._changed_between(one, other), commit=other)
+
+    async def _filtered(self, names: Sequence[str], *, commit: str | None = None) -> list[str]:
         """Those of the files that git keeps through a program, such as Git LFS.
 
         The attributes that say so are those of the working tree, or of a commit.
@@ -139,12 +146,14 @@ class Checkout:
                 answer = await self.do(*command, "--cached", "filter", env=env, text=text)
         fields = answer.split("\0")
         values = zip(fields[::3], fields[2::3], strict=False)
-        return [name for name, value in values if value not in ("unspecified", "unset")]
+        return [
+            git.readable(name) for name, value in values if value not in ("unspecified", "unset")
+        ]
 
     async def unmerged_files(self) -> list[str]:
         """The files with conflicts of a merge or rebase that somebody has begun."""
         entries = _names(await self.do("ls-files", "--unmerged", "-z"))
-        return list(dict.fromkeys(entry.partition("\t")[2] for entry in entries))
+        return list(dict.fromkeys(git.readable(entry.partition("\t")[2]) for entry in entries))
 
     async def commits_only_on(self, branch: str, *, tips: Sequence[str]) -> int:
         """How many commits behind these tips no other branch, tag or remote branch has."""
@@ -180,10 +189,9 @@ class Checkout:
             raw = await self.do(*compare, "--raw", "--numstat", "-z", base, env=env)
             files = _listed(raw)
             shown = _with_patches(files)
-            if not shown:
-                return tuple(files)
-            patch = await self.do(*compare, base, "--", *_literal(shown), env=env)
-        return _patched(files, shown, patch)
+            # Without a name, git would compare all files.
+            named = await self.do(*compare, base, "--", *_literal(shown), env=env) if shown else ""
+        return _patched(files, shown, named)
 
     # -- changes
 
@@ -217,8 +225,8 @@ class Checkout:
 
     async def commit_all(self, branch: str, message: str) -> bool:
         """Commit what the working tree has on its branch. Whether there was something."""
-        names = [name for name in await self.uncommitted() if not name.endswith("/")]
-        if filtered := await self.filtered(names):
+        names = [name for name in await self._uncommitted() if not name.endswith("/")]
+        if filtered := await self._filtered(names):
             raise MergeRefused(
                 f"The attributes of the repository ask for a filter, such as Git LFS, for "
                 f"{', '.join(filtered[:10])}, and this service runs none. Have the agent commit "
@@ -248,7 +256,7 @@ class Checkout:
                 f"git cannot merge without touching files (that needs git 2.38): {answer.words}"
             )
         tree, *files = _names(answer.out)
-        return (tree, []) if answer.code == 0 else (None, files)
+        return (tree, []) if answer.code == 0 else (None, [git.readable(name) for name in files])
 
     async def commit_merge(self, tree: str, parents: Sequence[str], message: str) -> str:
         words = [word for parent in parents for word in ("-p", parent)]
@@ -263,6 +271,9 @@ class Checkout:
         return await self.ask("update-ref", f"refs/heads/{branch}", commit, from_commit)
 
     async def changed_between(self, one: str, other: str) -> list[str]:
+        return [git.readable(name) for name in await self._changed_between(one, other)]
+
+    async def _changed_between(self, one: str, other: str) -> list[str]:
         compare = ("diff-tree", "-r", "--name-only", "--no-renames", "-z")
         return _names(await self.do(*compare, one, other))
 
@@ -321,16 +332,14 @@ def _patched(
     """The files with their patches, which git prints in the same order."""
     pieces = [f"diff --git {piece}" for piece in f"\n{patch}".split("\ndiff --git ")[1:]]
     pieces = [piece if piece.endswith("\n") else f"{piece}\n" for piece in pieces]
-    if len(pieces) != len(shown):
-        return tuple(files)
-    patches = dict(zip(shown, pieces, strict=True))
+    patches = dict(zip(shown, pieces, strict=True)) if len(pieces) == len(shown) else {}
     return tuple(
         FileChange(
-            file=change.file,
+            file=git.readable(change.file),
             additions=change.additions,
             deletions=change.deletions,
             status=change.status,
-            patch=patches.get(change.file, ""),
+            patch=git.readable(patches.get(change.file, "")),
         )
         for change in files
     )

@@ -252,6 +252,11 @@ def read_file(file: Path, *, limit: int | None = None) -> bytes:
         os.close(descriptor)
 
 
+def readable(text: str) -> str:
+    """A name or text of git for people and JSON: git takes any bytes, which Python keeps so."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
+
+
 def _read_text(file: Path) -> str | None:
     try:
         return read_file(file, limit=MAX_TEXT_BYTES).decode().strip()

@@ -80,7 +80,7 @@ class Answer:
     @property
     def words(self) -> str:
         """What git says, for people."""
-        return " ".join((self.err or self.out).split())[:1_000]
+        return git.readable(" ".join((self.err or self.out).split())[:1_000])
 
 
 @dataclass(frozen=True, slots=True)

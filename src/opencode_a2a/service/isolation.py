@@ -447,8 +447,7 @@ class ContextWorktrees:
         self, worktree: ContextWorktree, where: str, *, theirs: str, new: str
     ) -> None:
         at, ref = self._at(where), worktree.ref
-        touched = await at.changed_between(theirs, new)
-        if files := await at.filtered(touched, commit=new):
+        if files := await at.filtered_between(theirs, new):
             raise MergeRefused(
                 f"{ref.base_branch} is checked out in {where}, and git writes "
                 f"{', '.join(files[:10])} there through a filter (Git LFS is one), which this "
