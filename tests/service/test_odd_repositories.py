@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
+import pytest
 
 from opencode_a2a.errors import MergeRefused, WorkWouldBeLost
 from tests.service.test_isolation import DROP, KEEP, MERGE, Desk, desk, git
@@ -53,3 +55,22 @@ async def test_names_and_texts_that_are_not_utf8_can_be_answered(desk: Desk) -> 
         orjson.dumps([asdict(change), error.message, error.facts])
     assert (await desk.finish(at, KEEP)).commit == git(at, "rev-parse", "HEAD")
     assert "caf\\351.txt" in git(at, "ls-files")
+
+
+@pytest.mark.parametrize("how", ["logs switched off", "no logs", "a bare clone"])
+async def test_a_repository_without_logs_of_its_branches_can_be_isolated(
+    desk: Desk, how: str
+) -> None:
+    directory = desk.root
+    if how == "a bare clone":
+        git(desk.root, "clone", "-q", "--bare", ".", "bare")
+        git(desk.root / "bare", "worktree", "add", "-q", "../linked", "main")
+        directory = desk.root / "linked"
+    else:
+        shutil.rmtree(desk.root / ".git" / "logs")
+        git(desk.root, "config", "core.logAllRefUpdates", str(how == "no logs").lower())
+    at = Path((await desk.open(directory=directory)).ref.directory)
+    (at / "a.txt").write_text("two\n")
+    assert (await desk.finish(at, MERGE)).merged == "fast-forward"
+    assert (directory / "a.txt").read_text() == "two\n"
+    assert git(directory, "status", "--porcelain") == ""

@@ -51,7 +51,7 @@ def locate(near: Path) -> Place | None:
         if own is not None:
             shared = own.parent.parent
             return Place(at, own, shared) if _is_linked(at, shared) else None
-        if all((at / name).exists() for name in ("HEAD", "objects", "refs")):
+        if _is_bare(at):
             return Place(None, at.resolve(), at.resolve())
     return None
 
@@ -228,7 +228,14 @@ def _shared_directory(directory: Path) -> Path | None:
     if marker.is_dir():
         return marker.resolve()
     own = worktree_directory(directory)
-    return own.parent.parent if own is not None else None
+    if own is not None:
+        return own.parent.parent
+    return directory.resolve() if _is_bare(directory) else None
+
+
+def _is_bare(directory: Path) -> bool:
+    """Whether a directory itself is a repository."""
+    return all((directory / name).exists() for name in ("HEAD", "objects", "refs"))
 
 
 def _is_linked(directory: Path, shared: Path) -> bool:

@@ -42,6 +42,7 @@ KEPT_CONFIG = frozenset(
         *(f"{who}.{what}" for who in ("user", "author", "committer") for what in ("name", "email")),
         "core.autocrlf",
         "core.eol",
+        "core.logallrefupdates",
         "core.excludesfile",
         "core.filemode",
         "core.ignorecase",
@@ -56,10 +57,10 @@ SHARED_FILES = (
     "refs",
     "packed-refs",
     "shallow",
-    "logs/refs",
     "info/exclude",
     "info/attributes",
 )
+LOGS = "logs/refs"
 OWN_FILES = ("logs/HEAD",)
 INHERITED = ("HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "SYSTEMROOT")
 ENVIRONMENT = {
@@ -162,16 +163,20 @@ def _furnish(private: Path, place: Place, kept: Mapping[str, str]) -> None:
     """Make a git directory with the repository's data and a configuration of the service."""
     bare = "false" if place.top is not None else "true"
     config = {**OWN_CONFIG, **kept, "core.bare": bare}
-    lines = (_config_line(name, value) for name, value in config.items())
-    (private / "config").write_text("".join(lines))
-    (private / "HEAD").write_text(f"{git.head(place)}\n")  # git refuses a link here
-    for folder in ("logs", "info"):
-        (private / folder).mkdir()
     links = {name: place.shared / name for name in SHARED_FILES}
     links |= {name: place.own / name for name in OWN_FILES if (place.own / name).exists()}
     links |= {file.name: file for file in place.own.glob("sharedindex.*")}
+    if (logs := place.shared / LOGS).is_dir():
+        links[LOGS] = logs
+    else:  # git makes no directory through a link that leads nowhere
+        config["core.logallrefupdates"] = "false"
+    for folder in ("logs", "info"):
+        (private / folder).mkdir()
     for name, target in links.items():
         (private / name).symlink_to(target)
+    text = "".join(_config_line(name, value) for name, value in config.items())
+    (private / "config").write_bytes(os.fsencode(text))
+    (private / "HEAD").write_text(f"{git.head(place)}\n")  # git refuses a link here
 
 
 def _config_line(name: str, value: str) -> str:
