@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from opencode_a2a.errors import MergeRefused, WorkWouldBeLost
+from opencode_a2a.errors import IsolationFailed, MergeRefused, WorkWouldBeLost
 from tests.service.test_isolation import DROP, KEEP, MERGE, Desk, desk, git
 
 __all__ = ["desk"]
@@ -74,3 +74,9 @@ async def test_a_repository_without_logs_of_its_branches_can_be_isolated(
     assert (await desk.finish(at, MERGE)).merged == "fast-forward"
     assert (directory / "a.txt").read_text() == "two\n"
     assert git(directory, "status", "--porcelain") == ""
+
+
+async def test_a_folder_for_worktrees_that_leads_nowhere_is_an_error(desk: Desk) -> None:
+    (desk.root / ".git" / "worktrees").symlink_to("gone")
+    with pytest.raises(IsolationFailed, match="worktree cannot be made"):
+        await desk.open()

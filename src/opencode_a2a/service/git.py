@@ -93,11 +93,15 @@ def register(shared: Path, directory: Path, branch: str) -> Place:
     if any(directory.iterdir()):
         raise FileExistsError(f"{directory} exists and is not empty")
     own = _make_numbered(shared / "worktrees" / directory.name)
-    (own / LOCK).write_text("opencode-a2a makes it\n")
-    (own / "gitdir").write_text(f"{marker}\n")
-    (own / "commondir").write_text("../..\n")
-    (own / "HEAD").write_text(f"ref: refs/heads/{branch}\n")
-    marker.write_text(f"gitdir: {own}\n")
+    try:
+        (own / LOCK).write_text("opencode-a2a makes it\n")
+        (own / "gitdir").write_text(f"{marker}\n")
+        (own / "commondir").write_text("../..\n")
+        (own / "HEAD").write_text(f"ref: refs/heads/{branch}\n")
+        marker.write_text(f"gitdir: {own}\n")
+    except OSError:  # half of it would never be pruned, as it is locked
+        shutil.rmtree(own, ignore_errors=True)
+        raise
     return Place(directory, own, shared)
 
 
@@ -128,6 +132,7 @@ def remove(directory: Path) -> None:
 
 
 def _make_numbered(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)  # its own error is not that a name is taken
     for number in count():
         made = path.with_name(f"{path.name}{number or ''}")
         try:
