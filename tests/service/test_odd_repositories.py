@@ -80,3 +80,20 @@ async def test_a_folder_for_worktrees_that_leads_nowhere_is_an_error(desk: Desk)
     (desk.root / ".git" / "worktrees").symlink_to("gone")
     with pytest.raises(IsolationFailed, match="worktree cannot be made"):
         await desk.open()
+
+
+@pytest.mark.parametrize("how", [".git", "HEAD", "elsewhere"])
+async def test_a_repository_whose_checkout_cannot_be_told_is_refused(desk: Desk, how: str) -> None:
+    own, directory = desk.root / ".git", desk.root
+    if how == "elsewhere":
+        directory = desk.root / "linked"
+        git(desk.root, "init", "-q", "--separate-git-dir", str(desk.root / "own"))
+        git(desk.root, "worktree", "add", "-q", "-b", "linked", "linked")
+    elif how == ".git":
+        own.rename(desk.root / "own")
+        own.symlink_to("own")
+    else:
+        (own / "HEAD").unlink()
+        (own / "HEAD").symlink_to("refs/heads/main")
+    with pytest.raises(IsolationFailed, match=r"symbolic link|has its files elsewhere"):
+        await desk.open(directory=directory)

@@ -73,6 +73,19 @@ def head(place: Place) -> str | None:
     return _read_text(place.own / "HEAD")
 
 
+def symbolic_link(place: Place) -> Path | None:
+    """A link in the place of something by which `checked_out` recognises a working tree."""
+    paths = [place.shared / "HEAD", *place.shared.glob("worktrees/*/HEAD")]
+    if place.top is not None:
+        paths.append(place.top / ".git")
+    return next((path for path in paths if path.is_symlink()), None)
+
+
+def is_away(shared: Path) -> bool:
+    """Whether a repository that is not bare has its main working tree somewhere else."""
+    return shared.name != ".git" and (shared / "index").exists()
+
+
 def checked_out(shared: Path) -> Iterator[tuple[Path, str]]:
     """The working trees of a repository, and what the `HEAD` of each says."""
     if shared.name == ".git" and (text := _read_text(shared / "HEAD")):

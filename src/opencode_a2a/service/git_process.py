@@ -127,13 +127,21 @@ async def private_git(directory: str, workspace: Path) -> AsyncIterator[PrivateG
     place = await find_place(directory)
     if await asyncio.to_thread(git.head, place) is None:
         raise IsolationFailed(f"{place.own / 'HEAD'} cannot be read.", directory=directory)
+    if link := await asyncio.to_thread(git.symbolic_link, place):
+        raise IsolationFailed(
+            f"{link} is a symbolic link. What is checked out where cannot be told then, so this "
+            "service does not use git in such a repository.",
+            directory=directory,
+        )
     config = await _configuration(place, path)
     if place.own == place.shared and config.get("core.bare") == "true":
         place = replace(place, top=None)
-    elif place.own == place.shared and "core.worktree" in config:
+    elif (place.own == place.shared and "core.worktree" in config) or (
+        config.get("core.bare") != "true" and await asyncio.to_thread(git.is_away, place.shared)
+    ):
         raise IsolationFailed(
-            f"The repository {place.shared} has its files elsewhere (core.worktree), and this "
-            "service does not use git in such a repository.",
+            f"The repository {place.shared} has its files elsewhere (core.worktree, or "
+            "git init --separate-git-dir), and this service does not use git in such a repository.",
             directory=directory,
         )
     if config.get("extensions.refstorage", "files") != "files":
