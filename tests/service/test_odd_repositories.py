@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from opencode_a2a.errors import IsolationFailed, MergeRefused, WorkWouldBeLost
-from tests.service.test_isolation import DROP, KEEP, MERGE, Desk, desk, git
+from tests.service.test_isolation import DROP, KEEP, MERGE, Desk, commit, desk, git
 
 __all__ = ["desk"]
 KEEP_AND_SHOW = replace(MERGE, remove=False)
@@ -97,3 +97,18 @@ async def test_a_repository_whose_checkout_cannot_be_told_is_refused(desk: Desk,
         (own / "HEAD").symlink_to("refs/heads/main")
     with pytest.raises(IsolationFailed, match=r"symbolic link|has its files elsewhere"):
         await desk.open(directory=directory)
+
+
+async def test_a_folder_can_become_a_link_and_a_link_a_folder(desk: Desk) -> None:
+    (desk.root / "link").symlink_to("src")
+    git(desk.root, "add", "link")
+    commit(desk.root, "folder/deep/c.txt", "c\n")
+    at = await desk.at()
+    shutil.rmtree(at / "folder")
+    (at / "folder").symlink_to("src")
+    (at / "link").unlink()
+    (at / "link").mkdir()
+    (at / "link" / "d.txt").write_text("d\n")
+    assert (await desk.finish(at, KEEP)).committed
+    assert git(at, "ls-files").split() == ["a.txt", "folder", "link/d.txt", "src/b.txt"]
+    assert git(at, "status", "--porcelain") == ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,7 +136,7 @@ class Checkout:
         The attributes that say so are those of the working tree, or of a commit.
         """
         command = ("check-attr", "-z", "--stdin")
-        text = "".join(f"{name}\0" for name in names)
+        text = _separated(names)
         if commit is None:
             answer = await self.do(*command, "filter", text=text)
         else:
@@ -226,17 +226,21 @@ class Checkout:
     async def commit_all(self, branch: str, message: str) -> bool:
         """Commit what the working tree has on its branch. Whether there was something."""
         names = [name for name in await self._uncommitted() if not name.endswith("/")]
-        if filtered := await self._filtered(names):
+        place = await find_place(self.directory)
+        gone = dict.fromkeys(await asyncio.to_thread(git.gone, Path(self.directory), names))
+        there = [name for name in names if name not in gone]
+        if filtered := await self._filtered(there):
             raise MergeRefused(
                 f"The attributes of the repository ask for a filter, such as Git LFS, for "
                 f"{', '.join(filtered[:10])}, and this service runs none. Have the agent commit "
                 "these files in the worktree, then try again.",
                 files=filtered,
             )
-        add = ("update-index", "--add", "--remove", "--replace", "-z", "--stdin")
-        await self.do(*add, text="".join(f"{name}\0" for name in names))
+        # First what is gone: git adds no link in place of a folder of which it still has files.
+        update = ("update-index", "--add", "--remove", "--replace", "-z")
+        await self.do(*update, "--force-remove", "--stdin", text=_separated(gone))
+        await self.do(*update, "--stdin", text=_separated(there))
         tip = await self.tip(branch)
-        place = await find_place(self.directory)
         others = await asyncio.to_thread(git.merge_heads, place)
         tree = (await self.do("write-tree", "--missing-ok")).strip()
         if tip is None or (not others and tree == await self._line("rev-parse", f"{tip}^{{tree}}")):
@@ -284,6 +288,10 @@ def _file_problem(what: str, exc: OSError) -> IsolationFailed:
 
 def _names(separated: str) -> list[str]:
     return [name for name in separated.split("\0") if name]
+
+
+def _separated(names: Iterable[str]) -> str:
+    return "".join(f"{name}\0" for name in names)
 
 
 def _literal(names: Sequence[str]) -> list[str]:

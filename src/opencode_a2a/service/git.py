@@ -73,6 +73,18 @@ def head(place: Place) -> str | None:
     return _read_text(place.own / "HEAD")
 
 
+def gone(top: Path, names: Iterable[str]) -> list[str]:
+    """Those of the files that a working tree does not have, or has only behind a link."""
+    real = os.path.realpath(top)
+
+    def is_there(name: str) -> bool:
+        path = os.path.join(real, name)
+        folder = os.path.dirname(path)
+        return os.path.lexists(path) and os.path.realpath(folder) == folder
+
+    return [name for name in names if not is_there(name)]
+
+
 def symbolic_link(place: Place) -> Path | None:
     """A link in the place of something by which `checked_out` recognises a working tree."""
     paths = [place.shared / "HEAD", *place.shared.glob("worktrees/*/HEAD")]
