@@ -112,3 +112,15 @@ async def test_a_folder_can_become_a_link_and_a_link_a_folder(desk: Desk) -> Non
     assert (await desk.finish(at, KEEP)).committed
     assert git(at, "ls-files").split() == ["a.txt", "folder", "link/d.txt", "src/b.txt"]
     assert git(at, "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("begun", ["MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD"])
+async def test_a_checkout_in_the_middle_of_a_merge_is_left_alone(desk: Desk, begun: str) -> None:
+    at = await desk.at()
+    mine, before = commit(at, "a.txt", "two\n"), git(desk.root, "rev-parse", "HEAD")
+    (desk.root / ".git" / begun).write_text(f"{mine}\n")
+    error = await desk.refused(at, MERGE, MergeRefused)
+    assert str(desk.root) in error.message
+    assert git(desk.root, "rev-parse", "HEAD") == before
+    (desk.root / ".git" / begun).unlink()
+    assert (await desk.finish(at, MERGE)).merged == "fast-forward"

@@ -268,6 +268,11 @@ class Checkout:
 
     async def fast_forward(self, commit: str) -> Answer:
         """Move the branch that is checked out, and its files. Git refuses to overwrite changes."""
+        if await asyncio.to_thread(git.has_begun, await find_place(self.directory)):
+            raise MergeRefused(
+                f"Somebody has begun a merge, cherry-pick or revert in {self.directory}. Nothing "
+                "was changed there. Have it finished or aborted, then try again."
+            )
         return await self.ask("merge", "--ff-only", "--quiet", "--no-autostash", commit)
 
     async def move_branch(self, branch: str, commit: str, *, from_commit: str) -> Answer:

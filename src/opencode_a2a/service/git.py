@@ -16,14 +16,13 @@ from pathlib import Path
 
 NOT_A_PATH = (OSError, RuntimeError, ValueError)  # no access, too long, a loop of links, a null
 MAX_TEXT_BYTES = 65_536  # of a file with a path or the name of a branch
+BEGUN = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD")
 MERGE_STATE = (
-    "MERGE_HEAD",
+    *BEGUN,
     "MERGE_MSG",
     "MERGE_MODE",
     "MERGE_RR",
     "SQUASH_MSG",
-    "CHERRY_PICK_HEAD",
-    "REVERT_HEAD",
 )
 LOCK = "locked"  # in the directory of a worktree that is not complete
 
@@ -137,6 +136,11 @@ def unlock(place: Place) -> None:
 def merge_heads(place: Place) -> list[str]:
     """What a merge that somebody has begun in a working tree merges into it."""
     return (_read_text(place.own / MERGE_STATE[0]) or "").split()
+
+
+def has_begun(place: Place) -> bool:
+    """Whether somebody is in the middle of a merge, cherry-pick or revert in a working tree."""
+    return any((place.own / name).exists() for name in BEGUN)
 
 
 def forget_merge(place: Place) -> None:
