@@ -57,6 +57,7 @@ CONFIG = """
     driver = {merge_driver} %O %A %B
 [merge]
     renormalize = true
+    default = x
 [credential]
     helper = {credential_helper}
 [gpg]
@@ -215,7 +216,7 @@ async def test_no_program_of_a_workspace_is_run_by_any_use_of_git(
         """Take away what is refused: filters in the attributes, and the submodule's files."""
         shutil.rmtree(at / "lib", ignore_errors=True)
         (at / "lib").mkdir()
-        (root / ".git" / "info" / "attributes").write_text("* diff=x merge=x\n")
+        (root / ".git" / "info" / "attributes").write_text("* diff=x\n")
 
     await desk.worktrees.check(str(root))
     # What is changed through a filter is not committed by the service.
@@ -232,6 +233,11 @@ async def test_no_program_of_a_workspace_is_run_by_any_use_of_git(
             (at / "src/b.txt").write_text("b\n" + "mine\n" * 9)
             with harmless(root):
                 commit(root, "src/b.txt", "theirs\n" * 9 + "b\n")
+            (root / ".git" / "info" / "attributes").write_text("* diff=x merge=x\n")
+            error = await desk.refused(at, MERGE, MergeRefused)
+            assert "merge driver" in error.message
+            reset(at)
+            (at / "more.txt").write_text("more\n")
         done = await desk.finish(at, options)
         assert done.committed
     at = await changed("conflict", "src/b.txt", "mine\n")
@@ -279,6 +285,7 @@ async def test_what_a_partial_clone_lacks_is_not_fetched(desk: Desk, programs: P
 
 async def test_what_git_lfs_keeps_is_left_for_the_agent_to_commit(desk: Desk) -> None:
     commit(desk.root, ".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n")
+    git(desk.root, "config", "filter.lfs.clean", "cat")
     at = await desk.at()
     (at / "big.bin").write_bytes(b"\0" * 1_000)
     error = await desk.refused(at, MERGE, MergeRefused)

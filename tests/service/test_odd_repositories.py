@@ -124,3 +124,30 @@ async def test_a_checkout_in_the_middle_of_a_merge_is_left_alone(desk: Desk, beg
     assert git(desk.root, "rev-parse", "HEAD") == before
     (desk.root / ".git" / begun).unlink()
     assert (await desk.finish(at, MERGE)).merged == "fast-forward"
+
+
+async def test_a_file_that_has_a_merge_driver_is_not_merged_as_text(desk: Desk) -> None:
+    commit(desk.root, "a.lock", LINES)
+    commit(desk.root, ".gitattributes", "*.lock merge=locks\n*.txt merge=union\n")
+    at = await desk.at()
+    commit(at, "a.lock", f"mine\n{LINES}")
+    commit(desk.root, "a.lock", f"{LINES}theirs\n")
+    commit(desk.root, "only.lock", LINES)
+    git(desk.root, "config", "merge.locks.driver", "true")
+    error = await desk.refused(at, MERGE, MergeRefused)
+    assert error.facts["files"] == ["a.lock"]
+    git(desk.root, "config", "--unset", "merge.locks.driver")
+    assert (await desk.finish(at, MERGE)).merged == "merge-commit"
+
+
+async def test_a_filter_counts_where_it_is_configured_and_writes_a_file(desk: Desk) -> None:
+    (desk.root / "gone.bin").write_text("one\n")
+    commit(desk.root, ".gitattributes", "*.bin filter=known.to-git\n*.txt filter=unknown\n")
+    commit(desk.root, "gone.bin", "one\n")
+    git(desk.root, "config", "filter.known.to-git.clean", "cat")
+    at = await desk.at()
+    (at / "a.txt").write_text("two\n")
+    (at / "gone.bin").unlink()
+    assert (await desk.finish(at, KEEP_AND_SHOW)).merged == "fast-forward"
+    (at / "new.bin").write_text("new\n")
+    assert (await desk.refused(at, MERGE, MergeRefused)).facts["files"] == ["new.bin"]

@@ -128,27 +128,40 @@ class Checkout:
 
     async def filtered_between(self, one: str, other: str) -> list[str]:
         """The files changed between two commits that git would write through a filter."""
-        return await self._filtered(await self._changed_between(one, other), commit=other)
+        written = await self._changed_between(one, other, "--diff-filter=d")
+        return await self._with_program("filter", written, commit=other)
 
-    async def _filtered(self, names: Sequence[str], *, commit: str | None = None) -> list[str]:
-        """Those of the files that git keeps through a program, such as Git LFS.
+    async def merged_by_programs(self, one: str, other: str) -> list[str]:
+        """The files that both sides have changed and for which a merge driver is configured."""
+        base = await self._line("merge-base", one, other)
+        if base is None:
+            return []
+        theirs = set(await self._changed_between(base, other))
+        both = [name for name in await self._changed_between(base, one) if name in theirs]
+        return await self._with_program("merge", both, commit=one)
+
+    async def _with_program(
+        self, attribute: str, names: Sequence[str], *, commit: str | None = None
+    ) -> list[str]:
+        """Those of the files for which git would run a configured program, such as Git LFS.
 
         The attributes that say so are those of the working tree, or of a commit.
         """
-        command = ("check-attr", "-z", "--stdin")
-        text = _separated(names)
+        async with private_git(self.directory, self.workspace) as own:
+            drivers = own.drivers
+        if not names or not drivers:
+            return []
+        command, text = ("check-attr", "-z", "--stdin"), _separated(names)
         if commit is None:
-            answer = await self.do(*command, "filter", text=text)
+            answer = await self.do(*command, attribute, text=text)
         else:
             with tempfile.TemporaryDirectory(prefix="opencode-a2a-") as folder:
                 env = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
                 await self.do("read-tree", commit, env=env)
-                answer = await self.do(*command, "--cached", "filter", env=env, text=text)
+                answer = await self.do(*command, "--cached", attribute, env=env, text=text)
         fields = answer.split("\0")
         values = zip(fields[::3], fields[2::3], strict=False)
-        return [
-            git.readable(name) for name, value in values if value not in ("unspecified", "unset")
-        ]
+        return [git.readable(name) for name, value in values if f"{attribute}.{value}" in drivers]
 
     async def unmerged_files(self) -> list[str]:
         """The files with conflicts of a merge or rebase that somebody has begun."""
@@ -229,7 +242,7 @@ class Checkout:
         place = await find_place(self.directory)
         gone = dict.fromkeys(await asyncio.to_thread(git.gone, Path(self.directory), names))
         there = [name for name in names if name not in gone]
-        if filtered := await self._filtered(there):
+        if filtered := await self._with_program("filter", there):
             raise MergeRefused(
                 f"The attributes of the repository ask for a filter, such as Git LFS, for "
                 f"{', '.join(filtered[:10])}, and this service runs none. Have the agent commit "
@@ -282,8 +295,8 @@ class Checkout:
     async def changed_between(self, one: str, other: str) -> list[str]:
         return [git.readable(name) for name in await self._changed_between(one, other)]
 
-    async def _changed_between(self, one: str, other: str) -> list[str]:
-        compare = ("diff-tree", "-r", "--name-only", "--no-renames", "-z")
+    async def _changed_between(self, one: str, other: str, *options: str) -> list[str]:
+        compare = ("diff-tree", "-r", "--name-only", "--no-renames", "-z", *options)
         return _names(await self.do(*compare, one, other))
 
 

@@ -135,7 +135,7 @@ def unlock(place: Place) -> None:
 
 def merge_heads(place: Place) -> list[str]:
     """What a merge that somebody has begun in a working tree merges into it."""
-    return (_read_text(place.own / MERGE_STATE[0]) or "").split()
+    return (_read_text(place.own / "MERGE_HEAD") or "").split()
 
 
 def has_begun(place: Place) -> bool:

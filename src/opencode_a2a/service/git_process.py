@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +62,7 @@ SHARED_FILES = (
 )
 LOGS = "logs/refs"
 OWN_FILES = ("logs/HEAD",)
+DRIVER_PROGRAMS = {"filter": ("clean", "smudge", "process"), "merge": ("driver",)}
 INHERITED = ("HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "SYSTEMROOT")
 ENVIRONMENT = {
     "LC_ALL": "C",
@@ -92,6 +93,7 @@ class PrivateGit:
     directory: Path
     path: str  # on which programs are looked for
     has_identity: bool  # whether git is told who commits
+    drivers: frozenset[str]  # `filter.lfs`, `merge.x`: for what git would run a program elsewhere
 
     async def run(self, *words: str, env: Mapping[str, str], text: str | None) -> Answer:
         place = self.place
@@ -154,7 +156,8 @@ async def private_git(directory: str, workspace: Path) -> AsyncIterator[PrivateG
     with tempfile.TemporaryDirectory(prefix="opencode-a2a-git-") as folder:
         private = Path(folder)
         await asyncio.to_thread(_furnish, private, place, kept)
-        yield PrivateGit(place, private, path, has_identity="user.email" in kept)
+        identity = "user.email" in kept
+        yield PrivateGit(place, private, path, identity, drivers=_drivers(config))
 
 
 async def _configuration(place: Place, path: str) -> Mapping[str, str]:
@@ -165,6 +168,15 @@ async def _configuration(place: Place, path: str) -> Mapping[str, str]:
         raise IsolationFailed(f"git cannot read the repository {place.shared}: {answer.words}")
     entries = (entry.partition("\n") for entry in answer.out.split("\0") if entry)
     return {name: value if newline else "true" for name, newline, value in entries}
+
+
+def _drivers(config: Iterable[str]) -> frozenset[str]:
+    named = (name.rpartition(".") for name in config)
+    return frozenset(
+        driver
+        for driver, _, key in named
+        if key in DRIVER_PROGRAMS.get(driver.partition(".")[0], ())
+    )
 
 
 def _furnish(private: Path, place: Place, kept: Mapping[str, str]) -> None:

@@ -407,6 +407,13 @@ class ContextWorktrees:
         self, worktree: ContextWorktree, *, theirs: str, mine: str, message: str
     ) -> str:
         ref, repository = worktree.ref, self._at(worktree.checkout)
+        if files := await repository.merged_by_programs(theirs, mine):
+            raise MergeRefused(
+                f"The attributes of the repository ask for a merge driver for "
+                f"{', '.join(files[:10])}, and this service runs none. Nothing was merged. Ask "
+                f"the agent to merge {ref.base_branch} into its branch, then try again.",
+                files=files,
+            )
         tree, conflicts = await repository.merged_tree(theirs, mine)
         if tree is None:
             raise MergeRefused(
