@@ -151,3 +151,16 @@ async def test_a_filter_counts_where_it_is_configured_and_writes_a_file(desk: De
     assert (await desk.finish(at, KEEP_AND_SHOW)).merged == "fast-forward"
     (at / "new.bin").write_text("new\n")
     assert (await desk.refused(at, MERGE, MergeRefused)).facts["files"] == ["new.bin"]
+
+
+@pytest.mark.parametrize("index", ["--no-sparse-index", "--sparse-index"])
+async def test_a_sparse_checkout_stays_sparse(desk: Desk, index: str) -> None:
+    commit(desk.root, "other/c.txt", "c\n")
+    git(desk.root, "sparse-checkout", "set", "--cone", index, "src")
+    at = await desk.at()
+    commit(at, "src/b.txt", "two\n")
+    commit(at, "other/c.txt", "two\n")
+    assert (await desk.finish(at, MERGE)).merged == "fast-forward"
+    assert (desk.root / "src" / "b.txt").read_text() == "two\n"
+    assert not (desk.root / "other").exists()
+    assert git(desk.root, "status", "--porcelain") == ""

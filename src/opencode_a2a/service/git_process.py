@@ -47,8 +47,11 @@ KEPT_CONFIG = frozenset(
         "core.filemode",
         "core.ignorecase",
         "core.precomposeunicode",
+        "core.sparsecheckout",
+        "core.sparsecheckoutcone",
         "core.symlinks",
         "extensions.objectformat",
+        "index.sparse",
     }
 )
 # What the private directory has of the repository, and of the working tree.
@@ -61,7 +64,7 @@ SHARED_FILES = (
     "info/attributes",
 )
 LOGS = "logs/refs"
-OWN_FILES = ("logs/HEAD",)
+OWN_FILES = ("logs/HEAD", "info/sparse-checkout")
 DRIVER_PROGRAMS = {"filter": ("clean", "smudge", "process"), "merge": ("driver",)}
 INHERITED = ("HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "SYSTEMROOT")
 ENVIRONMENT = {
