@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from opencode_a2a.errors import IsolationFailed, MergeRefused, WorkWouldBeLost
-from tests.service.test_isolation import DROP, KEEP, MERGE, Desk, commit, desk, git
+from tests.service.test_isolation import DROP, HOUR_MS, KEEP, MERGE, Desk, commit, desk, git
 
 __all__ = ["desk"]
 KEEP_AND_SHOW = replace(MERGE, remove=False)
@@ -164,3 +164,28 @@ async def test_a_sparse_checkout_stays_sparse(desk: Desk, index: str) -> None:
     assert (desk.root / "src" / "b.txt").read_text() == "two\n"
     assert not (desk.root / "other").exists()
     assert git(desk.root, "status", "--porcelain") == ""
+
+
+async def test_a_committer_whose_name_is_not_utf8_commits(desk: Desk) -> None:
+    with (desk.root / ".git" / "config").open("ab") as file:
+        file.write(b"[user]\n\tname = Ren\xe9\n\temail = r@example.invalid\n")
+    at = await desk.at()
+    (at / "a.txt").write_text("two\n")
+    assert (await desk.finish(at, KEEP)).committed
+    assert git(at, "log", "-1", "--format=%ce") == "r@example.invalid"
+
+
+@pytest.mark.parametrize("text", ["gitdir: nowhere\0", "gitdir: loop/x", f"gitdir: {'x' * 300}"])
+async def test_a_worktree_that_cannot_be_read_is_an_error_for_itself_only(
+    desk: Desk, text: str
+) -> None:
+    broken, empty = await desk.at("broken"), await desk.at("empty")
+    (broken / "loop").symlink_to("loop")
+    (broken / ".git").write_text(text)
+    own = desk.root / ".git" / "worktrees" / broken.name
+    (own / "gitdir").write_text(f"{broken}/{'x' * 300}\n")
+    with pytest.raises(IsolationFailed):
+        await desk.worktrees.check(str(broken))
+    desk.now += HOUR_MS + 1
+    await desk.worktrees.remove_idle()
+    assert not empty.exists()

@@ -74,12 +74,11 @@ def head(place: Place) -> str | None:
 
 def gone(top: Path, names: Iterable[str]) -> list[str]:
     """Those of the files that a working tree does not have, or has only behind a link."""
-    real = os.path.realpath(top)
+    real = top.resolve()
 
     def is_there(name: str) -> bool:
-        path = os.path.join(real, name)
-        folder = os.path.dirname(path)
-        return os.path.lexists(path) and os.path.realpath(folder) == folder
+        path = real / name
+        return os.path.lexists(path) and path.parent.resolve() == path.parent
 
     return [name for name in names if not is_there(name)]
 
@@ -103,7 +102,7 @@ def checked_out(shared: Path) -> Iterator[tuple[Path, str]]:
         yield shared.parent, text
     for own in shared.glob("worktrees/*"):
         marker, text = _read_text(own / "gitdir"), _read_text(own / "HEAD")
-        if marker and text and (own / marker).exists():
+        if marker and text and _resolve(own / marker, strict=True):
             yield (own / marker).parent, text
 
 
@@ -190,7 +189,8 @@ def registered_worktrees(near: Path) -> set[Path]:
     shared = repository(near)
     files = shared.glob("worktrees/*/gitdir") if shared is not None else ()
     markers = (file.parent / text for file in files if (text := _read_text(file)))
-    return {marker.parent.resolve() for marker in markers if marker.exists()}
+    found = (_resolve(marker.parent) for marker in markers if _resolve(marker, strict=True))
+    return {directory for directory in found if directory is not None}
 
 
 def is_registered(worktree: str, near: Path) -> bool:
@@ -208,7 +208,7 @@ def worktree_directory(worktree: Path) -> Path | None:
     text = _read_text(worktree / ".git")
     if text is None or not text.startswith("gitdir: "):
         return None
-    return (worktree / text.removeprefix("gitdir: ")).resolve()
+    return _resolve(worktree / text.removeprefix("gitdir: "))
 
 
 def in_root(root: Path, directory: str) -> bool:
@@ -278,7 +278,8 @@ def _is_linked(directory: Path, shared: Path) -> bool:
     if directory.is_symlink() or own is None or own.parent != shared / "worktrees":
         return False
     back = _read_text(own / "gitdir")
-    return back is not None and (own / back).resolve() == (directory / ".git").resolve()
+    there = _resolve(own / back) if back is not None else None
+    return there is not None and there == _resolve(directory / ".git")
 
 
 def read_file(file: Path, *, limit: int | None = None) -> bytes:
@@ -291,6 +292,14 @@ def read_file(file: Path, *, limit: int | None = None) -> bytes:
             return opened.read(limit)
     finally:
         os.close(descriptor)
+
+
+def _resolve(path: Path, *, strict: bool = False) -> Path | None:
+    """A path without links; None for what no path can be, and, if strict, for what is not there."""
+    try:
+        return path.resolve(strict)
+    except NOT_A_PATH:
+        return None
 
 
 def readable(text: str) -> str:

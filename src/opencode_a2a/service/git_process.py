@@ -110,9 +110,12 @@ class PrivateGit:
 
 async def find_place(directory: str) -> Place:
     """The repository around a directory; `IsolationFailed` where there is none to work with."""
-    if not await asyncio.to_thread(Path(directory).is_dir):
-        raise IsolationFailed(f"{directory} is gone on the host of this service.")
-    place = await asyncio.to_thread(git.locate, Path(directory))
+    try:
+        if not await asyncio.to_thread(Path(directory).is_dir):
+            raise IsolationFailed(f"{directory} is gone on the host of this service.")
+        place = await asyncio.to_thread(git.locate, Path(directory))
+    except git.NOT_A_PATH as exc:
+        raise _unreadable(directory, exc) from exc
     if place is None:
         named = await asyncio.to_thread(git.named_directory, Path(directory))
         if named is None:
@@ -128,6 +131,21 @@ async def find_place(directory: str) -> Place:
 @asynccontextmanager
 async def private_git(directory: str, workspace: Path) -> AsyncIterator[PrivateGit]:
     """Git for a directory. The program is never one that lies in the workspace."""
+    with tempfile.TemporaryDirectory(prefix="opencode-a2a-git-") as folder:
+        try:
+            made = await _made(directory, workspace, Path(folder))
+        except git.NOT_A_PATH as exc:
+            raise _unreadable(directory, exc) from exc
+        yield made
+
+
+def _unreadable(directory: str, problem: Exception) -> IsolationFailed:
+    return IsolationFailed(
+        f"The repository of {directory} cannot be read: {problem}", directory=directory
+    )
+
+
+async def _made(directory: str, workspace: Path, private: Path) -> PrivateGit:
     path = await asyncio.to_thread(program_path, outside=workspace)
     place = await find_place(directory)
     if await asyncio.to_thread(git.head, place) is None:
@@ -156,11 +174,10 @@ async def private_git(directory: str, workspace: Path) -> AsyncIterator[PrivateG
             directory=directory,
         )
     kept = {name: value for name, value in config.items() if name in KEPT_CONFIG}
-    with tempfile.TemporaryDirectory(prefix="opencode-a2a-git-") as folder:
-        private = Path(folder)
-        await asyncio.to_thread(_furnish, private, place, kept)
-        identity = "user.email" in kept
-        yield PrivateGit(place, private, path, identity, drivers=_drivers(config))
+    await asyncio.to_thread(_furnish, private, place, kept)
+    return PrivateGit(
+        place, private, path, has_identity="user.email" in kept, drivers=_drivers(config)
+    )
 
 
 async def _configuration(place: Place, path: str) -> Mapping[str, str]:
@@ -198,7 +215,7 @@ def _furnish(private: Path, place: Place, kept: Mapping[str, str]) -> None:
     for name, target in links.items():
         (private / name).symlink_to(target)
     text = "".join(_config_line(name, value) for name, value in config.items())
-    (private / "config").write_bytes(os.fsencode(text))
+    (private / "config").write_bytes(text.encode(errors="surrogateescape"))
     (private / "HEAD").write_text(f"{git.head(place)}\n")  # git refuses a link here
 
 
@@ -226,8 +243,8 @@ async def _run(
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C ends the service; git is told by it
         )
-    except FileNotFoundError:
-        raise IsolationFailed(f"{cwd} is gone on the host of this service.") from None
+    except OSError as exc:
+        raise IsolationFailed(f"git cannot be run in {cwd}: {exc.strerror or exc}.") from exc
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             given = None if text is None else text.encode(errors="surrogateescape")

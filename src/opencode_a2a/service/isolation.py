@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -492,9 +492,13 @@ class ContextWorktrees:
         """Remove those worktrees, and their branches, that nobody uses and that hold nothing."""
         for worktree in await self.store.unused_since(self.clock() - self.idle_ms):
             key = (worktree.owner, worktree.context_id)
-            with suppress(ServiceError):  # in use, or OpenCode or git cannot tell: it stays
+            try:
                 async with self._contexts(key):
                     await self._remove_if_empty(worktree)
+            except ServiceError:  # in use, or OpenCode or git cannot tell: it stays
+                pass
+            except Exception:  # nor does it keep the others
+                logger.exception("worktree.sweep_broken", directory=worktree.ref.directory)
 
     async def _remove_if_empty(self, worktree: ContextWorktree) -> None:
         exists = await self._is_registered(worktree)
