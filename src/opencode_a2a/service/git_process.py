@@ -25,6 +25,8 @@ from . import git
 from .git import Place
 
 TIMEOUT_SECONDS = 120.0  # for one call of git
+FILES_TIMEOUT_SECONDS = 1_800.0  # for one that reads or writes the files of the working tree
+FILES_COMMANDS = ("read-tree", "merge", "update-index")
 STOP_SECONDS = 5.0  # for git to clean up when it is stopped
 OWN_CONFIG = {
     "core.repositoryformatversion": "1",
@@ -183,7 +185,7 @@ async def _made(directory: str, workspace: Path, private: Path) -> PrivateGit:
 async def _configuration(place: Place, path: str) -> Mapping[str, str]:
     """What git finds in all its configuration files. To list it runs nothing."""
     env = {"GIT_DIR": str(place.own), "GIT_COMMON_DIR": str(place.shared)}
-    answer = await _run("config", "--list", "-z", path=path, cwd=Path("/"), env=env, text=None)
+    answer = await _run("config", "--list", "-z", path=path, cwd=place.shared, env=env, text=None)
     if answer.code != 0:
         raise IsolationFailed(f"git cannot read the repository {place.shared}: {answer.words}")
     entries = (entry.partition("\n") for entry in answer.out.split("\0") if entry)
@@ -245,15 +247,16 @@ async def _run(
         )
     except OSError as exc:
         raise IsolationFailed(f"git cannot be run in {cwd}: {exc.strerror or exc}.") from exc
+    seconds = FILES_TIMEOUT_SECONDS if words[0] in FILES_COMMANDS else TIMEOUT_SECONDS
     try:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
+        async with asyncio.timeout(seconds):
             given = None if text is None else text.encode(errors="surrogateescape")
             out, err = await process.communicate(given)
     except TimeoutError:
         await _stop(process)
         raise IsolationFailed(
-            f"git {words[0]} did not end within {TIMEOUT_SECONDS:g} s in {cwd}, and was stopped. "
-            "Nothing else was done. Run it there by hand to see what it waits for.",
+            f"git {words[0]} did not end within {seconds:g} s in {cwd}, and was stopped. "
+            "Run it there by hand to see what it waits for.",
             directory=str(cwd),
         ) from None
     except asyncio.CancelledError:
