@@ -189,3 +189,15 @@ async def test_a_worktree_that_cannot_be_read_is_an_error_for_itself_only(
     desk.now += HOUR_MS + 1
     await desk.worktrees.remove_idle()
     assert not empty.exists()
+
+
+@pytest.mark.parametrize("how", ["--assume-unchanged", "--skip-worktree"])
+async def test_an_idle_worktree_with_a_change_that_git_is_told_not_to_see_stays(
+    desk: Desk, how: str
+) -> None:
+    at = await desk.at()
+    git(at, "update-index", how, "a.txt")
+    (at / "a.txt").write_text("mine\n")
+    desk.now += HOUR_MS + 1
+    await desk.worktrees.remove_idle()
+    assert (at / "a.txt").read_text() == "mine\n"

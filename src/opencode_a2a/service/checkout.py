@@ -112,9 +112,17 @@ class Checkout:
         return [entry[3:] for entry in _names(answer)]
 
     async def has_ignored_files(self) -> bool:
-        """Whether there are files that git is told to ignore, and so would not make again."""
+        """Whether there are files that git is told to ignore, and so would not make again.
+
+        Or of which it is told to take no notice, so that it does not see how they have changed.
+        """
         command = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
-        return await self.do(*command, "--no-empty-directory") != ""
+        if await self.do(*command, "--no-empty-directory"):
+            return True
+        entries = _names(await self.do("ls-files", "-v", "-z"))  # h: assume-unchanged, S: skip
+        unseen = [entry[2:] for entry in entries if entry[0].islower() or entry[0] == "S"]
+        gone = await asyncio.to_thread(git.gone, Path(self.directory), unseen)
+        return len(gone) < len(unseen)
 
     async def repositories_inside(self) -> list[str]:
         """Submodules that are checked out, and other repositories: no commit here has theirs."""
