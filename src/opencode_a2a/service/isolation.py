@@ -323,8 +323,6 @@ class ContextWorktrees:
                 "The worktree has files with unresolved conflicts. Have them resolved first.",
                 files=conflicts,
             )
-        if not await at.uncommitted():
-            return False
         default = (
             f"{worktree.title}\n\nWhat the agent had not committed when its worktree was finished."
         )
