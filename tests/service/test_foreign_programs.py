@@ -333,7 +333,6 @@ async def test_a_worktree_of_the_service_is_one_for_the_git_of_everybody(desk: D
     assert git(desk.root, "fsck", "--no-progress") == ""
     commit(at, "a.txt", "by the agent\n")
     assert str(at) in git(desk.root, "worktree", "list")
-    assert "reset" in git(at, "reflog") or git(at, "reflog")
 
 
 async def test_a_git_that_does_not_answer_is_ended(

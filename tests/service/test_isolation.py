@@ -249,7 +249,7 @@ async def test_where_there_is_nothing_to_branch_from_the_reason_is_given(
         (bare, "bare repository"),
         (plain, "new is not in the last commit"),
         (desk.root / "sub", "in a submodule"),
-        (linked, "outside the workspace"),
+        (linked, "knows no such worktree"),
     ):
         with pytest.raises(IsolationFailed, match=reason):
             await desk.worktrees.check(str(directory))

@@ -122,10 +122,10 @@ async def find_place(directory: str) -> Place:
         named = await asyncio.to_thread(git.named_directory, Path(directory))
         if named is None:
             problem = "is not in a git repository that can be used"
-        elif "modules" in named.parts:
+        elif "modules" in str(named).partition("/.git/")[2].split("/"):
             problem = "is in a submodule; only the repository around it can be isolated"
         else:
-            problem = f"has its repository outside the workspace, or in a wrong place ({named})"
+            problem = f"has a .git file that names {named}, where git knows no such worktree"
         raise IsolationFailed(f"{directory} {problem}.", directory=directory)
     return place
 
