@@ -124,6 +124,7 @@ async def test_a_checkout_in_the_middle_of_a_merge_is_left_alone(desk: Desk, beg
     assert git(desk.root, "rev-parse", "HEAD") == before
     (desk.root / ".git" / begun).unlink()
     assert (await desk.finish(at, MERGE)).merged == "fast-forward"
+    assert git(desk.root, "rev-parse", "ORIG_HEAD") == before
 
 
 async def test_a_file_that_has_a_merge_driver_is_not_merged_as_text(desk: Desk) -> None:

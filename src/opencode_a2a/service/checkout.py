@@ -248,6 +248,9 @@ class Checkout:
         """Commit what the working tree has on its branch. Whether there was something."""
         names = [name for name in await self._uncommitted() if not name.endswith("/")]
         place = await find_place(self.directory)
+        others = await asyncio.to_thread(git.merge_heads, place)
+        if not names and not others:
+            return False
         gone = dict.fromkeys(await asyncio.to_thread(git.gone, Path(self.directory), names))
         there = [name for name in names if name not in gone]
         if filtered := await self._with_program("filter", there):
@@ -262,7 +265,6 @@ class Checkout:
         await self.do(*update, "--force-remove", "--stdin", text=_separated(gone))
         await self.do(*update, "--stdin", text=_separated(there))
         tip = await self.tip(branch)
-        others = await asyncio.to_thread(git.merge_heads, place)
         tree = (await self.do("write-tree", "--missing-ok")).strip()
         if tip is None or (not others and tree == await self._line("rev-parse", f"{tip}^{{tree}}")):
             return False
@@ -289,12 +291,17 @@ class Checkout:
 
     async def fast_forward(self, commit: str) -> Answer:
         """Move the branch that is checked out, and its files. Git refuses to overwrite changes."""
-        if await asyncio.to_thread(git.has_begun, await find_place(self.directory)):
+        place, before = await find_place(self.directory), await self.commit()
+        if await asyncio.to_thread(git.has_begun, place):
             raise MergeRefused(
                 f"Somebody has begun a merge, cherry-pick or revert in {self.directory}. Nothing "
                 "was changed there. Have it finished or aborted, then try again."
             )
-        return await self.ask("merge", "--ff-only", "--quiet", "--no-autostash", commit)
+        answer = await self.ask("merge", "--ff-only", "--quiet", "--no-autostash", commit)
+        if answer.code == 0 and before is not None:
+            with suppress(OSError):  # it is moved already
+                await asyncio.to_thread(git.remember, place, before)
+        return answer
 
     async def move_branch(self, branch: str, commit: str, *, from_commit: str) -> Answer:
         """Move a branch that is checked out nowhere."""

@@ -142,6 +142,13 @@ def has_begun(place: Place) -> bool:
     return any((place.own / name).exists() for name in BEGUN)
 
 
+def remember(place: Place, commit: str) -> None:
+    """For `git reset ORIG_HEAD`: what was checked out before a merge."""
+    file = place.own / "ORIG_HEAD"
+    file.unlink(missing_ok=True)  # it may be a link
+    file.write_text(f"{commit}\n")
+
+
 def forget_merge(place: Place) -> None:
     """What git removes after the commit that ends a merge, cherry-pick or revert."""
     for name in MERGE_STATE:
