@@ -42,36 +42,36 @@ class Checkout:
     # -- the program
 
     async def ask(
-        self, *words: str, env: Mapping[str, str] | None = None, text: str | None = None
+        self, *arguments: str, env: Mapping[str, str] | None = None, text: str | None = None
     ) -> Answer:
         """What git answers, failures included. `text` is what it reads from its input."""
-        async with private_git(self.directory, self.workspace) as own:
-            identity = {} if own.has_identity else _IDENTITY
-            return await own.run(*words, env={**identity, **(env or {})}, text=text)
+        async with private_git(self.directory, self.workspace) as private:
+            identity = {} if private.has_identity else _IDENTITY
+            return await private.run(*arguments, env={**identity, **(env or {})}, text=text)
 
     async def do(
-        self, *words: str, env: Mapping[str, str] | None = None, text: str | None = None
+        self, *arguments: str, env: Mapping[str, str] | None = None, text: str | None = None
     ) -> str:
         """What git prints; `IsolationFailed` with its own words if it fails."""
-        answer = await self.ask(*words, env=env, text=text)
+        answer = await self.ask(*arguments, env=env, text=text)
         if answer.code != 0:
             raise IsolationFailed(
-                f"git {words[0]} failed in {self.directory}: {answer.words}",
+                f"git {arguments[0]} failed in {self.directory}: {answer.message}",
                 directory=self.directory,
             )
         return answer.out
 
-    async def _line(self, *words: str) -> str | None:
+    async def _line(self, *arguments: str) -> str | None:
         """The one line that git prints, or None if it fails."""
-        answer = await self.ask(*words)
+        answer = await self.ask(*arguments)
         return answer.out.strip() if answer.code == 0 else None
 
     # -- what there is
 
     async def working_tree(self) -> str:
         """The top of the working tree around a directory; `IsolationFailed` where there is none."""
-        async with private_git(self.directory, self.workspace) as own:
-            top = own.place.top
+        async with private_git(self.directory, self.workspace) as private:
+            top = private.place.top
         if top is None:
             raise IsolationFailed(
                 f"{self.directory} is in a bare repository, without files to work on.",
@@ -95,8 +95,8 @@ class Checkout:
 
     async def checked_out_at(self, branch: str) -> str | None:
         """The working tree in which a branch is checked out."""
-        async with private_git(self.directory, self.workspace) as own:
-            shared, bare = own.place.shared, own.place.top is None
+        async with private_git(self.directory, self.workspace) as private:
+            shared, bare = private.place.shared, private.place.top is None
         for directory, head in await asyncio.to_thread(lambda: list(git.checked_out(shared))):
             if head == f"ref: refs/heads/{branch}" and not (bare and directory == shared.parent):
                 return str(directory)
@@ -155,8 +155,8 @@ class Checkout:
 
         The attributes that say so are those of the working tree, or of a commit.
         """
-        async with private_git(self.directory, self.workspace) as own:
-            drivers = own.drivers
+        async with private_git(self.directory, self.workspace) as private:
+            drivers = private.drivers
         if not names or not drivers:
             return []
         command, text = ("check-attr", "-z", "--stdin"), _separated(names)
@@ -280,7 +280,7 @@ class Checkout:
         )
         if answer.code not in (0, 1):
             raise IsolationFailed(
-                f"git cannot merge without touching files (that needs git 2.38): {answer.words}"
+                f"git cannot merge without touching files (that needs git 2.38): {answer.message}"
             )
         tree, *files = _names(answer.out)
         return (tree, []) if answer.code == 0 else (None, [git.readable(name) for name in files])

@@ -85,7 +85,7 @@ class Answer:
     err: str
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """What git says, for people."""
         return git.readable(" ".join((self.err or self.out).split())[:1_000])
 
@@ -100,14 +100,14 @@ class PrivateGit:
     has_identity: bool  # whether git is told who commits
     drivers: frozenset[str]  # `filter.lfs`, `merge.x`: for what git would run a program elsewhere
 
-    async def run(self, *words: str, env: Mapping[str, str], text: str | None) -> Answer:
+    async def run(self, *arguments: str, env: Mapping[str, str], text: str | None) -> Answer:
         place = self.place
-        own = {"GIT_DIR": str(self.directory), "GIT_INDEX_FILE": str(place.own / "index")}
-        own |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+        fixed = {"GIT_DIR": str(self.directory), "GIT_INDEX_FILE": str(place.own / "index")}
+        fixed |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
         if place.top is not None:
-            own["GIT_WORK_TREE"] = str(place.top)
+            fixed["GIT_WORK_TREE"] = str(place.top)
         cwd = place.top or self.directory
-        return await _run(*words, path=self.path, cwd=cwd, env={**own, **env}, text=text)
+        return await _run(*arguments, path=self.path, cwd=cwd, env={**fixed, **env}, text=text)
 
 
 async def find_place(directory: str) -> Place:
@@ -176,7 +176,7 @@ async def _made(directory: str, workspace: Path, private: Path) -> PrivateGit:
             directory=directory,
         )
     kept = {name: value for name, value in config.items() if name in KEPT_CONFIG}
-    await asyncio.to_thread(_furnish, private, place, kept)
+    await asyncio.to_thread(_fill, private, place, kept)
     return PrivateGit(
         place, private, path, has_identity="user.email" in kept, drivers=_drivers(config)
     )
@@ -187,7 +187,7 @@ async def _configuration(place: Place, path: str) -> Mapping[str, str]:
     env = {"GIT_DIR": str(place.own), "GIT_COMMON_DIR": str(place.shared)}
     answer = await _run("config", "--list", "-z", path=path, cwd=place.shared, env=env, text=None)
     if answer.code != 0:
-        raise IsolationFailed(f"git cannot read the repository {place.shared}: {answer.words}")
+        raise IsolationFailed(f"git cannot read the repository {place.shared}: {answer.message}")
     entries = (entry.partition("\n") for entry in answer.out.split("\0") if entry)
     return {name: value if newline else "true" for name, newline, value in entries}
 
@@ -201,7 +201,7 @@ def _drivers(config: Iterable[str]) -> frozenset[str]:
     )
 
 
-def _furnish(private: Path, place: Place, kept: Mapping[str, str]) -> None:
+def _fill(private: Path, place: Place, kept: Mapping[str, str]) -> None:
     """Make a git directory with the repository's data and a configuration of the service."""
     bare = "false" if place.top is not None else "true"
     config = {**OWN_CONFIG, **kept, "core.bare": bare}
@@ -228,7 +228,7 @@ def _config_line(name: str, value: str) -> str:
 
 
 async def _run(
-    *words: str, path: str, cwd: Path, env: Mapping[str, str], text: str | None
+    *arguments: str, path: str, cwd: Path, env: Mapping[str, str], text: str | None
 ) -> Answer:
     program = await asyncio.to_thread(shutil.which, "git", path=path)
     if program is None:
@@ -237,7 +237,7 @@ async def _run(
     try:
         process = await asyncio.create_subprocess_exec(
             program,
-            *words,
+            *arguments,
             cwd=cwd,
             env={"PATH": path, **inherited, **ENVIRONMENT, **env},
             stdin=asyncio.subprocess.DEVNULL if text is None else asyncio.subprocess.PIPE,
@@ -247,7 +247,7 @@ async def _run(
         )
     except OSError as exc:
         raise IsolationFailed(f"git cannot be run in {cwd}: {exc.strerror or exc}.") from exc
-    seconds = FILES_TIMEOUT_SECONDS if words[0] in FILES_COMMANDS else TIMEOUT_SECONDS
+    seconds = FILES_TIMEOUT_SECONDS if arguments[0] in FILES_COMMANDS else TIMEOUT_SECONDS
     try:
         async with asyncio.timeout(seconds):
             given = None if text is None else text.encode(errors="surrogateescape")
@@ -255,7 +255,7 @@ async def _run(
     except TimeoutError:
         await _stop(process)
         raise IsolationFailed(
-            f"git {words[0]} did not end within {seconds:g} s in {cwd}, and was stopped. "
+            f"git {arguments[0]} did not end within {seconds:g} s in {cwd}, and was stopped. "
             "Run it there by hand to see what it waits for.",
             directory=str(cwd),
         ) from None

@@ -446,7 +446,7 @@ class ContextWorktrees:
                     "then try again.",
                     files=files,
                 )
-        raise MergeRefused(f"Git does not move {branch}: {answer.words}. Nothing was changed.")
+        raise MergeRefused(f"Git does not move {branch}: {answer.message}. Nothing was changed.")
 
     async def _check_not_filtered(
         self, worktree: ContextWorktree, where: str, *, theirs: str, new: str
