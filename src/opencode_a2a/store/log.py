@@ -721,8 +721,8 @@ class SqlTaskLog:
             self._claimed = ours
             read: list[Task] = []
             try:
-                with suppress(StoreError):  # already logged; what was not read is claimed again
-                    for task_id in wanted:
+                for task_id in wanted:
+                    with suppress(StoreError):  # logged; it may be of this task's rows alone
                         if task_id in self._claimed and (task := await self._read_claimed(task_id)):
                             read.append(task)
                 claimed = [task for task in read if task.head.id in self._claimed]
