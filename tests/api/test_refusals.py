@@ -376,6 +376,12 @@ def test_a_text_may_hold_as_many_commas_as_fit(client: httpx.Client, form: Form)
     assert task["id"]
 
 
+def test_names_do_not_count_as_values(client: httpx.Client) -> None:
+    body = json.dumps({f"name {number}": "a, b" for number in range(55_000)}).encode()
+    response = post(client, REST_1, body)
+    assert "JSON values" not in response.text
+
+
 @pytest.mark.parametrize("operation", ["cancel", "subscribe"])
 @pytest.mark.parametrize("form", [REST_1, REST_03], ids=lambda form: form.name)
 def test_a_body_that_is_not_needed_must_still_be_right(

@@ -180,7 +180,6 @@ def test_missing_secrets_are_named_with_the_commands_that_make_them() -> None:
     [
         '[oidc]\nissuer = "https://login.example.com"\n',
         'oidc = "wrong"\n[a2a]\nmtls_header = "X-Client"\n',
-        '[a2a]\ncredentials_file = "/etc/tokens.json"\n',
     ],
 )
 def test_where_callers_log_in_elsewhere_no_static_token_is_asked_for(settings: str) -> None:

@@ -184,12 +184,12 @@ class Operator:
         ]
 
     def _logs_in_elsewhere(self, instance: Instance) -> bool:
-        """Whether its settings let callers in without a secret of this directory."""
+        """Whether its settings let callers in with tokens of an issuer, or with certificates."""
         try:
             tables = tomllib.loads(self.host.read(f"{instance.etc}/config.toml") or "")
         except tomllib.TOMLDecodeError:
             return False  # the service says what is wrong with it
-        named = (("oidc", "issuer"), ("a2a", "mtls_header"), ("a2a", "credentials_file"))
+        named = (("oidc", "issuer"), ("a2a", "mtls_header"))
         found = ((tables.get(table), name) for table, name in named)
         return any(isinstance(table, dict) and table.get(name) for table, name in found)
 

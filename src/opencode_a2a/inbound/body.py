@@ -63,7 +63,7 @@ def _has_too_many_values(raw: bytes) -> bool:
     if _count_values(raw) <= MAX_VALUES:
         return False
     without_escapes = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if without_escapes.count(b'"') > 2 * MAX_VALUES:
+    if without_escapes.count(b'"') > 4 * MAX_VALUES:  # a member has a name besides its value
         return True
     outside_of_texts = without_escapes.split(b'"')[::2]
     return _count_values(b"".join(outside_of_texts)) > MAX_VALUES
