@@ -188,10 +188,13 @@ class Api:
         The router takes the first route that matches both path and method, and so does this. Most
         requests are for no public route, and the others have patterns that take longer to match.
         """
-        matching = (route for route in self.routes if route.matches(scope)[0] is Match.FULL)
-        if any(route.is_public and route.matches(scope)[0] is Match.FULL for route in self.routes):
-            return next(matching).is_public
-        return False
+
+        def answers(route: DeclaredRoute) -> bool:
+            return route.matches(scope)[0] is Match.FULL
+
+        if not any(route.is_public and answers(route) for route in self.routes):
+            return False
+        return next(filter(answers, self.routes)).is_public
 
     def openapi(self) -> Json:
         """The same object for as long as OpenCode is of the same version."""
