@@ -55,11 +55,11 @@ from .inbound.push import PushRenderer
 from .inbound.routes import add_routes, application
 from .inbound.sse import Streams, open_streams
 from .observe import metrics
-from .opencode.agent import Defaults, OpenCode
-from .opencode.catalog import OpenCodeCatalog
 from .opencode.fleet import Fleet
 from .opencode.http import Endpoint
 from .opencode.identity import opencode_name
+from .opencode.v1.agent import Defaults, OpenCode
+from .opencode.v1.catalog import OpenCodeCatalog
 from .outbound.egress import Egress
 from .outbound.files import NamedFiles
 from .outbound.inspector import Inspector

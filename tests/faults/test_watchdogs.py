@@ -10,8 +10,8 @@ import pytest
 
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import Failure, Message, Role, TaskState, Text
-from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.http import Endpoint
+from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts
 from opencode_a2a.service.scheduler import Scheduler, SchedulerLimits

@@ -24,8 +24,8 @@ from opencode_a2a.domain.values import (
     SessionRef,
 )
 from opencode_a2a.errors import UpstreamHttpError, UpstreamUnreachable
-from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.http import Endpoint, Http
+from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
 from tests.fakes.opencode import FakeOpenCode, serve
 
 PATIENCE = 30.0

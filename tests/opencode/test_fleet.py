@@ -11,10 +11,10 @@ import pytest
 from opencode_a2a.domain.catalog import Location, SessionPrompt
 from opencode_a2a.domain.values import Prompt
 from opencode_a2a.opencode import fleet as fleets
-from opencode_a2a.opencode.agent import Defaults
-from opencode_a2a.opencode.catalog import OpenCodeCatalog
 from opencode_a2a.opencode.fleet import Fleet
 from opencode_a2a.opencode.http import Endpoint
+from opencode_a2a.opencode.v1.agent import Defaults
+from opencode_a2a.opencode.v1.catalog import OpenCodeCatalog
 from tests.fakes.opencode import FakeOpenCode, serve
 
 PATIENCE = 60.0

@@ -21,8 +21,8 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
-from opencode_a2a.opencode.instances import LOADING_ROUTES, Instances
 from opencode_a2a.opencode.recent import DIRECTORIES
+from opencode_a2a.opencode.v1.instances import LOADING_ROUTES, Instances
 
 PATIENCE = 30.0
 

@@ -47,12 +47,12 @@ from opencode_a2a.domain.values import (
     TaskState,
     Usage,
 )
-from opencode_a2a.opencode.agent import Defaults, OpenCode
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
 from opencode_a2a.opencode.identity import Identity
-from opencode_a2a.opencode.instances import Instances
-from opencode_a2a.opencode.wire import parent_of, session_of, translate
+from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
+from opencode_a2a.opencode.v1.instances import Instances
+from opencode_a2a.opencode.v1.wire import parent_of, session_of, translate
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 PROMPTING = re.compile(r"/session/(ses_\w+)/(?:message|prompt_async|command|shell|summarize)")

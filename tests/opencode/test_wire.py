@@ -24,8 +24,8 @@ from opencode_a2a.domain.values import (
     TodoItem,
     Usage,
 )
-from opencode_a2a.opencode import wire
-from opencode_a2a.opencode.wire import parent_of, scrub, session_of, translate
+from opencode_a2a.opencode.v1 import wire
+from opencode_a2a.opencode.v1.wire import parent_of, scrub, session_of, translate
 
 SESSION, MESSAGE, PART = "ses_1", "msg_1", "prt_1"
 Json = dict[str, Any]

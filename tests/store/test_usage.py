@@ -20,7 +20,7 @@ from opencode_a2a.domain.ports import UsageQuery, UsageRow
 from opencode_a2a.domain.turn import Turn
 from opencode_a2a.domain.updates import LogEntry, Progress, Started
 from opencode_a2a.domain.values import AnsweredBy, ModelRef, Usage
-from opencode_a2a.opencode.wire import PartInfo, part_events
+from opencode_a2a.opencode.v1.wire import PartInfo, part_events
 from opencode_a2a.store import statements
 from opencode_a2a.store.codec import encode
 from opencode_a2a.store.database import Conflict, Database

@@ -19,9 +19,9 @@ from uuid import uuid4
 import httpx
 
 from ..errors import UpstreamError
-from ..opencode import wire
-from ..opencode.agent import StoredMessage
 from ..opencode.http import Endpoint, Http
+from ..opencode.v1 import wire
+from ..opencode.v1.agent import StoredMessage
 from ..outbound.failures import PeerError
 from .judgement import Answer, Arrival
 from .web import refusal, web_client

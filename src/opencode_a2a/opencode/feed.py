@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..observe import metrics
 from .http import Http
-from .wire import parent_of, session_of, translate
+from .v1.wire import parent_of, session_of, translate
 
 logger = structlog.get_logger()
 

@@ -17,8 +17,8 @@ from ..domain.catalog import Location
 from ..domain.ports import AgentSession, ToolHost
 from ..domain.release import Release
 from ..domain.values import PermissionRule, SessionRef
-from .agent import Defaults, OpenCode
 from .http import Endpoint
+from .v1.agent import Defaults, OpenCode
 
 REMEMBERED = 100_000  # sessions whose OpenCode is known; one that was forgotten gets the idlest
 

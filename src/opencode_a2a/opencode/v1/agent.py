@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import Field
 
-from ..domain import events as ev
-from ..domain.catalog import Location
-from ..domain.ports import SessionGone
-from ..domain.release import Release
-from ..domain.values import (
+from ...domain import events as ev
+from ...domain.catalog import Location
+from ...domain.ports import SessionGone
+from ...domain.release import Release
+from ...domain.values import (
     Decision,
     FileChange,
     Interrupt,
@@ -28,12 +28,12 @@ from ..domain.values import (
     QuestionDecision,
     SessionRef,
 )
-from ..errors import UpstreamError, UpstreamHttpError, UpstreamUnreachable
+from ...errors import UpstreamError, UpstreamHttpError, UpstreamUnreachable
+from ..feed import SILENCE_SECONDS, Feed, Subscription
+from ..http import Endpoint, Http
+from ..identity import Identity
+from ..ids import dated_id, new_id, part_id, prompt_id
 from . import wire
-from .feed import SILENCE_SECONDS, Feed, Subscription
-from .http import Endpoint, Http
-from .identity import Identity
-from .ids import dated_id, new_id, part_id, prompt_id
 from .instances import Instances
 from .tools import OpenCodeTools
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import Field
 
-from ..domain import catalog as c
-from ..domain import events as ev
-from ..domain.values import (
+from ...domain import catalog as c
+from ...domain import events as ev
+from ...domain.values import (
     Attachment,
     Data,
     FileChange,
@@ -25,10 +25,10 @@ from ..domain.values import (
     Text,
     TodoItem,
 )
-from ..errors import InvalidParams, SessionNotFound, UpstreamBusy, UpstreamHttpError
+from ...errors import InvalidParams, SessionNotFound, UpstreamBusy, UpstreamHttpError
+from ..http import Requests
+from ..ids import new_id, part_id
 from . import wire
-from .http import Requests
-from .ids import new_id, part_id
 
 CREATION_SECONDS = 60.0  # seconds for a worktree or workspace; OpenCode itself gives up after a few
 

@@ -14,15 +14,15 @@ from typing import Any
 import structlog
 from pydantic import Field
 
-from ..domain.peer_calls import ASK, ASK_ALWAYS, CALL, DENY, SERVER
-from ..domain.permissions import action_of
-from ..domain.values import PermissionAction, PermissionRule, SessionRef
-from ..errors import UpstreamError
-from ..locks import KeyedLock
+from ...domain.peer_calls import ASK, ASK_ALWAYS, CALL, DENY, SERVER
+from ...domain.permissions import action_of
+from ...domain.values import PermissionAction, PermissionRule, SessionRef
+from ...errors import UpstreamError
+from ...locks import KeyedLock
+from ..feed import Feed
+from ..http import Http
+from ..recent import Recent
 from . import wire
-from .feed import Feed
-from .http import Http
-from .recent import Recent
 
 logger = structlog.get_logger()
 

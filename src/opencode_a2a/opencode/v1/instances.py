@@ -14,11 +14,11 @@ from functools import partial
 
 import structlog
 
-from ..errors import UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
-from ..locks import KeyedLock
-from .feed import Feed
-from .http import Http
-from .recent import Recent
+from ...errors import UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
+from ...locks import KeyedLock
+from ..feed import Feed
+from ..http import Http
+from ..recent import Recent
 
 logger = structlog.get_logger()
 

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..domain import events as ev
-from ..domain.values import (
+from ...domain import events as ev
+from ...domain.values import (
     COST_DIGITS,
     AnsweredBy,
     Attachment,
@@ -37,8 +37,8 @@ from ..domain.values import (
     Usage,
     file_at,
 )
-from ..errors import UpstreamPayloadError
-from .ids import prompt_id
+from ...errors import UpstreamPayloadError
+from ..ids import prompt_id
 
 T = TypeVar("T")
 

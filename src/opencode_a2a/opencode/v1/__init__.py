@@ -1,0 +1,1 @@
+"""OpenCode 1.x: its messages, sessions and lists."""
