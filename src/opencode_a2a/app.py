@@ -55,11 +55,11 @@ from .inbound.push import PushRenderer
 from .inbound.routes import add_routes, application
 from .inbound.sse import Streams, open_streams
 from .observe import metrics
+from .opencode.agent import OpenCode
+from .opencode.driver import Defaults
 from .opencode.fleet import Fleet
 from .opencode.http import Endpoint
 from .opencode.identity import opencode_name
-from .opencode.v1.agent import Defaults, OpenCode
-from .opencode.v1.catalog import OpenCodeCatalog
 from .outbound.egress import Egress
 from .outbound.files import NamedFiles
 from .outbound.inspector import Inspector
@@ -694,6 +694,7 @@ def _connect(
         variant=upstream.variant,
         rules=rules,
         model_titles=settings.server.session_titles == "model",
+        run_seconds=upstream.timeout_stream,
     )
     timeout, concurrency = upstream.timeout, upstream.max_concurrent_requests
     if len(endpoints) == 1:
@@ -704,7 +705,7 @@ def _connect(
 def _locations(settings: Settings, adapters: _Adapters, *, limiter: Limiter) -> Locations:
     upstream, server = settings.upstream, settings.server
     return Locations(
-        catalog=OpenCodeCatalog(adapters.opencode.http, upstream.timeout_stream),
+        agent=adapters.opencode,
         store=adapters.bindings,
         root=upstream.workspace_root,
         shared=server.shared_sessions,
@@ -742,9 +743,7 @@ def _services(
     limiter = locations.limiter
     return Services(
         agent=agent,
-        catalog=locations.catalog,
         ownership=Ownership(
-            catalog=locations.catalog,
             store=adapters.bindings,
             locations=locations,
             shared=server.shared_sessions,
@@ -756,7 +755,7 @@ def _services(
         locations=locations,
         creator=Creator(locations),
         worktrees=worktrees,
-        validator=Validator(locations.catalog),
+        validator=Validator(locations.agent),
         inputs=Inputs(
             adapters.files,
             part_bytes=server.max_part_bytes,
@@ -802,7 +801,6 @@ def _options(
     return CatalogOptionsResolver(
         ownership=services.ownership,
         validator=services.validator,
-        catalog=services.catalog,
         sessions=sessions,
         bindings=adapters.bindings,
         worktrees=services.worktrees,
@@ -954,8 +952,8 @@ def publication(
         enabled.add("A2A_TASK_STORE_DATABASE_URL")
     if may_call_peers(settings):
         enabled.add(PEER_TOGGLE.setting)
-    contract = Contract(ALL, enabled=enabled, services=services)
-    return Published(facts, contract, deployment=deployment, release=release)
+    contract = Contract(ALL, enabled=enabled, services=services, release=release)
+    return Published(facts, contract, deployment=deployment)
 
 
 def _declared_push(server: Server) -> PushFacts:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from inspect import getdoc
 from typing import Any, Literal, TypeVar, get_type_hints
 
+from ..domain.release import Feature
 from ..errors import (
     AuthorizationForbidden,
     InvalidParams,
@@ -71,14 +72,16 @@ class Method:
     run: Run[Any, Any]
     errors: tuple[type[ServiceError], ...] = ()  # beyond those every method can answer
     toggle: Toggle | None = None
+    needs: Feature | None = None  # of OpenCode
     facts: Mapping[str, Any] = field(default_factory=dict)  # whatever else is worth publishing
     streams: bool = False  # it answers with events, each a `result`
     or_scope: str | None = None  # allows it as well
 
     @property
     def all_errors(self) -> tuple[type[ServiceError], ...]:
-        switched = (MethodDisabled,) if self.toggle is not None else ()
-        return (*COMMON_ERRORS, *self.errors, *switched)
+        conditional = self.toggle is not None or self.needs is not None
+        switched = (MethodDisabled,) if conditional else ()
+        return tuple(dict.fromkeys((*COMMON_ERRORS, *self.errors, *switched)))
 
     @property
     def params_schema(self) -> Json:
@@ -114,6 +117,7 @@ class Extension:
         scope: str,
         errors: tuple[type[ServiceError], ...] = (),
         toggle: Toggle | None = None,
+        needs: Feature | None = None,
         **facts: Any,
     ) -> Callable[[Run[P, R]], Run[P, R]]:
         """Declare a method: its docstring is the summary, its annotations are the schema."""
@@ -129,6 +133,7 @@ class Extension:
                 run=run,
                 errors=errors,
                 toggle=toggle,
+                needs=needs,
                 facts=facts,
             )
             self.methods.append(method)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
+from ..domain.release import Release
 from ..errors import AuthorizationForbidden, MethodDisabled
 from .declare import Extension, Method
 from .params import Result, validated
@@ -30,11 +31,17 @@ class Contract:
     """The declared methods, which of them this deployment has enabled, and their services."""
 
     def __init__(
-        self, extensions: Iterable[Extension], enabled: Collection[str], services: Any = None
+        self,
+        extensions: Iterable[Extension],
+        enabled: Collection[str],
+        services: Any = None,
+        release: Callable[[], Release | None] = lambda: None,
     ) -> None:
+        """`release`: of the OpenCode that is connected, or was last."""
         self.extensions = tuple(extensions)
         self._enabled = enabled
         self._services = services
+        self.release = release
         self._methods = {m.name: m for extension in self.extensions for m in extension.methods}
 
     def __contains__(self, name: str) -> bool:
@@ -61,6 +68,14 @@ class Contract:
         return self._methods[name].streams
 
     def enabled(self, method: Method) -> bool:
+        return self._is_on(method) and not self.lacks(method)
+
+    def lacks(self, method: Method) -> bool:
+        """Whether the connected OpenCode does not have what a method needs."""
+        release = self.release()
+        return release is not None and method.needs in release.lacks
+
+    def _is_on(self, method: Method) -> bool:
         return method.toggle is None or method.toggle.setting in self._enabled
 
     @property
@@ -82,11 +97,13 @@ class Contract:
 
     async def _run(self, name: str, caller: HasScopes, params: Any) -> Any:
         method = self._methods[name]
-        if method.toggle is not None and not self.enabled(method):
+        if method.toggle is not None and not self._is_on(method):
             raise MethodDisabled(
                 f"{name} is switched off: {method.toggle.reason}",
                 method=name,
                 setting=method.toggle.setting,
             )
+        if method.needs is not None and self.lacks(method):
+            raise MethodDisabled(method.needs.effect, method=name)
         require_scope(caller, method.scope, or_scope=method.or_scope)
         return await method.run(self._services, caller, validated(method.params, params))

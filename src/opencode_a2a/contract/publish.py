@@ -101,6 +101,8 @@ def untitled(schema: Any) -> Any:
 
 
 def availability(contract: Contract, method: Method) -> Json:
+    if method.needs is not None and contract.lacks(method):
+        return {"availability": "disabled", "reason": method.needs.effect}
     if method.toggle is None:
         return {"availability": "always"}
     return {
@@ -108,6 +110,11 @@ def availability(contract: Contract, method: Method) -> Json:
         "toggle": method.toggle.setting,
         "reason": method.toggle.reason,
     }
+
+
+def is_conditional(contract: Contract, method: Method) -> bool:
+    """Whether it depends on this deployment that a method can be called."""
+    return method.toggle is not None or contract.lacks(method)
 
 
 def methods_of(extensions: Iterable[Extension]) -> Iterator[tuple[Extension, Method]]:
@@ -136,6 +143,8 @@ def markdown(extension: Extension) -> list[str]:
         lines.append(f"Scope `{method.scope}`{also}.")
         if method.toggle is not None:
             lines[-1] += f" Only with `{method.toggle.setting}=true`: {method.toggle.reason}"
+        if method.needs is not None:
+            lines[-1] += f" Not on every OpenCode: {method.needs.effect}"
         schema = method.params_schema
         if fields := list(_fields(schema, schema)):
             lines += ["", "| parameter | type | meaning |", "|---|---|---|", *fields]

@@ -450,7 +450,7 @@ OPENCODE_LACKS = Finding(
 
 def judge_version(version: str) -> Verdict:
     release = Release(version)
-    if release.is_newer_than_tried or release.is_older_than_tried:
+    if release.is_newer_than_tried or not release.is_supported:
         says = f"OpenCode {version}; tested are {TRIED[0]} to {TRIED[-1]}."
         return found(OPENCODE_UNTESTED, says)
     if release.lacks:

@@ -333,6 +333,15 @@ class Catalog(Protocol):
     async def reset_worktree(self, location: Location, directory: str) -> None: ...
 
 
+class HasCatalog(Protocol):
+    """An agent, of whichever version it is."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """UpstreamError: no agent has answered yet."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOwner:
     principal: str

@@ -214,8 +214,19 @@ class Retrying:
 
 
 @dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run has ended, where the agent says it once and for all."""
+
+    problem: Problem | None = None
+    aborted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
+    """The session is at rest. Without `end` this may be early, and the run go on."""
+
     session: str
+    end: RunEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from .values import PermissionAction, PermissionAsk, PermissionRule
 
+SHELL = ("bash", "shell")  # what versions of the agent call its shell, as a tool and in rules
+
 
 @dataclass(frozen=True, slots=True)
 class AllowRule:

@@ -67,16 +67,12 @@ class AgentSession(Protocol):
         """
         ...
 
-    async def abort(self) -> None:
-        """Stop the run and its sub-agents."""
+    async def abort(self, sub_agents: Collection[str]) -> None:
+        """Stop the run and its sub-agents; what they wait for cannot be approved later."""
         ...
 
     async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
         """Tell the agent what was decided. False when it does not wait for that any more."""
-        ...
-
-    async def reject_pending(self, family: Collection[str]) -> None:
-        """Refuse whatever these sessions wait for, so that nothing can be approved later."""
         ...
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
@@ -110,7 +106,12 @@ class Agent(Protocol):
         """Delete a session, with all that is in it."""
         ...
 
-    def session(self, ref: SessionRef) -> AgentSession: ...
+    def session(self, ref: SessionRef, rules: Sequence[PermissionRule] = ()) -> AgentSession:
+        """`rules` are those of its caller, for where the agent has lost them.
+
+        UpstreamUnreachable: no agent has answered yet.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@
 awaits, so each rule is testable with a list of events:
 
 Whose text
-* only assistant messages that answer this turn's prompt produce output; a user's
-  parts, attachments, synthetic prompts and compaction summaries never do;
+* only assistant messages that answer this turn's prompt produce output: by what they name, or
+  because they came after it; a user's parts, attachments, synthetic prompts and compaction summaries never do;
 * after a compaction the run goes on under new user messages: those younger than
   our prompt belong to the turn, older ones do not;
 * sub-agent sessions contribute usage, the questions they ask, and signs of life (their steps
@@ -25,6 +25,9 @@ When it is over
   found idle twice with an unfinished message has lost the run;
 * one found idle twice without any answer never began it, so the prompt can be sent again:
   OpenCode stores an answer before it asks the model;
+* some agents say once and for all how a run has ended (`RunEnd`): then nothing else is waited for;
+* a sub-agent in the background begins another run of its parent when it ends: until then, and until
+  nothing more is found to come, the end of a run is not the end;
 * what was open is closed then, as far as it got.
 """
 
@@ -50,6 +53,7 @@ from .events import (
     PartRemoved,
     PeerUsage,
     Retrying,
+    RunEnd,
     SessionErred,
     Speaker,
     StepFinished,
@@ -61,6 +65,7 @@ from .events import (
     ToolCall,
     ToolSnapshot,
 )
+from .permissions import SHELL
 from .requests import ELSEWHERE, Requests
 from .task import Task
 from .updates import PeerUsageAdded, Progress, SessionTitled, Update
@@ -162,6 +167,9 @@ class Turn:
         self._reported: set[Progress] = set()
         self._error: Problem | None = None
         self._idle = False
+        self._run_end: RunEnd | None = None
+        self._background: dict[str, bool] = {}  # sub-agents that no call waits for: at work or not
+        self._may_begin_again = False  # there was one, and what is stored has not been read since
         self._needs_reconcile = False
         self._idle_reads = 0
 
@@ -251,9 +259,11 @@ class Turn:
                 return [SessionTitled(self.session, title)] if title != known else []
             case Busy() if ours:
                 self._idle, self._idle_reads, self._finished = False, 0, False
+                self._run_end = None
             case Idle() if ours:
-                self._idle = True
-                return self._end_if_over()
+                return self._on_idle(event)
+            case Idle(session=child) if child in self._background:
+                self._background[child] = False
             case ChildStarted(session=child, parent=parent):
                 if parent in self.family:
                     self._add_subagent(SubAgent(child, event.agent))
@@ -273,6 +283,13 @@ class Turn:
                 pass
         return []
 
+    def _on_idle(self, event: Idle) -> list[Update]:
+        if any(self._background.values()):
+            return []
+        self._idle = True
+        self._run_end = event.end if self.prompt_is_stored else None
+        return self._end_if_over()
+
     # -- whose message is it
 
     def _on_message(self, event: MessageSeen) -> list[Update]:
@@ -290,10 +307,14 @@ class Turn:
                     self._newest_user_message = event
             self._unclaimed_parts.pop(event.message_id, None)
             return []
+        known = self._answers.get(event.message_id)
+        if known is not None:  # its end need not tell of its beginning
+            event = replace(event, created=known.created, parent_id=known.parent_id)
+        elif event.parent_id is None:
+            event = replace(event, parent_id=self._answered_in_order(event))
         if event.parent_id not in self._user_messages:
             self._unclaimed_parts.pop(event.message_id, None)
             return []
-        known = event.message_id in self._answers
         self._answers[event.message_id] = event
         self._answered.add(event.parent_id)
         # By age: after a gap, a message can be heard of before an older one is read.
@@ -303,9 +324,9 @@ class Turn:
                 self.answered_by = event.answered_by or self.answered_by
             self._finished = event.completed and event.finish != "tool-calls"
         updates: list[Update] = []
-        if not known:
+        if known is None:
             # A new answer has begun: an idle seen before was another's, an error was survived.
-            self._idle, self._error = False, None
+            self._idle, self._error, self._run_end = False, None, None
             for early in self._unclaimed_parts.pop(event.message_id, {}).values():
                 updates += self.feed(early)
         if event.completed and event.finish == "tool-calls":
@@ -313,6 +334,13 @@ class Turn:
         if event.completed and not self._needs_reconcile:
             updates += self._blocks.on_message_completed(event.message_id)
         return updates + self._end_if_over()
+
+    def _answered_in_order(self, answer: MessageSeen) -> str | None:
+        """The prompt before an answer that does not name one."""
+        newest = self._newest_user_message
+        if newest is None or self._prompted_at is None or answer.created < self._prompted_at:
+            return None
+        return newest.message_id
 
     def _is_ours(self, message_id: str) -> bool:
         return message_id in self._answers
@@ -343,6 +371,8 @@ class Turn:
         if event.session in self.family:
             if event.child is not None:
                 self._add_subagent(event.child)
+                if event.child.background and event.session == self.session:
+                    self._on_background(event.child.session, event.call)
             call = event.call.begun_as(self._calls.get(event.call.call_id))
             event = replace(event, call=call)
             self._calls[call.call_id] = _for_requests(call)
@@ -401,6 +431,11 @@ class Turn:
             agent=known.agent or subagent.agent,
             call_id=known.call_id or subagent.call_id,
         )
+
+    def _on_background(self, session: str, call: ToolCall) -> None:
+        """A call has started a sub-agent and does not wait for it. It is told of more than once."""
+        if session not in self._background and call.status != "error":
+            self._background[session] = self._may_begin_again = True
 
     def _has_step(self, event: StepStarted | StepFinished) -> bool:
         if event.session == self.session:
@@ -509,6 +544,7 @@ class Turn:
 
     def _on_caught_up(self, event: CaughtUp) -> list[Update]:
         self._needs_reconcile = self.not_begun = False
+        self._may_begin_again &= not self._idle
         for request_id in self._unexplained.keys() - event.open_requests:
             del self._unexplained[request_id]
         updates = self._open_explained()
@@ -538,10 +574,16 @@ class Turn:
 
     def _end_if_over(self) -> list[Update]:
         """Look whether the run is over; the only updates are what its end closes."""
-        newest = self._newest
-        if self._needs_reconcile or not self._idle or newest is None or not self._is_last(newest):
+        newest, end = self._newest, self._run_end
+        if self._needs_reconcile or self._may_begin_again or not self._idle:
             return []
-        return self._end(self._judge(newest))
+        if newest is not None and (newest.completed if end is not None else self._is_last(newest)):
+            return self._end(self._judge(newest))
+        if end is not None and end.problem is not None:
+            return self._end(Outcome(TaskState.FAILED, end.problem.message, end.problem))
+        if end is not None and end.aborted:
+            return self._end(Outcome(TaskState.CANCELED, ABORTED))
+        return []
 
     def _is_last(self, answer: MessageSeen) -> bool:
         """Whether a run may end with this answer: not in the middle, where it could be lost."""
@@ -562,6 +604,10 @@ class Turn:
         answer = self._blocks.answer() if outcome.state is TaskState.COMPLETED else []
         return [*self.requests.end(), *self._blocks.end(), *answer]
 
+    def _was_refused(self, answer: MessageSeen) -> bool:
+        stop = self._stops.get(answer.message_id)
+        return stop is not None and stop.status == "error"
+
     def _judge(self, newest: MessageSeen) -> Outcome:
         if newest.aborted:
             return Outcome(TaskState.CANCELED, ABORTED)
@@ -572,8 +618,8 @@ class Turn:
                 return Outcome(TaskState.FAILED, CUT.message, CUT)
             case "content-filter":
                 return Outcome(TaskState.FAILED, FILTERED.message, FILTERED)
-            case "tool-calls" if (stop := self._stops[newest.message_id]).status == "error":
-                if stop.call_id in self.requests.unanswered:
+            case "tool-calls" if self._was_refused(newest):
+                if self._stops[newest.message_id].call_id in self.requests.unanswered:
                     return Outcome(TaskState.FAILED, UNANSWERED.message, UNANSWERED)
                 return Outcome(TaskState.CANCELED, STOPPED)
             case None if newest.speaker is Speaker.AGENT:
@@ -610,8 +656,8 @@ def _explained(ask: Interrupt, call: ToolCall | None) -> Interrupt:
     if call is None or isinstance(ask, QuestionAsk):
         return ask
     command = ask.command
-    if command is None and ask.permission == "bash" and call.tool == "bash":
-        given = (call.input or {}).get("command")  # older agents tell it only here
+    if command is None and ask.permission in SHELL and call.tool in SHELL:
+        given = (call.input or {}).get("command")  # not every agent tells it with the request
         command = given if isinstance(given, str) else None
     shown = command or ask.filepath or ask.diff
     return replace(

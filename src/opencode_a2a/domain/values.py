@@ -309,7 +309,8 @@ class SubAgent:
 
     session: str
     agent: str | None = None
-    call_id: str | None = None  # the tool call of its parent that waits for it
+    call_id: str | None = None  # the tool call of its parent that has started it
+    background: bool = False  # the call does not wait: its end begins another run of its parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ..domain.catalog import (
 )
 from ..domain.scopes import Scope
 from ..domain.values import Attachment, Caller, ModelRef, file_at
-from ..errors import ContentTypeNotSupported, UpstreamTimeout
+from ..errors import ContentTypeNotSupported, MethodDisabled, UpstreamTimeout
 from ..service.inputs import ByteBudget
 from ..service.stopping import stop_until_idle
 from .audit import audited
@@ -87,7 +87,7 @@ class PromptAcknowledgement(Acknowledgement):
     message_id: str
 
 
-@_control("opencode.sessions.prompt_async", errors=(ContentTypeNotSupported,))
+@_control("opencode.sessions.prompt_async", errors=(ContentTypeNotSupported, MethodDisabled))
 async def prompt_async(
     services: Services, caller: Caller, params: PromptAsync, *, session: SessionInfo
 ) -> PromptAcknowledgement:

@@ -22,7 +22,6 @@ from ..service.watching import TaskWatches
 @dataclass(frozen=True, slots=True)
 class Services:
     agent: Agent
-    catalog: Catalog
     ownership: Ownership
     locations: Locations
     creator: Creator
@@ -36,6 +35,10 @@ class Services:
     nodes: Nodes
     peers: PeerInspector
     push: PushNotifications | None = None  # None where they are off
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.locations.catalog
 
     @property
     def notifications(self) -> PushNotifications:

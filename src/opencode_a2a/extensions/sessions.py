@@ -25,6 +25,7 @@ from ..domain.catalog import (
     SessionStatus,
 )
 from ..domain.ports import TaskRow
+from ..domain.release import SHARING, TODOS
 from ..domain.scopes import Scope
 from ..domain.task import TaskHead
 from ..domain.values import (
@@ -299,7 +300,7 @@ class Todos(Result):
     items: list[TodoItem]
 
 
-@_read("opencode.sessions.todo")
+@_read("opencode.sessions.todo", needs=TODOS)
 async def todo(services: Services, caller: Caller, params: Session) -> Todos:
     """What the agent has set itself to do."""
     session = await services.ownership.visible(caller, params.session_id)
@@ -399,7 +400,7 @@ async def fork(
     return await Summary.of(services, caller, session=forked)
 
 
-@_mutation("opencode.sessions.share", errors=(MethodDisabled,))
+@_mutation("opencode.sessions.share", needs=SHARING, errors=(MethodDisabled,))
 async def share(
     services: Services, caller: Caller, params: Session, *, session: SessionInfo
 ) -> Summary:
@@ -414,7 +415,7 @@ async def share(
     return await Summary.of(services, caller, session=shared)
 
 
-@_mutation("opencode.sessions.unshare")
+@_mutation("opencode.sessions.unshare", needs=SHARING)
 async def unshare(
     services: Services, caller: Caller, params: Session, *, session: SessionInfo
 ) -> Summary:
@@ -432,7 +433,7 @@ class Revert(Session):
     request: RevertRequest
 
 
-@_mutation("opencode.sessions.revert")
+@_mutation("opencode.sessions.revert", errors=(MethodDisabled,))
 async def revert(
     services: Services, caller: Caller, params: Revert, *, session: SessionInfo
 ) -> Summary:

@@ -162,7 +162,7 @@ class Api:
         self.routes: list[DeclaredRoute] = []
         self._declared: list[_Declared] = []
         self._made: Json | None = None
-        self._release = published.release()
+        self._release = published.contract.release()
 
     def add(
         self,
@@ -198,7 +198,7 @@ class Api:
 
     def openapi(self) -> Json:
         """The same object for as long as OpenCode is of the same version."""
-        release = self.published.release()
+        release = self.published.contract.release()
         if self._made is None or release != self._release:
             self._release = release
             self._made = self._document()

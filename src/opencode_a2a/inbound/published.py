@@ -14,7 +14,13 @@ from typing import Any
 from ..contract.declare import Json
 from ..contract.dispatch import Contract
 from ..contract.operations import Line, OperationTable
-from ..contract.publish import availability, card_extensions, full_contract, methods_of
+from ..contract.publish import (
+    availability,
+    card_extensions,
+    full_contract,
+    is_conditional,
+    methods_of,
+)
 from ..domain.release import TRIED, Release
 from ..errors import CallTooDeep, MethodNotFound
 from ..extensions.declared import COMPATIBILITY, STREAM_HINTS, WIRE
@@ -104,7 +110,6 @@ class Published:
     facts: CardFacts
     contract: Contract
     deployment: Deployment = Deployment()
-    release: Callable[[], Release | None] = lambda: None  # of the connected OpenCode
 
     @cached_property
     def card(self) -> Card:
@@ -112,7 +117,7 @@ class Published:
         return Card(
             self.facts,
             card_extensions(self.contract, extended=False, more=self._stream_hints),
-            lambda: made_once(self.release()),
+            lambda: made_once(self.contract.release()),
         )
 
     def _extended_extensions(self, release: Release | None) -> list[Json]:
@@ -133,7 +138,7 @@ class Published:
             }
         }
 
-    @cached_property
+    @property
     def extension_contracts(self) -> Json:
         return {e.uri: full_contract(self.contract, e) for e in self.contract.extensions}
 
@@ -252,7 +257,7 @@ class Published:
 
     @property
     def profile(self) -> Json:
-        return self.profile_on(self.release())
+        return self.profile_on(self.contract.release())
 
     def profile_on(self, release: Release | None) -> Json:
         contract, deployment = self.contract, self.deployment
@@ -322,7 +327,8 @@ class Published:
         for extension, method in methods_of(self.contract.extensions):
             about = availability(self.contract, method)
             about.pop("reason", None)
-            conditional = "deployment-conditional" if method.toggle else "stable"
+            depends = is_conditional(self.contract, method)
+            conditional = "deployment-conditional" if depends else "stable"
             kept[method.name] = {
                 "surface": "extension",
                 **about,
@@ -331,7 +337,7 @@ class Published:
             }
         return kept
 
-    @cached_property
+    @property
     def wire_contract(self) -> Json:
         methods = [method for _, method in methods_of(self.contract.extensions)]
         return {
@@ -339,7 +345,9 @@ class Published:
             "extensions": {
                 "jsonrpc_methods": self.contract.available,
                 "conditionally_available_methods": {
-                    m.name: availability(self.contract, m) for m in methods if m.toggle
+                    m.name: availability(self.contract, m)
+                    for m in methods
+                    if is_conditional(self.contract, m)
                 },
                 "extension_uris": [e.uri for e in self.contract.extensions],
             },
@@ -365,7 +373,7 @@ def _opencode(release: Release | None) -> Json:
         "version": release.version if release else None,
         "tried_versions": list(TRIED),
         "lacks": {
-            feature.name: {"since": feature.since, "effect": feature.effect}
+            feature.name: {"effect": feature.effect}
             for feature in (release.lacks if release else ())
         },
     }

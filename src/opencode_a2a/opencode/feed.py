@@ -14,12 +14,13 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 import structlog
 
 from ..domain.events import AgentEvent, Gap, ToolSnapshot
+from ..domain.release import Release
 from ..errors import (
     UpstreamError,
     UpstreamHttpError,
@@ -29,11 +30,13 @@ from ..errors import (
 )
 from ..observe import metrics
 from .http import Http
-from .v1.wire import parent_of, session_of, translate
+from .identity import log_release
+from .v1 import wire as wire1
+from .v2 import wire as wire2
 
 logger = structlog.get_logger()
 
-SILENCE_SECONDS = 25.0  # seconds; OpenCode sends a heartbeat every ten
+SILENCE_SECONDS = 25.0  # seconds; OpenCode sends a heartbeat every ten or fifteen
 PROBE_SECONDS, PROBE_TIMEOUT = 0.3, 5.0  # while OpenCode is away
 FIRST_EVENT_SECONDS = 10.0  # until the stream of an OpenCode that answers begins
 MIN_PAUSE_SECONDS = 0.2  # seconds between two attempts, however much OpenCode answers to others
@@ -42,13 +45,45 @@ TALLY_SECONDS = 5.0  # between two lines of the log about how many events came
 MAX_LINE = 256 << 20  # an event repeats whole attachments, but none is this large
 
 
+class EventWire(Protocol):
+    """How a generation of OpenCode tells what happens."""
+
+    EVENT_ROUTE: tuple[str, ...]
+
+    def payload(self, raw: Any, /) -> Mapping[str, Any]:
+        """The event itself, which has a `type`."""
+        ...
+
+    def session_of(self, event: Mapping[str, Any], /) -> str | None:
+        """The session it belongs to; None for one of the whole process."""
+        ...
+
+    def parent_of(self, event: Mapping[str, Any], /) -> str | None:
+        """The parent of the session that an event says was created."""
+        ...
+
+    def number_of(self, event: Mapping[str, Any], /) -> int | None:
+        """Its number in its session, where events are numbered without a hole."""
+        ...
+
+    def translate(
+        self, event: Mapping[str, Any], calls: dict[str, ToolSnapshot], /
+    ) -> Sequence[AgentEvent]:
+        """What it means. `calls` has what was told of tool calls before, and is kept up to date."""
+        ...
+
+
+WIRES: Mapping[int, EventWire] = {1: wire1, 2: wire2}  # by generation
+
+
 class Subscription:
     """The events of a session and its sub-agents since the last read, until it is left."""
 
     def __init__(self, session: str, routes: dict[str, Subscription]) -> None:
         self.session = session
+        self.calls: dict[str, ToolSnapshot] = {}  # see `EventWire.translate`
         self._routes = routes
-        self._sessions = [session]
+        self._sessions: dict[str, int | None] = {session: None}  # the number of the last event
         self._events: list[AgentEvent] = []
         self._gaps = 0
         self._arrived: asyncio.Future[None] | None = None  # while somebody waits
@@ -58,12 +93,18 @@ class Subscription:
         """Get the events of a sub-agent too, unless another subscription does."""
         if session not in self._routes:
             self._routes[session] = self
-            self._sessions.append(session)
+            self._sessions[session] = None
 
     def put(self, events: Sequence[AgentEvent]) -> None:
         self._events.extend(events)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
+
+    def misses_some(self, session: str, number: int) -> bool:
+        """Whether events are missing before the one with this number."""
+        last = self._sessions.get(session)
+        self._sessions[session] = number
+        return last is not None and number > last + 1
 
     def add_gap(self) -> None:
         self._gaps += 1
@@ -103,6 +144,7 @@ class Feed:
         self._routes: dict[str, Subscription] = {}
         debug = structlog.is_configured() and logger.is_enabled_for(logging.DEBUG)
         self._counter = _EventCounter() if debug else None
+        self.release: Release | None = None  # that is connected, or was last
         self._connected = False
         self._connections = 0  # made so far
         self._disposals: Counter[str] = Counter()  # by directory
@@ -145,6 +187,11 @@ class Feed:
             # It is raised often, and its traceback would grow each time.
             raise problem.with_traceback(None)
 
+    @property
+    def problem(self) -> UpstreamError | None:
+        """Why events do not arrive, if they do not."""
+        return self._problem
+
     async def connection_after(self, number: int) -> int:
         """Wait for a connection later than this one; its number."""
         while self._connections <= number:
@@ -181,11 +228,11 @@ class Feed:
     async def _read_forever(self) -> None:
         failed, clock = 0, asyncio.get_running_loop().time
         while True:
-            await self._wait_for_answer()
+            wire = WIRES[(await self._find()).generation]
             try:
                 async with (
                     asyncio.timeout(FIRST_EVENT_SECONDS) as patience,
-                    self._http.stream("global", "event") as chunks,
+                    self._http.stream(*wire.EVENT_ROUTE) as chunks,
                 ):
                     lines, renew_at = _LineReader(), 0.0
                     async for chunk in chunks:
@@ -193,7 +240,7 @@ class Feed:
                             if not self._connected:
                                 failed = 0
                                 self._mark_connected()
-                            self._route(line)
+                            self._route(line, wire)
                         if self._connected and (now := clock()) >= renew_at:
                             # Not for each event: a timer costs more than a look at the clock.
                             patience.reschedule(now + self._silence)
@@ -217,31 +264,37 @@ class Feed:
             async with asyncio.timeout(seconds - MIN_PAUSE_SECONDS):
                 await self._http.answered.wait()
 
-    async def _wait_for_answer(self) -> None:
-        """Return as soon as OpenCode answers any request of this process.
+    async def _find(self) -> Release:
+        """Return as soon as OpenCode answers: one that was away may be another version now.
 
-        OpenCode never answers a request that arrives while it starts, and answers late when it is
-        busy. So a new probe is sent again and again, and each keeps its full timeout.
+        OpenCode 1.x never answers a request that arrives while it starts, and each is late to
+        answer when it is busy. So a new probe is sent again and again, and keeps its full timeout.
         """
-        self._http.answered.clear()
+        found: asyncio.Future[Release] = asyncio.get_running_loop().create_future()
         probes: set[asyncio.Task[None]] = set()
         try:
             while True:
-                probe = asyncio.create_task(self._probe())
+                probe = asyncio.create_task(self._probe(found))
                 probes.add(probe)
                 probe.add_done_callback(probes.discard)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_jittered(PROBE_SECONDS)):
-                        await self._http.answered.wait()
-                        return
+                await asyncio.wait([found], timeout=_jittered(PROBE_SECONDS))
+                if found.done():
+                    break
         finally:
             for probe in probes:
                 probe.cancel()
             await asyncio.gather(*probes, return_exceptions=True)
+        release = found.result()
+        if release != self.release:
+            self.release = release
+            log_release(release)
+        return release
 
-    async def _probe(self) -> None:
+    async def _probe(self, found: asyncio.Future[Release]) -> None:
         try:
-            await self._http.probe(PROBE_TIMEOUT)
+            release = await self._http.probe(PROBE_TIMEOUT)
+            if not found.done():
+                found.set_result(release)
         except UpstreamError as exc:
             self._mark_lost(exc)
         except Exception:
@@ -282,35 +335,37 @@ class Feed:
             metrics.FEED_GAPS.add()
             subscription.add_gap()
 
-    def _route(self, line: bytes) -> None:
+    def _route(self, line: bytes, wire: EventWire) -> None:
         try:
-            raw: Mapping[str, Any] = orjson.loads(line)["payload"]
+            event = wire.payload(orjson.loads(line))
             if self._counter is not None:
-                self._counter.count(raw["type"])
-            if raw["type"] == "sync":
-                return
-            session = session_of(raw)
+                self._counter.count(event["type"])
+            session = wire.session_of(event)
             if session is None:
-                if raw["type"] == "server.instance.disposed":
-                    self._disposals[raw["properties"]["directory"]] += 1
+                if event["type"] == "server.instance.disposed":
+                    self._disposals[event["properties"]["directory"]] += 1
                 return
             subscription = self._routes.get(session)
             if subscription is None:
-                if raw["type"] != "session.created":
+                if event["type"] != "session.created":
                     return
-                parent = parent_of(raw)
+                parent = wire.parent_of(event)
                 subscription = self._routes.get(parent) if parent else None
                 if subscription is None:
                     return
                 subscription.include(session)
-            events = translate(raw)
+            number = wire.number_of(event)
+            if number is not None and subscription.misses_some(session, number):
+                metrics.FEED_GAPS.add()
+                subscription.add_gap()
+            events = wire.translate(event, subscription.calls)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             # OpenCode has changed its format: the log shows it, and the tasks go on.
             logger.error("opencode.feed.unreadable", error=type(exc).__name__)
             return
-        for event in events:
-            if isinstance(event, ToolSnapshot) and event.child is not None:
-                subscription.include(event.child.session)
+        for told in events:
+            if isinstance(told, ToolSnapshot) and told.child is not None:
+                subscription.include(told.child.session)
         if events and isinstance(events[0], Gap):
             subscription.add_gap()
         elif events:

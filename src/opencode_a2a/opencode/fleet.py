@@ -13,13 +13,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from ..domain.catalog import Location
+from ..domain.catalog import Catalog, Location
 from ..domain.ports import AgentSession, ToolHost
 from ..domain.release import Release
 from ..domain.values import PermissionRule, SessionRef
+from .agent import OpenCode
+from .driver import Defaults
 from .http import Endpoint
-from .v1.agent import Defaults, OpenCode
 
+STATUSES = (("session", "status"), ("api", "session", "active"))  # of all sessions at work
 REMEMBERED = 100_000  # sessions whose OpenCode is known; one that was forgotten gets the idlest
 
 
@@ -69,6 +71,10 @@ class Fleet:
         """All of them are started from one executable."""
         return next((each.release for each in self._members if each.release is not None), None)
 
+    @property
+    def catalog(self) -> Catalog:
+        return self.idlest().driver.catalog(self.http)
+
     def of_session(self, session: str) -> OpenCode:
         """The one that works on this session: always the same."""
         member = self._member_of.pop(session, None) or self._next()
@@ -109,8 +115,8 @@ class Fleet:
         hosts = {member: member.tools(url, headers) for member in self._members}
         return FleetTools(lambda session: hosts[self.of_session(session)])
 
-    def session(self, ref: SessionRef) -> AgentSession:
-        return self.of_session(ref.id).session(ref)
+    def session(self, ref: SessionRef, rules: Sequence[PermissionRule] = ()) -> AgentSession:
+        return self.of_session(ref.id).session(ref, rules)
 
     def _next(self) -> OpenCode:
         member = self.idlest()
@@ -147,8 +153,8 @@ class FleetHttp:
         body: Any = None,
         timeout: float | None = None,
     ) -> Any:
-        if segments == ("session", "status"):
-            return await self._statuses(query, timeout)
+        if segments in STATUSES:
+            return await self._statuses(segments, query, timeout)
         http = self._member(segments).http
         return await http.call(method, *segments, query=query, body=body, timeout=timeout)
 
@@ -164,17 +170,26 @@ class FleetHttp:
         return await http.exchange(method, *segments, query=query, body=body, timeout=timeout)
 
     def _member(self, segments: tuple[str, ...]) -> OpenCode:
-        if segments[0] == "session" and len(segments) > 1:
-            return self._fleet.of_session(segments[1])
-        return self._fleet.idlest()
+        match segments:
+            case ("session", session, *_) | ("api", "session", session, *_):
+                return self._fleet.of_session(session)
+            case ("api", "experimental", "session", session, *_):
+                return self._fleet.of_session(session)
+            case _:
+                return self._fleet.idlest()
 
-    async def _statuses(self, query: Mapping[str, str] | None, timeout: float | None) -> Any:
+    async def _statuses(
+        self, segments: tuple[str, ...], query: Mapping[str, str] | None, timeout: float | None
+    ) -> Any:
         """What each OpenCode is doing; none of them knows of the others."""
-        found = await asyncio.gather(
+        answers = await asyncio.gather(
             *(
-                member.http.call("GET", "session", "status", query=query, timeout=timeout)
+                member.http.call("GET", *segments, query=query, timeout=timeout)
                 for member in self._fleet.members
                 if member.connected
             )
         )
-        return {session: status for each in found for session, status in each.items()}
+        if "api" not in segments:
+            return {session: status for each in answers for session, status in each.items()}
+        active = [each["data"].items() for each in answers]
+        return {"data": {session: status for each in active for session, status in each}}

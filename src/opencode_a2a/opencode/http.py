@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import orjson
 
+from ..domain.release import SUPPORTED, Release
 from ..errors import ServiceError, UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
 from ..observe import later, metrics, tracing
 from ..observe.tracing import SpanRef
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 FIRST_TRY_SECONDS = 5.0  # until a read is repeated
 _ROUTE_WORDS = frozenset(  # of OpenCode's paths; what is none of these is an id or a name
     {
-        *("abort", "adapter", "agent", "children", "command", "config", "current", "diff"),
-        *("experimental", "fork", "global", "health", "mcp", "message", "permission", "project"),
-        *("prompt_async", "provider", "providers", "question", "reject", "reply", "reset"),
-        *("revert", "session", "share", "shell", "status", "summarize", "todo", "unrevert"),
-        *("workspace", "worktree"),
+        *("abort", "active", "adapter", "agent", "api", "children", "command", "commit", "compact"),
+        *("config", "current", "default", "diff", "experimental", "fork", "form", "global"),
+        *("health", "inbox", "info", "interrupt", "location", "mcp", "message", "model"),
+        *("permission", "project", "prompt", "prompt_async", "provider", "providers", "question"),
+        *("reject", "reply", "reset", "revert", "session", "share", "shell", "stage", "status"),
+        *("summarize", "todo", "unrevert", "workspace", "worktree"),
     }
 )
 
@@ -98,7 +100,6 @@ class Http:
         self._first_tries: set[asyncio.Timeout] = set()
         self.answered = asyncio.Event()  # set by every answer; cleared by those who wait for one
         self._slots = asyncio.Semaphore(concurrency) if concurrency else None
-        self.health: Any = None  # what the last probe found; whoever uses it clears it
 
     @classmethod
     @asynccontextmanager
@@ -178,12 +179,41 @@ class Http:
         while self._first_tries:
             self._first_tries.pop().reschedule(now)
 
-    async def probe(self, timeout: float) -> None:
-        """Read OpenCode's health; raise what is wrong. Does not wait for a free slot."""
+    async def probe(self, timeout: float) -> Release:
+        """Which OpenCode answers, or what is wrong. Does not wait for a free slot."""
         await self._load()
-        self.health, _ = await self._request(
-            "GET", segments=("global", "health"), query=None, body=None, timeout=timeout
-        )
+        version = await self._version("global", "health", timeout=timeout)
+        if version is not None:
+            release = Release(version)
+        elif (version := await self._version("api", "info", timeout=timeout)) is not None:
+            release = Release(version, generation=2)
+        else:
+            raise UpstreamPayloadError(
+                "What answers at OPENCODE_BASE_URL is not OpenCode: it has neither "
+                "`/global/health` nor `/api/info`. Check the address, and that it is "
+                f"`opencode serve` of a supported version: {SUPPORTED}."
+            )
+        if not release.is_supported:
+            raise UpstreamPayloadError(
+                f"OpenCode {release.version} answers at OPENCODE_BASE_URL, and this version of "
+                f"opencode-a2a works with {SUPPORTED}. Install one of those."
+            )
+        return release
+
+    async def _version(self, *segments: str, timeout: float) -> str | None:
+        """What OpenCode says there; None where it has no such route, or something else answers."""
+        try:
+            answer, _ = await self._request(
+                "GET", segments=segments, query=None, body=None, timeout=timeout
+            )
+        except UpstreamPayloadError:  # 2.x has a web page at every path that is not its API's
+            return None
+        except UpstreamHttpError as exc:
+            if exc.facts["upstream_status"] in (404, 405):
+                return None
+            raise
+        version = answer.get("version", "") if isinstance(answer, dict) else None
+        return version if isinstance(version, str) else None
 
     async def _request(
         self,
@@ -323,6 +353,6 @@ def _http_error(status: int, raw: bytes) -> UpstreamHttpError:
 def _not_opencode(answer: Answer) -> UpstreamPayloadError:
     return UpstreamPayloadError(
         f"The server at OPENCODE_BASE_URL answered {answer.content_type} where OpenCode's API "
-        "answers JSON. Check that it is `opencode serve`, of a supported version.",
+        f"answers JSON. Check that it is `opencode serve`, of a supported version: {SUPPORTED}.",
         upstream_status=answer.status,
     )

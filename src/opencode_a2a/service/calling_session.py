@@ -118,10 +118,10 @@ class CallingSession:
         found += [InterruptAsked(self.ref.id, each) for each in asked.values()]
         return [*found, CaughtUp(self.ref.id, waiting - kept_back | asked.keys())]
 
-    async def abort(self) -> None:
+    async def abort(self, sub_agents: Collection[str]) -> None:
         self._stopping = True
         self.stop_calls()
-        await self.inner.abort()
+        await self.inner.abort(sub_agents)
 
     async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
         request = self._requests.get(interrupt.request_id)
@@ -136,10 +136,6 @@ class CallingSession:
         if started is None:
             return await self.inner.settle(interrupt, ONCE)
         return await self._allow_call(interrupt, started.call)
-
-    async def reject_pending(self, family: Collection[str]) -> None:
-        self.stop_calls()
-        await self.inner.reject_pending(family)
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
         return await self.inner.changes(message_id)

@@ -35,7 +35,7 @@ from ..domain.limits import (
     first_name,
     is_among,
 )
-from ..domain.permissions import matches
+from ..domain.permissions import SHELL, matches
 from ..domain.ports import UsageStore
 from ..domain.values import Failure, ModelRef, PermissionRule, Problem, timestamp
 from ..errors import (
@@ -297,12 +297,12 @@ class Limiter:
         return self.of(principal).permission_rules
 
     def check_shell(self, principal: str) -> None:
-        """Refuse a shell to a caller whose rules deny something of `bash` to the agent.
+        """Refuse a shell to a caller whose rules deny something of its shell to the agent.
 
         Whatever the pattern: a shell runs the same in many spellings.
         """
         rules = self.of(principal).permission_rules
-        if any(matches(rule.permission, "bash") for rule in rules):
+        if any(matches(rule.permission, name) for rule in rules for name in SHELL):
             raise AuthorizationForbidden(
                 "The limit permission_rules of this caller denies commands to the agent. A "
                 "command line that nobody watches could run them in other words, so this caller "

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..domain.catalog import Catalog, Location, OwnershipStore, Workspace
+from ..domain.catalog import Catalog, HasCatalog, Location, OwnershipStore, Workspace
 from ..domain.values import Caller
 from ..errors import DirectoryGone, InvalidParams, UpstreamHttpError
 from ..paths import inside_git
@@ -33,12 +33,16 @@ WORKSPACE_FIELD = "metadata.opencode.workspace.id"
 
 @dataclass(frozen=True, slots=True)
 class Locations:
-    catalog: Catalog
+    agent: HasCatalog
     store: OwnershipStore
     root: Path  # the workspace
     shared: bool
     directories: bool  # whether a caller can choose among those below the root
     limiter: Limiter = field(default_factory=Limiter)
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.agent.catalog
 
     @property
     def home(self) -> Location:

@@ -66,7 +66,6 @@ class CatalogOptionsResolver:
 
     ownership: Ownership
     validator: Validator
-    catalog: Catalog
     sessions: Sessions
     bindings: Bindings
     worktrees: ContextWorktrees
@@ -74,6 +73,10 @@ class CatalogOptionsResolver:
     agent: str | None = None  # of the deployment, for requests that choose none
     isolation: Literal["none", "worktree", "never"] = "none"  # unless a request says otherwise
     limiter: Limiter = field(default_factory=Limiter)
+
+    @property
+    def _catalog(self) -> Catalog:
+        return self.ownership.locations.catalog
 
     async def context_for(
         self, caller: Caller, *, named: str | None, options: RequestOptions
@@ -292,15 +295,15 @@ class CatalogOptionsResolver:
         )
 
     async def _remember_model(self, bound: SessionRef, location: Location) -> None:
-        model = await self.catalog.model_of(bound.id) or await self._default(location)
+        model = await self._catalog.model_of(bound.id) or await self._default(location)
         if model is not None:
             await self.bindings.keep_model(bound.id, model)
 
     async def _default(self, location: Location) -> ModelRef | None:
-        configured = await self.catalog.default_model(location)
+        configured = await self._catalog.default_model(location)
         if configured is not None:
             return configured
-        for provider in (await self.catalog.providers(location)).providers:
+        for provider in (await self._catalog.providers(location)).providers:
             if provider.connected and provider.default_model:
                 return ModelRef(provider.provider_id, provider.default_model)
         return None

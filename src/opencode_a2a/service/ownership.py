@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from ..domain.catalog import (
-    Catalog,
     Location,
     OwnershipStore,
     SessionInfo,
@@ -45,7 +44,6 @@ MAX_SEARCHED = 6_400  # sessions of everybody, searched for those of one caller
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    catalog: Catalog
     store: OwnershipStore
     locations: Locations
     shared: bool
@@ -60,14 +58,14 @@ class Ownership:
         self, caller: Caller, session_id: str, *, to_act: bool = False
     ) -> SessionInfo:
         """The session, if this caller may see it, or change it (`to_act`)."""
-        session = await self.catalog.session(session_id)
+        session = await self.locations.catalog.session(session_id)
         await self._admitted(caller, session, to_act=to_act)
         return session
 
     @asynccontextmanager
     async def claiming(self, caller: Caller, session_id: str) -> AsyncIterator[SessionInfo]:
         """The session to change. The caller owns it meanwhile, and for good if that succeeds."""
-        session = await self.catalog.session(session_id)
+        session = await self.locations.catalog.session(session_id)
         root = await self._admitted(caller, session, to_act=True)
         await self.own(caller, root.ref, until=self.claim_end())
         renewing = asyncio.create_task(self._renew_claim(caller, root.ref))
@@ -88,7 +86,7 @@ class Ownership:
         rules = (*self.rules(), *self.limiter.permission_rules(caller.principal))
         if rules and not await self.store.owners([session.id]):
             # It was not created by this service, or forked.
-            await self.catalog.restrict(session.id, rules)
+            await self.locations.catalog.restrict(session.id, rules)
         owner = await self.store.claim(caller.principal, session, until=until)
         if owner != caller.principal:
             raise SessionNotFound(session.id)
@@ -128,7 +126,7 @@ class Ownership:
         """
         limit = FIRST_PAGE
         while True:
-            found = await self.catalog.sessions(location, replace(query, limit=limit))
+            found = await self.locations.catalog.sessions(location, replace(query, limit=limit))
             visible = await self.among(caller, found)
             if len(visible) >= query.limit or len(found) < limit or limit >= MAX_SEARCHED:
                 return visible[: query.limit]
@@ -201,7 +199,7 @@ class Ownership:
                 visited.add(parent)
                 if parent not in known:
                     try:
-                        known[parent] = await self.catalog.session(parent)
+                        known[parent] = await self.locations.catalog.session(parent)
                     except SessionNotFound:
                         break
                 root = known[parent]

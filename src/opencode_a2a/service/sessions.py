@@ -81,7 +81,8 @@ class Sessions:
                     await self._bindings.keep_model(ref.id, isolation.model)
                 await self._bindings.bind(owner, context_id, session=ref)
             self._unbound.pop(key, None)
-        return self._agent.session(replace(ref, worktree=worktree.ref) if worktree else ref)
+        ref = replace(ref, worktree=worktree.ref) if worktree else ref
+        return self._agent.session(ref, self._limiter.permission_rules(owner))
 
     async def _former_location(self, owner: str, context_id: str) -> Location | None:
         """Where a context has worked that comes from another node, or where its caller may work."""

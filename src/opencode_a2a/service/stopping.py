@@ -16,8 +16,7 @@ STOP_SECONDS = 10.0
 
 async def stop(session: AgentSession, sub_agents: Collection[str]) -> None:
     """Abort the run, and refuse what it and its sub-agents wait for: nobody can allow it later."""
-    await session.abort()
-    await session.reject_pending(sub_agents)
+    await session.abort(sub_agents)
 
 
 async def stop_until_idle(agent: Agent, catalog: Catalog, *, session: SessionInfo) -> None:

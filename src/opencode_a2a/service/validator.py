@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ..domain import commands
-from ..domain.catalog import Catalog, Location, SessionInfo
+from ..domain.catalog import HasCatalog, Location, SessionInfo
 from ..domain.values import Message, ModelRef
 from ..errors import InvalidParams, UpstreamBusy
 
 
 @dataclass(frozen=True, slots=True)
 class Validator:
-    catalog: Catalog
+    connected: HasCatalog
 
     async def idle(
         self, session: SessionInfo, *, advice: str = "Try again when it is idle."
     ) -> None:
         """Raise `UpstreamBusy` during a run: OpenCode would merge a second prompt into it."""
-        status = (await self.catalog.statuses(Location(session.directory))).get(session.id)
+        status = (await self.connected.catalog.statuses(Location(session.directory))).get(session.id)
         if status is not None and status.type != "idle":
             raise UpstreamBusy(
                 f"The session is at work. {advice}",
@@ -38,13 +38,13 @@ class Validator:
         """The model that the agent is configured for."""
         if name is None:
             return None
-        known = {a.name: a.model for a in await self.catalog.agents(Location(at.directory))}
+        known = {a.name: a.model for a in await self.connected.catalog.agents(Location(at.directory))}
         _check_name(name, known=list(known), noun="agent", field=field)
         return known[name]
 
     async def command(self, session: SessionInfo, name: str, *, arguments: str, field: str) -> None:
         """OpenCode fills the arguments into a template, and runs and reads what it finds there."""
-        found = await self.catalog.commands(Location(session.directory))
+        found = await self.connected.catalog.commands(Location(session.directory))
         known = {command.name: command.template for command in found}
         _check_name(name, known=list(known), noun="command", field=f"{field}.command")
         reason = commands.refusal(known[name], arguments)
@@ -61,7 +61,7 @@ class Validator:
     ) -> None:
         if model is None:
             return
-        found = await self.catalog.providers(Location(at.directory))
+        found = await self.connected.catalog.providers(Location(at.directory))
         if not found.knows(model):
             known = [f"{m.provider_id}/{m.model_id}" for m in found.models if m.connected]
             _check_name(f"{model.provider}/{model.model}", known=known, noun="model", field=field)
@@ -74,11 +74,11 @@ class Validator:
         None where OpenCode uses what its user chose last, which it does not publish.
         """
         location = Location(at.directory)
-        agents = await self.catalog.agents(location)
+        agents = await self.connected.catalog.agents(location)
         model = next((a.model for a in agents if agent in (None, a.name)), None)
         if model is None and session_id is not None:
-            model = await self.catalog.model_of(session_id)
-        return model or await self.catalog.default_model(location)
+            model = await self.connected.catalog.model_of(session_id)
+        return model or await self.connected.catalog.default_model(location)
 
     async def variant(
         self,
@@ -94,14 +94,14 @@ class Validator:
         """
         if variant is None:
             return
-        known = (await self.catalog.providers(Location(at.directory))).variants(model)
+        known = (await self.connected.catalog.providers(Location(at.directory))).variants(model)
         if variant not in known:
             whose = f"the model {model.provider}/{model.model} has" if model else "the models have"
             advice = f"only {', '.join(known)}" if known else "no variants"
             raise InvalidParams.at(field, f"there is no such variant; {whose} {advice}")
 
     async def message(self, session: SessionInfo, message_id: str, *, field: str) -> Message:
-        found = await self.catalog.message(session.id, message_id)
+        found = await self.connected.catalog.message(session.id, message_id)
         if found is None:
             raise InvalidParams.at(field, "there is no such message in this session")
         return found

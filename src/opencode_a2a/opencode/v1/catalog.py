@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import Field
 
 from ...domain import catalog as c
-from ...domain import events as ev
 from ...domain.values import (
     Attachment,
     Data,
@@ -22,31 +21,30 @@ from ...domain.values import (
     Part,
     PermissionRule,
     Role,
-    Text,
     TodoItem,
 )
-from ...errors import InvalidParams, SessionNotFound, UpstreamBusy, UpstreamHttpError
+from ...errors import InvalidParams, UpstreamHttpError
+from ..answers import DiffInfo, Wire, file_change, read, scrub
+from ..catalogs import CREATION_SECONDS, block_part, session_error, without_none
 from ..http import Requests
 from ..ids import new_id, part_id
 from . import wire
 
-CREATION_SECONDS = 60.0  # seconds for a worktree or workspace; OpenCode itself gives up after a few
 
-
-class _Share(wire.Wire):
+class _Share(Wire):
     url: str
 
 
-class _Revert(wire.Wire):
+class _Revert(Wire):
     message: str = Field(alias="messageID")
 
 
-class _Times(wire.Wire):
+class _Times(Wire):
     created: int = 0
     updated: int = 0
 
 
-class _Session(wire.Wire):
+class _Session(Wire):
     id: str
     title: str = ""
     directory: str = ""
@@ -74,7 +72,7 @@ class _Session(wire.Wire):
         )
 
 
-class _ModelName(wire.Wire):
+class _ModelName(Wire):
     provider: str = Field(alias="providerID")
     model: str = Field(alias="modelID")
 
@@ -90,12 +88,12 @@ class _PartInfo(wire.PartInfo):
     agent: str = ""
 
 
-class _Message(wire.Wire):
+class _Message(Wire):
     info: _MessageInfo
     parts: list[_PartInfo] = Field(default=[])
 
 
-class _Modes(wire.Wire):
+class _Modes(Wire):
     text: bool = False
     audio: bool = False
     image: bool = False
@@ -106,15 +104,15 @@ class _Modes(wire.Wire):
         return tuple(name for name, there in self if there)
 
 
-class _Model(wire.Wire):
-    class Capabilities(wire.Wire):
+class _Model(Wire):
+    class Capabilities(Wire):
         reasoning: bool = False
         attachment: bool = False
         toolcall: bool = False
         input: _Modes = Field(default_factory=_Modes)
         output: _Modes = Field(default_factory=_Modes)
 
-    class Limit(wire.Wire):
+    class Limit(Wire):
         context: float = 0
         output: float = 0
 
@@ -126,20 +124,20 @@ class _Model(wire.Wire):
     variants: dict[str, Any] | None = None
 
 
-class _Provider(wire.Wire):
+class _Provider(Wire):
     id: str
     name: str = ""
     source: str = ""
     models: dict[str, _Model] = Field(default={})
 
 
-class _Providers(wire.Wire):
+class _Providers(Wire):
     all: list[_Provider]
     default: dict[str, str] = Field(default={})
     connected: list[str] = Field(default=[])
 
 
-class _Agent(wire.Wire):
+class _Agent(Wire):
     name: str
     description: str | None = None
     model: _ModelName | None = None
@@ -160,7 +158,7 @@ class _Agent(wire.Wire):
         )
 
 
-class _Command(wire.Wire):
+class _Command(Wire):
     name: str
     description: str | None = None
     source: str = ""
@@ -183,11 +181,11 @@ class _Command(wire.Wire):
         )
 
 
-class _Type(wire.Wire):
+class _Type(Wire):
     type: str
 
 
-class _Project(wire.Wire):
+class _Project(Wire):
     id: str
     worktree: str
     vcs: str | None = None
@@ -197,7 +195,7 @@ class _Project(wire.Wire):
         return c.Project(project_id=self.id, worktree=self.worktree, vcs=self.vcs, name=self.name)
 
 
-class _Workspace(wire.Wire):
+class _Workspace(Wire):
     id: str
     type: str
     name: str = ""
@@ -216,7 +214,7 @@ class _Workspace(wire.Wire):
         )
 
 
-class _Worktree(wire.Wire):
+class _Worktree(Wire):
     name: str
     directory: str
     branch: str | None = None
@@ -243,14 +241,14 @@ class OpenCodeCatalog:
             parameters["start"] = str(query.start)
         if query.search is not None:
             parameters["search"] = query.search
-        found = wire.read(list[_Session], await self._http.call("GET", "session", query=parameters))
+        found = read(list[_Session], await self._http.call("GET", "session", query=parameters))
         return [session.info() for session in found]
 
     async def session(self, session: str) -> c.SessionInfo:
         return _info(await self._call_session(session, "GET"))
 
     async def children(self, session: str) -> Sequence[c.SessionInfo]:
-        found = wire.read(list[_Session], await self._call_session(session, "GET", "children"))
+        found = read(list[_Session], await self._call_session(session, "GET", "children"))
         return [child.info() for child in found]
 
     async def statuses(self, location: c.Location) -> Mapping[str, c.SessionStatus]:
@@ -259,19 +257,19 @@ class OpenCodeCatalog:
             session: c.SessionStatus(
                 session,
                 status.type,
-                *((status.attempt, wire.scrub(status.message), status.next))
+                *((status.attempt, scrub(status.message), status.next))
                 if status.type == "retry"
                 else (),
             )
-            for session, status in wire.read(dict[str, wire.Status], answer).items()
+            for session, status in read(dict[str, wire.Status], answer).items()
         }
 
     async def todos(self, session: str) -> Sequence[TodoItem]:
-        return wire.read(list[TodoItem], await self._call_session(session, "GET", "todo"))
+        return read(list[TodoItem], await self._call_session(session, "GET", "todo"))
 
     async def diff(self, session: str, message: str) -> Sequence[FileChange]:
         answer = await self._call_session(session, "GET", "diff", query={"messageID": message})
-        return [wire.file_change(diff) for diff in wire.read(list[wire.DiffInfo], answer)]
+        return [file_change(diff) for diff in read(list[DiffInfo], answer)]
 
     async def messages(self, session: str, *, limit: int, before: str | None) -> c.MessagePage:
         query = {"limit": str(limit)} | ({"before": before} if before else {})
@@ -282,8 +280,8 @@ class OpenCodeCatalog:
         except UpstreamHttpError as exc:
             if before and exc.facts.get("upstream_status") == 400:
                 raise InvalidParams.at("before", "is not a cursor of this list") from exc
-            raise _session_error(exc, session) from exc
-        found = wire.read(list[_Message], answer)
+            raise session_error(exc, session) from exc
+        found = read(list[_Message], answer)
         return c.MessagePage(tuple(map(_message, found)), headers.get("X-Next-Cursor"))
 
     async def message(self, session: str, message: str) -> Message | None:
@@ -293,7 +291,7 @@ class OpenCodeCatalog:
             if exc.facts.get("upstream_status") == 404:
                 return None
             raise
-        found = wire.read(_Message, answer)
+        found = read(_Message, answer)
         return _message(found) if found.info.session == session else None
 
     async def prompt(self, session: str, prompt: c.SessionPrompt) -> str:
@@ -307,7 +305,7 @@ class OpenCodeCatalog:
         body: dict[str, Any] = {"messageID": message, "parts": parts}
         body |= {"model": _model(prompt.model), "agent": prompt.agent, "variant": prompt.variant}
         body |= {"system": prompt.system, "noReply": prompt.no_reply or None}
-        await self._call_session(session, "POST", "prompt_async", body=_without_none(body))
+        await self._call_session(session, "POST", "prompt_async", body=without_none(body))
         return message
 
     async def command(self, session: str, command: c.SessionCommand) -> Message:
@@ -316,13 +314,13 @@ class OpenCodeCatalog:
         if command.model is not None:  # here, and only here, OpenCode wants it as one word
             more["model"] = f"{command.model.provider}/{command.model.model}"
         files = {"parts": [_part(file) for file in command.files]} if command.files else {}
-        return await self._run_to_end(session, "command", body=body | _without_none(more) | files)
+        return await self._run_to_end(session, "command", body=body | without_none(more) | files)
 
     async def shell(
         self, session: str, *, agent: str, command: str, model: ModelRef | None
     ) -> Message:
         body = {"agent": agent, "command": command, "model": _model(model)}
-        return await self._run_to_end(session, "shell", body=_without_none(body))
+        return await self._run_to_end(session, "shell", body=without_none(body))
 
     async def summarize(self, session: str, model: ModelRef) -> None:
         body = _model(model)
@@ -348,7 +346,7 @@ class OpenCodeCatalog:
         return _info(await self._call_session(session, "DELETE", "share"))
 
     async def revert(self, session: str, *, message: str, part: str | None) -> c.SessionInfo:
-        body = _without_none({"messageID": message, "partID": part})
+        body = without_none({"messageID": message, "partID": part})
         return _info(await self._call_session(session, "POST", "revert", body=body))
 
     async def unrevert(self, session: str) -> c.SessionInfo:
@@ -364,7 +362,7 @@ class OpenCodeCatalog:
 
     async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
         await self._call_session(
-            session, "PATCH", body={"permission": [asdict(rule) for rule in rules]}
+            session, "PATCH", body={"permission": [wire.rule_to_wire(rule) for rule in rules]}
         )
 
     async def model_of(self, session: str) -> ModelRef | None:
@@ -383,7 +381,7 @@ class OpenCodeCatalog:
         return ModelRef(provider, model) if slash and provider and model else None
 
     async def providers(self, location: c.Location) -> c.Providers:
-        found = wire.read(
+        found = read(
             _Providers, await self._http.call("GET", "provider", query=_location_query(location))
         )
         connected = set(found.connected)
@@ -407,7 +405,7 @@ class OpenCodeCatalog:
         )
 
     async def agents(self, location: c.Location) -> Sequence[c.AgentInfo]:
-        found = wire.read(
+        found = read(
             list[_Agent], await self._http.call("GET", "agent", query=_location_query(location))
         )
         # OpenCode lists its default agent first, unless only sub-agents or hidden ones precede it.
@@ -415,7 +413,7 @@ class OpenCodeCatalog:
         return [agent.info() for agent in found]
 
     async def commands(self, location: c.Location) -> Sequence[c.CommandInfo]:
-        found = wire.read(
+        found = read(
             list[_Command], await self._http.call("GET", "command", query=_location_query(location))
         )
         return [command.info() for command in found]
@@ -423,22 +421,22 @@ class OpenCodeCatalog:
     # -- locations
 
     async def projects(self) -> Sequence[c.Project]:
-        found = wire.read(list[_Project], await self._http.call("GET", "project"))
+        found = read(list[_Project], await self._http.call("GET", "project"))
         return [project.project() for project in found]
 
     async def project(self, location: c.Location) -> c.Project:
         answer = await self._http.call("GET", "project", "current", query=_location_query(location))
-        return wire.read(_Project, answer).project()
+        return read(_Project, answer).project()
 
     async def workspaces(self, location: c.Location) -> Sequence[c.Workspace]:
         answer = await self._http.call(
             "GET", "experimental", "workspace", query=_location_query(location)
         )
-        return [workspace.workspace() for workspace in wire.read(list[_Workspace], answer)]
+        return [workspace.workspace() for workspace in read(list[_Workspace], answer)]
 
     async def workspace_types(self, location: c.Location) -> Sequence[str]:
         where = ("experimental", "workspace", "adapter")
-        found = wire.read(
+        found = read(
             list[_Type], await self._http.call("GET", *where, query=_location_query(location))
         )
         return [adapter.type for adapter in found]
@@ -458,24 +456,24 @@ class OpenCodeCatalog:
             body=body,
             timeout=self._creation_timeout,
         )
-        return wire.read(_Workspace, answer).workspace()
+        return read(_Workspace, answer).workspace()
 
     async def remove_workspace(self, location: c.Location, workspace: str) -> c.Workspace | None:
         where = ("experimental", "workspace", workspace)
         answer = await self._http.call(
             "DELETE", *where, query=_location_query(location), timeout=self._run_timeout
         )
-        return wire.read(_Workspace, answer).workspace() if answer is not None else None
+        return read(_Workspace, answer).workspace() if answer is not None else None
 
     async def worktrees(self, location: c.Location) -> Sequence[str]:
         answer = await self._http.call(
             "GET", "experimental", "worktree", query=_location_query(location)
         )
-        return wire.read(list[str], answer)
+        return read(list[str], answer)
 
     async def create_worktree(self, location: c.Location, name: str | None) -> c.Worktree:
         where = ("experimental", "worktree")
-        body = _without_none({"name": name})
+        body = without_none({"name": name})
         answer = await self._http.call(
             "POST",
             *where,
@@ -483,7 +481,7 @@ class OpenCodeCatalog:
             body=body,
             timeout=self._creation_timeout,
         )
-        made = wire.read(_Worktree, answer)
+        made = read(_Worktree, answer)
         return c.Worktree(made.directory, made.name, branch=made.branch)
 
     async def remove_worktree(self, location: c.Location, directory: str) -> None:
@@ -514,25 +512,13 @@ class OpenCodeCatalog:
                 method, "session", session, *more, query=query, body=body, timeout=timeout
             )
         except UpstreamHttpError as exc:
-            raise _session_error(exc, session) from exc
+            raise session_error(exc, session) from exc
 
     async def _run_to_end(self, session: str, verb: str, body: Any) -> Message:
         answer = await self._call_session(
             session, "POST", verb, body=body, timeout=self._run_timeout
         )
-        return _message(wire.read(_Message, answer))
-
-
-def _session_error(
-    exc: UpstreamHttpError, session: str
-) -> SessionNotFound | UpstreamBusy | Exception:
-    match exc.facts.get("upstream_status"):
-        case 404:
-            return SessionNotFound(session)
-        case 409:
-            return UpstreamBusy("The session is at work. Try again when it is idle.", retry_after=5)
-        case _:
-            return exc
+        return _message(read(_Message, answer))
 
 
 def _location_query(location: c.Location) -> dict[str, str]:
@@ -541,12 +527,8 @@ def _location_query(location: c.Location) -> dict[str, str]:
     return {"directory": location.directory}
 
 
-def _without_none(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if value is not None}
-
-
 def _info(answer: Any) -> c.SessionInfo:
-    return wire.read(_Session, answer).info()
+    return read(_Session, answer).info()
 
 
 def _model(model: ModelRef | None) -> dict[str, str] | None:
@@ -558,7 +540,7 @@ def _part(part: c.PromptPart) -> dict[str, Any]:
         case c.Mention(agent=agent):
             return {"type": "agent", "name": agent}
         case c.Subtask():
-            return {"type": "subtask"} | _without_none(asdict(part) | {"model": _model(part.model)})
+            return {"type": "subtask"} | without_none(asdict(part) | {"model": _model(part.model)})
         case str() | Attachment():
             return wire.prompt_part(part)
 
@@ -597,7 +579,7 @@ def _message(stored: _Message) -> Message:
         message_id=info.id,
         role=Role.USER if info.role == "user" else Role.AGENT,
         parts=tuple(parts),
-        metadata={"shared": {"session": {"id": info.session}}, "opencode": _without_none(about)},
+        metadata={"shared": {"session": {"id": info.session}}, "opencode": without_none(about)},
     )
 
 
@@ -607,16 +589,5 @@ def _message_parts(part: _PartInfo) -> list[Part]:
         return [Data({"agent": part.name})]
     if part.type == "subtask":
         return [Data({name: getattr(part, name) for name in ("agent", "description", "prompt")})]
-    shown: list[Part] = []
-    for event in wire.part_events(part):
-        if isinstance(event, ev.TextSnapshot) and event.text:
-            shown.append(Text(event.text, metadata=_block(event.kind.value)))
-        elif isinstance(event, ev.ToolSnapshot):
-            shown.append(Data(event.call.told(), metadata=_block("tool_call")))
-        elif isinstance(event, ev.FileSnapshot):
-            shown.append(event.part)
-    return shown
-
-
-def _block(kind: str) -> dict[str, Any]:
-    return {"shared": {"stream": {"block_type": kind}}}
+    events = wire.part_events(part)
+    return [shown for event in events if (shown := block_part(event)) is not None]

@@ -9,53 +9,41 @@ change we want to see. Text deltas, nine tenths of all traffic, take a short way
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from sys import intern
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from ...domain import events as ev
 from ...domain.values import (
-    COST_DIGITS,
     AnsweredBy,
     Attachment,
     Choice,
     Failure,
-    FileChange,
     Interrupt,
     ModelRef,
     Part,
     PermissionAsk,
+    PermissionRule,
     Problem,
     Question,
     QuestionAsk,
     SubAgent,
-    Text,
     TodoItem,
-    Usage,
-    file_at,
 )
-from ...errors import UpstreamPayloadError
+from .. import answers
+from ..answers import FILTERED, Tokens, Wire, data_url, file_part, reader, scrub, usage
 from ..ids import prompt_id
-
-T = TypeVar("T")
 
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
 INTERRUPTED = "All fibers interrupted"  # what OpenCode says where it has interrupted itself
-MOST_TOKENS, MOST_DOLLARS = 10**9, 10_000.0  # that one step can use
-FILE_LIMIT = 12 << 20  # characters of a data URL: as much as may be sent in one part
 OUTPUT_WINDOW = 30_000  # characters that OpenCode tells of a running tool: its latest, …
 OUTPUT_CUT = "...\n\n"  # … after this
+_NAMES_OF_2 = {"shell": "bash", "subagent": "task"}  # what rules say that were written for 2.x
 # What OpenCode calls a session until a model has made a title for it.
 UNTITLED = re.compile(r"(New|Child) session - \d{4}-\d\d-\d\dT|$")
-
-
-class Wire(BaseModel):
-    """Something OpenCode sends. Built when first used, and not while the service starts."""
-
-    model_config = ConfigDict(defer_build=True)
 
 
 class Time(Wire):
@@ -63,17 +51,6 @@ class Time(Wire):
     completed: int | None = None
     start: int | None = None
     end: int | None = None
-
-
-class Tokens(Wire):
-    class Cache(Wire):
-        read: int = 0
-        write: int = 0
-
-    input: int = 0
-    output: int = 0
-    reasoning: int = 0
-    cache: Cache = Field(default_factory=Cache)
 
 
 class ErrorInfo(Wire):
@@ -114,7 +91,7 @@ class ToolState(Wire):
     error: str | None = None
     metadata: dict[str, Any] | None = None
     time: Time | None = None
-    attachments: list[FileInfo] = []
+    attachments: list[FileInfo] = Field(default=[])
 
 
 class PartInfo(FileInfo):
@@ -160,9 +137,9 @@ class PermissionInfo(Wire):
     id: str
     session: str = Field(alias="sessionID")
     permission: str
-    patterns: list[str] = []
-    metadata: dict[str, Any] = {}
-    always: list[str] = []
+    patterns: list[str] = Field(default=[])
+    metadata: dict[str, Any] = Field(default={})
+    always: list[str] = Field(default=[])
     tool: ToolRef | None = None
 
 
@@ -174,39 +151,18 @@ class QuestionInfo(Wire):
 
         question: str = ""
         header: str = ""
-        options: list[Option] = []
+        options: list[Option] = Field(default=[])
         multiple: bool = False
         custom: bool = True
 
     id: str
     session: str = Field(alias="sessionID")
-    questions: list[Item] = []
+    questions: list[Item] = Field(default=[])
     tool: ToolRef | None = None
 
 
-class DiffInfo(Wire):
-    file: str
-    patch: str = ""
-    additions: int = 0
-    deletions: int = 0
-    status: str = "modified"
-
-
-def read(shape: type[T], answer: Any) -> T:
-    """An answer of OpenCode's, parsed as this shape."""
-    try:
-        found: T = _reader(cast(Hashable, shape)).validate_python(answer)
-    except ValidationError as exc:
-        raise UpstreamPayloadError(
-            "OpenCode sent an answer in a shape this version does not know.",
-            fields=[".".join(map(str, error["loc"])) for error in exc.errors()[:5]],
-        ) from exc
-    return found
-
-
-@cache
-def _reader(shape: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(shape)
+def rule_to_wire(rule: PermissionRule) -> dict[str, Any]:
+    return asdict(rule) | {"permission": _NAMES_OF_2.get(rule.permission, rule.permission)}
 
 
 def prompt_part(part: str | Attachment) -> dict[str, Any]:
@@ -215,13 +171,23 @@ def prompt_part(part: str | Attachment) -> dict[str, Any]:
     file = {
         "type": "file",
         "mime": part.media_type,
-        "url": f"data:{part.media_type};base64,{part.content}",
+        "url": data_url(part),
     }
     return file | ({"filename": part.filename} if part.filename else {})
 
 
+EVENT_ROUTE: tuple[str, ...] = ("global", "event")
+
+
+def payload(raw: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = raw["payload"]
+    return found
+
+
 def session_of(raw: Mapping[str, Any]) -> str | None:
     """The session an event belongs to, or None for process-wide events."""
+    if raw["type"] == "sync":
+        return None
     session = raw["properties"].get("sessionID")
     return session if isinstance(session, str) else None
 
@@ -232,7 +198,13 @@ def parent_of(raw: Mapping[str, Any]) -> str | None:
     return parent if isinstance(parent, str) else None
 
 
-def translate(raw: Mapping[str, Any]) -> Sequence[ev.AgentEvent]:
+def number_of(_: Mapping[str, Any]) -> None:
+    """Events have no numbers."""
+
+
+def translate(
+    raw: Mapping[str, Any], _: dict[str, ev.ToolSnapshot] | None = None
+) -> Sequence[ev.AgentEvent]:
     reader = _READERS.get(raw["type"])
     return reader(raw["properties"]) if reader is not None else ()
 
@@ -302,7 +274,7 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             return [ev.StepStarted(*where)]
         case "step-finish":
             last = part.reason not in (None, "tool-calls")
-            return [ev.StepFinished(*where, _usage(part), may_be_last=last)]
+            return [ev.StepFinished(*where, usage(part.tokens, part.cost), may_be_last=last)]
         case "patch":
             return [ev.FilesChanged(part.session, part.message)]
         case "compaction":
@@ -311,30 +283,8 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
             return []
 
 
-def _usage(part: PartInfo) -> Usage:
-    """What a step has used, as its provider says; figures that cannot be are cut off.
-
-    Sums are stored as whole numbers of 64 bits, and a negative figure would enlarge a budget.
-    """
-    t = part.tokens or Tokens()
-    return Usage(
-        input_tokens=_tokens(t.input),
-        output_tokens=_tokens(t.output),
-        reasoning_tokens=_tokens(t.reasoning),
-        cache_read_tokens=_tokens(t.cache.read),
-        cache_write_tokens=_tokens(t.cache.write),
-        cost=round(min(max(0.0, part.cost), MOST_DOLLARS), COST_DIGITS),
-    )
-
-
-def _tokens(reported: int) -> int:
-    return min(max(0, reported), MOST_TOKENS)
-
-
 def _file(info: FileInfo) -> Part:
-    if len(info.url) > FILE_LIMIT:
-        return Text(f"{info.filename or info.mime or 'A file'} is too large to be handed over.")
-    return file_at(info.url, media_type=info.mime or None, filename=info.filename)
+    return file_part(info.url, media_type=info.mime, name=info.filename)
 
 
 def _child(part: PartInfo) -> SubAgent | None:
@@ -435,27 +385,12 @@ def question(info: QuestionInfo) -> Interrupt:
     )
 
 
-def file_change(info: DiffInfo) -> FileChange:
-    return FileChange(
-        file=info.file,
-        additions=info.additions,
-        deletions=info.deletions,
-        status=info.status,
-        patch=info.patch,
-    )
-
-
 def problem(error: ErrorInfo) -> Problem:
-    """What failed, in our words, without headers, bodies and addresses of the provider."""
-    reason = scrub(error.data.message)
-    status = error.data.status
+    reason, status = error.data.message, error.data.status
+    sentence = None
     match error.name:
         case "APIError" if status in (401, 403):
             kind = Failure.PROVIDER_AUTH
-            sentence = (
-                "The model provider refused OpenCode's credentials. Log in on the OpenCode host "
-                "with `opencode auth login`, or correct the provider's key."
-            )
         case "ProviderAuthError":
             kind = Failure.PROVIDER_AUTH
             sentence = (
@@ -464,71 +399,15 @@ def problem(error: ErrorInfo) -> Problem:
             )
         case "APIError" if status in (402, 429):
             kind = Failure.PROVIDER_QUOTA
-            sentence = "The model provider refused the request for quota or rate reasons."
         case "ContextOverflowError":
             kind = Failure.CONTEXT_OVERFLOW
-            sentence = (
-                "The conversation no longer fits the model's context. "
-                "Start a new context, or send less."
-            )
         case "MessageOutputLengthError":
             kind = Failure.OUTPUT_LIMIT
-            sentence = "The model reached its output limit before it finished."
         case "ContentFilterError":
-            kind = Failure.PROVIDER_ERROR
-            sentence = "The provider's content filter blocked the answer."
+            kind, sentence = Failure.PROVIDER_ERROR, FILTERED
         case _:
             kind = Failure.PROVIDER_ERROR
-            sentence = "The model could not answer."
-    return Problem(
-        kind, f"{sentence} It said: {reason}" if reason else sentence, upstream_status=status
-    )
-
-
-_ADDRESS = re.compile(
-    r"""
-    \b[a-z][a-z0-9+.-]*://\S+                              # a URL
-    | (?<!\w)/(?:[\w.-]+/)+[\w.-]*                         # a path,
-    | (?:\b[a-z]:[\\/]|\\\\)\S*(?:[ ]\S*\\\S*)*           # also on Windows, with spaces
-    | (?<=ENOTFOUND[ ])\S+ | (?<=EAI_AGAIN[ ])\S+          # a host, says Node
-    | \[?(?<![\w:])(?=[0-9a-f:]*::|(?:[0-9a-f]+:){7})[0-9a-f:.]+\]?(?::\d+)?  # IPv6
-    | \b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b               # IPv4
-    | (?:[\w.+-]+@)?\b(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?\b  # dotted names; a file's goes with them
-    | \b[a-z][\w-]*:\d{2,5}\b                            # host:port
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
-_KEYED_SECRET = (
-    re.compile(  # a value after a word for secrets: any after a colon, else if it looks like one
-        r"""
-    ((?<![\w-]) (?:[\w-]*(?:key|token|passw(?:or)?d|secret|credential|authorization)|bearer|basic)
-    ["']? (?:\s+(?:is|was|provided|given|used))* )
-    (?: (\s*[:=]\s*)(?:(?:bearer|basic)\s+)?\S+ | (\s+)(?:["'`]|(?=\S*\d))\S+ )
-    """,
-        re.IGNORECASE | re.VERBOSE,
-    )
-)
-_SECRET = re.compile(r"\b(?:sk|pk|key|ghp|xox\w)[-_]\S+|[A-Za-z0-9_\-+/=*]{24,}", re.IGNORECASE)
-_SQL = re.compile(  # capitals, or what no sentence has: people, too, select something from a list
-    r"""
-    Failed[ ]query | \bSELECT\s.+\sFROM\s | \bUPDATE\s.+\sSET\s
-    | (?i: \binsert\s+into\s | \bdelete\s+from\s | \bupdate\s+\S+\s+set\s
-         | \bselect\s.+\sfrom\s+(?: ["'`] | \S+\s+(?:where|order|limit|join)\b ))
-    """,
-    re.DOTALL | re.VERBOSE,
-)
-
-
-def scrub(message: str) -> str:
-    """The first line of a provider's message, without addresses, paths or anything like a key.
-
-    Nothing is kept of a database error.
-    """
-    message = message.strip()[:1_000]
-    if _SQL.search(message):
-        return ""
-    line = _ADDRESS.sub("[…]", message.partition("\n")[0])
-    return _SECRET.sub("[…]", _KEYED_SECRET.sub(r"\1\2\3[…]", line))[:300]
+    return answers.problem(kind, reason, status=status, sentence=sentence)
 
 
 def _delta(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
@@ -564,7 +443,7 @@ def _question_asked(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
 def _todos(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     empty = dict.fromkeys(("content", "status", "priority"), "")  # not every version sends all
     found = [{**empty, **todo} for todo in p["todos"]]
-    todos: tuple[TodoItem, ...] = _reader(tuple[TodoItem, ...]).validate_python(found)
+    todos: tuple[TodoItem, ...] = reader(tuple[TodoItem, ...]).validate_python(found)
     return [ev.TodosChanged(p["sessionID"], todos)]
 
 

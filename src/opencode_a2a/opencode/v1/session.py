@@ -1,15 +1,14 @@
-"""OpenCode as an agent: implements the ports `Agent` and `AgentSession`.
+"""Conversations with OpenCode 1.x: implements the ports `Driver` and `AgentSession`.
 
-OpenCode never answers a request that arrives while it starts. A read can be repeated, a
-change cannot: the service sends it only while events arrive, because then OpenCode is up.
+It never answers a request that arrives while it starts. A read can be repeated, a change cannot:
+the service sends it only while events arrive, because then OpenCode is up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic import Field
@@ -17,175 +16,155 @@ from pydantic import Field
 from ...domain import events as ev
 from ...domain.catalog import Location
 from ...domain.ports import SessionGone
-from ...domain.release import Release
 from ...domain.values import (
     Decision,
     FileChange,
     Interrupt,
+    PermissionAction,
     PermissionDecision,
     PermissionRule,
     Prompt,
     QuestionDecision,
     SessionRef,
 )
-from ...errors import UpstreamError, UpstreamHttpError, UpstreamUnreachable
-from ..feed import SILENCE_SECONDS, Feed, Subscription
-from ..http import Endpoint, Http
-from ..identity import Identity
-from ..ids import dated_id, new_id, part_id, prompt_id
+from ...errors import UpstreamError, UpstreamHttpError
+from ..absent import gone_if_unknown, raise_unless_absent
+from ..answers import DiffInfo, Wire, file_change, read
+from ..driver import ABORT_WAIT_SECONDS, CALL_MS, Defaults, subagents_in
+from ..feed import Feed, Subscription
+from ..http import Http, Requests
+from ..ids import dated_id, part_id, prompt_id
 from . import wire
+from .catalog import OpenCodeCatalog
 from .instances import Instances
-from .tools import OpenCodeTools
 
 PAGE_SIZE = 50  # messages read at once when catching up
-ABORT_WAIT_SECONDS = 1.0  # seconds an abort waits for events
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What goes with every prompt of this deployment."""
-
-    directory: str
-    agent: str | None = None
-    system: str | None = None
-    variant: str | None = None
-    rules: Callable[[], Sequence[PermissionRule]] = tuple  # for new sessions, as they are now
-    model_titles: bool = False  # OpenCode asks a model for the titles of new sessions
-
-
-class StoredMessage(wire.Wire):
+class StoredMessage(Wire):
     info: wire.MessageInfo
     parts: list[wire.PartInfo] = Field(default=[])
 
 
-class OpenCode:
-    def __init__(
-        self,
-        http: Http,
-        feed: Feed,
-        *,
-        identity: Identity,
-        instances: Instances,
-        defaults: Defaults,
-    ) -> None:
+class _Rule(Wire):
+    permission: str
+    pattern: str
+    action: PermissionAction
+
+    @property
+    def rule(self) -> PermissionRule:
+        return PermissionRule(self.permission, self.pattern, self.action)
+
+
+class _HasRules(Wire):
+    """A session or an agent."""
+
+    name: str = ""
+    permission: list[_Rule] = Field(default=[])
+
+    @property
+    def rules(self) -> list[PermissionRule]:
+        return [each.rule for each in self.permission]
+
+
+class _McpStatus(Wire):
+    status: str
+
+
+class Driver:
+    """Implements `opencode.driver.Driver`."""
+
+    def __init__(self, http: Http, feed: Feed, defaults: Defaults) -> None:
         self._http = http
         self._feed = feed
-        self._identity = identity
-        self._instances = instances
         self._defaults = defaults
+        self._instances = Instances(http, feed)
 
-    @classmethod
-    @asynccontextmanager
-    async def connect(
-        cls,
-        endpoint: Endpoint,
-        defaults: Defaults,
-        timeout: float = 30.0,
-        concurrency: int = 0,
-        silence: float = SILENCE_SECONDS,
-    ) -> AsyncIterator[OpenCode]:
-        """`timeout` bounds each request, `silence` the time between two events."""
-        async with (
-            Http.open(endpoint, timeout, concurrency=concurrency) as http,
-            Feed.open(http, silence) as feed,
-            Identity.open(http, feed) as identity,
-            Instances.open(http, feed, defaults.directory) as instances,
-        ):
-            yield cls(http, feed, identity=identity, instances=instances, defaults=defaults)
-
-    @property
-    def http(self) -> Http:
-        return self._http
-
-    @property
-    def connected(self) -> bool:
-        return self._feed.connected
-
-    @property
-    def release(self) -> Release | None:
-        """The version that is connected, or was last; None before the first answer."""
-        return self._identity.release
-
-    @property
-    def sessions_at_work(self) -> int:
-        """With their sub-agents."""
-        return self._feed.subscribed
-
-    async def available(self) -> None:
-        await self._feed.ready()
-
-    def new_message_id(self) -> str:
-        return new_id("msg")
+    async def connected(self) -> None:
+        await self._instances.load(self._defaults.directory)
 
     async def create(
-        self,
-        title: str,
-        context_id: str,
-        *,
-        location: Location | None = None,
-        rules: Sequence[PermissionRule] = (),
+        self, title: str, context_id: str, *, location: Location, rules: Sequence[PermissionRule]
     ) -> SessionRef:
-        directory = location.directory if location is not None else self._defaults.directory
+        defaults = self._defaults
         # The metadata shows services for other roots that the session is not theirs.
-        origin = {"contextId": context_id, "root": self._defaults.directory}
+        origin = {"contextId": context_id, "root": defaults.directory}
         body: dict[str, Any] = {"metadata": {"a2a": origin}}
-        if not self._defaults.model_titles:  # without one OpenCode asks a model for it
+        if not defaults.model_titles:  # without one OpenCode asks a model for it
             body["title"] = title
-        if location is not None and location.workspace is not None:
+        if location.workspace is not None:
             body["workspaceID"] = location.workspace
-        if all_rules := (*self._defaults.rules(), *rules):
-            body["permission"] = [asdict(rule) for rule in all_rules]
-        await self._feed.ready()
-        answer = await self._http.call("POST", "session", query={"directory": directory}, body=body)
-        created = wire.read(wire.SessionInfo, answer)
+        if rules:
+            body["permission"] = [wire.rule_to_wire(rule) for rule in rules]
+        answer = await self._http.call(
+            "POST", "session", query={"directory": location.directory}, body=body
+        )
+        created = read(wire.SessionInfo, answer)
         # Until the model has made a title, clients see this one.
-        return SessionRef(created.id, title, directory=created.directory or directory)
+        return SessionRef(created.id, title, directory=created.directory or location.directory)
 
     async def delete(self, ref: SessionRef) -> None:
         await self._http.call("DELETE", "session", ref.id)
 
-    def tools(self, url: str, headers: Mapping[str, str]) -> OpenCodeTools:
-        """What offers the tools of this MCP server to sessions."""
-        return OpenCodeTools(
-            self._http,
-            self._feed,
-            url=url,
-            headers=headers,
-            rules=self._defaults.rules,
-            directory=self._defaults.directory,
-        )
-
-    def session(self, ref: SessionRef) -> OpenCodeSession:
-        return OpenCodeSession(
+    def session(self, ref: SessionRef, _: Sequence[PermissionRule]) -> Session:
+        return Session(
             ref,
             http=self._http,
             feed=self._feed,
             defaults=self._defaults,
-            identity=self._identity,
             instances=self._instances,
         )
 
+    def catalog(self, requests: Requests) -> OpenCodeCatalog:
+        return OpenCodeCatalog(requests, self._defaults.run_seconds)
 
-class OpenCodeSession:
+    async def mcp_status(self, directory: str, server: str) -> str | None:
+        answer = await self._http.call("GET", "mcp", query={"directory": directory})
+        found = read(dict[str, _McpStatus], answer).get(server)
+        return found.status if found is not None else None
+
+    async def add_mcp(
+        self, directory: str, server: str, *, url: str, headers: Mapping[str, str]
+    ) -> None:
+        config = {"type": "remote", "url": url, "headers": dict(headers)}
+        body = {"name": server, "config": {**config, "oauth": False, "timeout": CALL_MS}}
+        await self._http.call("POST", "mcp", query={"directory": directory}, body=body)
+
+    async def agent_rules(self, directory: str) -> Mapping[str, Sequence[PermissionRule]]:
+        answer = await self._http.call("GET", "agent", query={"directory": directory})
+        return {agent.name: agent.rules for agent in read(list[_HasRules], answer)}
+
+    async def session_rules(self, session: str) -> Sequence[PermissionRule]:
+        return read(_HasRules, await self._http.call("GET", "session", session)).rules
+
+    async def add_rules(self, session: str, rules: Sequence[PermissionRule]) -> None:
+        body = {"permission": [wire.rule_to_wire(rule) for rule in rules]}
+        await self._http.call("PATCH", "session", session, body=body)
+
+
+class Session:
     def __init__(
         self,
         ref: SessionRef,
         http: Http,
         feed: Feed,
         defaults: Defaults,
-        identity: Identity,
         instances: Instances,
     ) -> None:
         self.ref = ref
         self._http = http
         self._feed = feed
         self._defaults = defaults
-        self._identity = identity
         self._instances = instances
         self._dated_ids: dict[str, str] = {}  # of prompts, where the order needs them
         self._subscription: Subscription | None = None
         self._directory = ref.directory or defaults.directory
         self._directory_query = {"directory": self._directory}
+
+    @property
+    def _orders_messages_by_id(self) -> bool:
+        release = self._feed.release
+        return release is not None and release.orders_messages_by_id
 
     async def events(self) -> Subscription:
         # Before the prompt, and where a cancel does not have to wait for it.
@@ -196,8 +175,8 @@ class OpenCodeSession:
     async def prompt(self, prompt: Prompt, *, replaces: bool = False) -> None:
         await self._feed.ready()
         await self._instances.load(self._directory)  # OpenCode may have been started again
-        message_id, release = prompt.message_id, await self._identity.known()
-        if release.orders_messages_by_id:
+        message_id = prompt.message_id
+        if self._orders_messages_by_id:
             message_id = self._dated_ids.setdefault(message_id, dated_id(message_id))
         body: dict[str, Any] = {
             "messageID": message_id,
@@ -217,7 +196,7 @@ class OpenCodeSession:
             body["model"] = {"providerID": model.provider, "modelID": model.model}
         if replaces and not await self._withdraw(message_id):
             return
-        with _gone_if_unknown():
+        with gone_if_unknown():
             await self._http.call("POST", "session", self.ref.id, "prompt_async", body=body)
 
     async def _withdraw(self, message_id: str) -> bool:
@@ -230,14 +209,14 @@ class OpenCodeSession:
         except UpstreamHttpError as exc:
             if exc.facts["upstream_status"] == 409:
                 return False
-            _raise_unless_absent(exc)
+            raise_unless_absent(exc)
         return True
 
     async def has(self, message_id: str) -> bool:
         try:
             await self._http.call("GET", "session", self.ref.id, "message", message_id)
         except UpstreamHttpError as exc:
-            _raise_unless_absent(exc)
+            raise_unless_absent(exc)
             return await self._has_dated(message_id)
         return True
 
@@ -254,7 +233,7 @@ class OpenCodeSession:
     async def read(self, since: str) -> Sequence[ev.AgentEvent]:
         # The status is read first. If the message completes in between, it is read as complete, and
         # the next read finds the session idle. The other order would show it idle and unfinished.
-        statuses = wire.read(
+        statuses = read(
             dict[str, wire.Status],
             await self._http.call("GET", "session", "status", query=self._directory_query),
         )
@@ -262,7 +241,7 @@ class OpenCodeSession:
         prompted_at = messages[0].info.time.created if messages else 0
         events: list[ev.AgentEvent] = [*await self._children(self.ref.id, prompted_at)]
         events += [event for message in messages for event in _stored_events(message)]
-        family, waiting = {self.ref.id}, _subagents_in(events)
+        family, waiting = {self.ref.id}, subagents_in(events)
         while waiting:
             subagent = waiting.pop(0)
             if subagent in family:
@@ -271,7 +250,7 @@ class OpenCodeSession:
             if self._subscription is not None:
                 self._subscription.include(subagent)
             done = await self._done_by(subagent, prompted_at)
-            waiting += _subagents_in(done)
+            waiting += subagents_in(done)
             events += done
         permissions, questions = await self._pending(family)
         status = statuses.get(self.ref.id, wire.Status(type="idle"))
@@ -283,9 +262,15 @@ class OpenCodeSession:
         open_requests = frozenset(each.interrupt.request_id for each in requests)
         return [*events, *requests, ev.CaughtUp(self.ref.id, open_requests)]
 
-    async def abort(self) -> None:
+    async def abort(self, sub_agents: Collection[str]) -> None:
         await self._wait_for_events()
         await self._http.call("POST", "session", self.ref.id, "abort", query=self._directory_query)
+        # What they wait for stays open otherwise, and could be approved later.
+        permissions, questions = await self._pending({self.ref.id, *sub_agents})
+        await asyncio.gather(
+            *(self.settle(wire.permission(p), PermissionDecision("reject")) for p in permissions),
+            *(self.settle(wire.question(q), QuestionDecision(None)) for q in questions),
+        )
 
     async def _wait_for_events(self) -> None:
         """Wait a moment for events. The request is sent in any case: OpenCode may still get it."""
@@ -306,28 +291,18 @@ class OpenCodeSession:
                 "POST", kind, request_id, verb, query=self._directory_query, body=body or None
             )
         except UpstreamHttpError as exc:
-            _raise_unless_absent(exc)
+            raise_unless_absent(exc)
             return False  # somebody else has decided, or OpenCode has lost the request
         return True
 
-    async def reject_pending(self, family: Collection[str]) -> None:
-        permissions, questions = await self._pending({self.ref.id, *family})
-        await asyncio.gather(
-            *(self.settle(wire.permission(p), PermissionDecision("reject")) for p in permissions),
-            *(self.settle(wire.question(q), QuestionDecision(None)) for q in questions),
-        )
-
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
-        if (
-            message_id not in self._dated_ids
-            and (await self._identity.known()).orders_messages_by_id
-        ):
+        if message_id not in self._dated_ids and self._orders_messages_by_id:
             await self._has_dated(message_id)
         message_id = self._dated_ids.get(message_id, message_id)
         answer = await self._http.call(
             "GET", "session", self.ref.id, "diff", query={"messageID": message_id}
         )
-        return tuple(wire.file_change(diff) for diff in wire.read(list[wire.DiffInfo], answer))
+        return tuple(file_change(diff) for diff in read(list[DiffInfo], answer))
 
     async def _pending(
         self, family: Collection[str]
@@ -337,8 +312,8 @@ class OpenCodeSession:
             self._http.call("GET", "question", query=self._directory_query),
         )
         return (
-            [p for p in wire.read(list[wire.PermissionInfo], permissions) if p.session in family],
-            [q for q in wire.read(list[wire.QuestionInfo], questions) if q.session in family],
+            [p for p in read(list[wire.PermissionInfo], permissions) if p.session in family],
+            [q for q in read(list[wire.QuestionInfo], questions) if q.session in family],
         )
 
     async def _done_by(self, subagent: str, since: int) -> list[ev.AgentEvent]:
@@ -354,12 +329,12 @@ class OpenCodeSession:
         answer = await self._http.call("GET", "session", parent, "children")
         return [
             ev.ChildStarted(child.id, parent, agent=child.agent)
-            for child in wire.read(list[wire.SessionInfo], answer)
+            for child in read(list[wire.SessionInfo], answer)
             if child.time.created >= since
         ]
 
     async def _messages(self, session: str) -> list[StoredMessage]:
-        return wire.read(
+        return read(
             list[StoredMessage], await self._http.call("GET", "session", session, "message")
         )
 
@@ -368,11 +343,11 @@ class OpenCodeSession:
         messages: list[StoredMessage] = []
         query: Mapping[str, str] = {"limit": str(PAGE_SIZE)}
         while True:
-            with _gone_if_unknown():
+            with gone_if_unknown():
                 answer, headers = await self._http.exchange(
                     "GET", "session", self.ref.id, "message", query=query
                 )
-            messages = [*wire.read(list[StoredMessage], answer), *messages]
+            messages = [*read(list[StoredMessage], answer), *messages]
             for index, message in enumerate(messages):
                 if prompt_id(message.info.id) == since:
                     return messages[index:]
@@ -380,47 +355,6 @@ class OpenCodeSession:
             if cursor is None:
                 return []
             query = {"limit": str(PAGE_SIZE), "before": cursor}
-
-
-@contextmanager
-def _gone_if_unknown() -> Iterator[None]:
-    try:
-        yield
-    except UpstreamHttpError as exc:
-        if _names_nothing(exc):
-            raise SessionGone from exc
-        raise
-
-
-def _raise_unless_absent(exc: UpstreamHttpError) -> None:
-    """Raise, unless OpenCode says that it has no such thing.
-
-    After the 404 of a proxy nothing is known: a prompt is not sent twice for it, and a decision is
-    delivered again.
-    """
-    if _names_nothing(exc):
-        return
-    if exc.facts["upstream_status"] == 404:
-        raise UpstreamUnreachable("Something else than OpenCode has answered.") from exc
-    raise exc
-
-
-def _names_nothing(exc: UpstreamHttpError) -> bool:
-    """Whether OpenCode says that it has no such session, message or request.
-
-    The 404 of a proxy, or of a version without the route, does not have such a name:
-    NotFoundError, PermissionNotFoundError, QuestionNotFoundError.
-    """
-    name = exc.facts["name"]
-    is_opencodes = isinstance(name, str) and name.endswith("NotFoundError")
-    return exc.facts["upstream_status"] == 404 and is_opencodes
-
-
-def _subagents_in(events: Sequence[ev.AgentEvent]) -> list[str]:
-    """Those that were started and, if one of an earlier turn works again, named by a tool call."""
-    found = [event.session for event in events if isinstance(event, ev.ChildStarted)]
-    calls = [event for event in events if isinstance(event, ev.ToolSnapshot)]
-    return [*found, *(call.child.session for call in calls if call.child is not None)]
 
 
 def _events_of_subagent(message: StoredMessage) -> list[ev.AgentEvent]:

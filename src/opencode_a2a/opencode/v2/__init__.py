@@ -1,0 +1,1 @@
+"""OpenCode 2.x: its messages, sessions and lists."""

@@ -1,0 +1,688 @@
+"""OpenCode 2's sessions, models and locations: implements the port `Catalog`.
+
+Only the fields named here leave this module: OpenCode's own answers hold provider keys in clear.
+What OpenCode 2 does not have is in `domain.release`, with the reason that clients are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import Field
+
+from ...domain import catalog as c
+from ...domain import events as ev
+from ...domain import release
+from ...domain.values import (
+    Attachment,
+    Data,
+    FileChange,
+    Message,
+    ModelRef,
+    Part,
+    PermissionRule,
+    Role,
+    TodoItem,
+)
+from ...errors import (
+    InvalidParams,
+    MethodDisabled,
+    SessionNotFound,
+    UpstreamHttpError,
+    UpstreamTimeout,
+)
+from ...locks import KeyedLock
+from ..answers import Wire, file_part, read, scrub
+from ..catalogs import CREATION_SECONDS, block_part, session_error, without_none
+from ..http import Requests
+from ..ids import new_id
+from . import wire
+
+LIST_LIMIT = "1000"  # of sub-agents, as a word of a query
+LOAD_SECONDS = 5.0  # until the lists of a directory that was not used before count as complete
+POLL_SECONDS = 0.05  # between two reads
+BUILT_IN = {"build", "plan", "general", "explore"}  # agents; OpenCode 2 does not mark them
+SHOWN = ("user", "assistant", "shell", "compaction")  # messages; the others only tell of changes
+OVER = ("exited", "timeout", "killed", "completed", "failed")  # of commands and of summaries
+
+T = TypeVar("T")
+_changing_rules: KeyedLock[str] = KeyedLock()  # of a session, whoever uses this catalog
+
+
+class _Data(Wire):
+    data: Any
+
+
+class _Session(wire.Session):
+    class Times(Wire):
+        created: int = 0
+        updated: int = 0
+
+    class Revert(Wire):
+        message: str = Field(alias="messageID")
+
+    time: Times = Field(default_factory=Times)  # type: ignore[assignment]
+    metadata: dict[str, Any] | None = None
+    revert: Revert | None = None
+
+    def info(self) -> c.SessionInfo:
+        noted = (self.metadata or {}).get("a2a")
+        ours = noted if isinstance(noted, dict) else {}
+        context, root = ours.get("contextId"), ours.get("root")
+        return c.SessionInfo(
+            id=self.id,
+            title=self.title,
+            directory=self.location.directory,
+            created_at=self.time.created,
+            updated_at=self.time.updated,
+            parent_id=self.parent,
+            context_id=context if isinstance(context, str) else None,
+            reverted_to=self.revert.message if self.revert else None,
+            workspace_root=root if isinstance(root, str) else None,
+        )
+
+
+class _Message(wire.Message):
+    class Mention(Wire):
+        name: str
+
+    class Output(Wire):
+        output: str = ""
+
+    agents: list[Mention] = Field(default=[])
+    command: str = ""  # this and what follows: of a shell command, or of a summary
+    shell: str = Field(default="", alias="shellID")
+    status: str = ""
+    output: Output | None = None
+    summary: str = ""
+
+
+class _Page(Wire):
+    class Cursor(Wire):
+        next: str | None = None
+
+    data: list[_Message]
+    cursor: Cursor = Field(default_factory=Cursor)
+
+
+class _Provider(Wire):
+    id: str
+    name: str = ""
+
+
+class _Model(Wire):
+    class Capabilities(Wire):
+        tools: bool = False
+        input: list[str] = Field(default=[])
+        output: list[str] = Field(default=[])
+
+    class Variant(Wire):
+        id: str
+
+    class Limit(Wire):
+        context: int = 0
+        output: int = 0
+
+    id: str
+    provider: str = Field(alias="providerID")
+    name: str = ""
+    status: str = "active"
+    capabilities: Capabilities = Field(default_factory=Capabilities)
+    limit: Limit = Field(default_factory=Limit)
+    variants: list[Variant] = Field(default=[])
+
+    def info(self) -> c.Model:
+        variants = tuple(variant.id for variant in self.variants)
+        return c.Model(
+            provider_id=self.provider,
+            model_id=self.id,
+            name=self.name or self.id,
+            status=self.status,
+            reasoning=bool(variants),  # OpenCode 2 says only how long a model can be told to think
+            attachments=any(kind != "text" for kind in self.capabilities.input),
+            tool_calls=self.capabilities.tools,
+            input=tuple(self.capabilities.input),
+            output=tuple(self.capabilities.output),
+            context_tokens=self.limit.context,
+            output_tokens=self.limit.output,
+            variants=variants,
+            connected=True,  # the others are not listed
+        )
+
+
+class _Agent(Wire):
+    id: str
+    description: str = ""
+    mode: str = "primary"
+    hidden: bool = False
+    model: wire.Model | None = None
+
+    def info(self) -> c.AgentInfo:
+        return c.AgentInfo(
+            name=self.id,
+            description=self.description,
+            mode=self.mode,
+            model=self.model.ref if self.model else None,
+            variant=self.model.variant if self.model else None,
+            native=self.id in BUILT_IN,
+            hidden=self.hidden,
+        )
+
+
+class _Command(Wire):
+    name: str
+    description: str = ""
+
+
+class _Project(Wire):
+    id: str
+    canonical: str
+    vcs: str | None = None
+    name: str | None = None
+
+    def project(self) -> c.Project:
+        return c.Project(project_id=self.id, worktree=self.canonical, vcs=self.vcs, name=self.name)
+
+
+class _Place(Wire):
+    """A directory, and the project it belongs to, which other clones may belong to as well."""
+
+    class Project(_Project):
+        directory: str  # of the checkout
+
+    directory: str
+    project: Project
+
+
+class _Directory(Wire):
+    directory: str
+
+
+class OpenCode2Catalog:
+    def __init__(self, http: Requests, run_timeout: float) -> None:
+        """`run_timeout` bounds what takes as long as a run."""
+        self._http = http
+        self._run_timeout = run_timeout
+        self._creation_timeout = min(run_timeout, CREATION_SECONDS)
+
+    # -- sessions
+
+    async def sessions(
+        self, location: c.Location, query: c.SessionQuery
+    ) -> Sequence[c.SessionInfo]:
+        if query.everywhere:
+            where = {"project": (await self._place(location)).project.id}
+        else:
+            where = {"directory": location.directory}
+        parameters = where | {"limit": str(query.limit)}
+        if query.roots:
+            parameters["parentID"] = "null"
+        if query.search is not None:
+            parameters["search"] = query.search
+        found = await self._list(_Session, "session", query=parameters)
+        return [each.info() for each in found if each.time.updated >= (query.start or 0)]
+
+    async def session(self, session: str) -> c.SessionInfo:
+        return (await self._session(session)).info()
+
+    async def children(self, session: str) -> Sequence[c.SessionInfo]:
+        query = {"parentID": session, "limit": LIST_LIMIT}
+        return [child.info() for child in await self._list(_Session, "session", query=query)]
+
+    async def statuses(self, location: c.Location) -> Mapping[str, c.SessionStatus]:
+        active = _data(dict[str, Any], await self._http.call("GET", "api", "session", "active"))
+        found = await asyncio.gather(*(self._status(each, location) for each in active))
+        return {status.session_id: status for status in found if status is not None}
+
+    async def _status(self, session: str, location: c.Location) -> c.SessionStatus | None:
+        """None where it works in another directory, or is gone."""
+        try:
+            if (await self._session(session)).location.directory != location.directory:
+                return None
+            page = await self._page(session, {"limit": "1", "type": "assistant"})
+        except SessionNotFound:
+            return None
+        retry = page.data[0].retry if page.data and not page.data[0].time.completed else None
+        if retry is None:
+            return c.SessionStatus(session, "busy")
+        said = scrub(retry.error.message)
+        return c.SessionStatus(session, "retry", retry.attempt - 1, said, retry.at)
+
+    async def todos(self, session: str) -> Sequence[TodoItem]:
+        _refuse(release.TODOS)
+
+    async def diff(self, session: str, message: str) -> Sequence[FileChange]:
+        query = {"from": message, "to": message}
+        try:
+            answer = await self._call_session(session, "GET", "diff", query=query)
+        except UpstreamHttpError as exc:
+            if exc.facts.get("upstream_status") == 400:
+                raise InvalidParams.at("message_id", "must be a user's message") from exc
+            raise
+        return _data(list[FileChange], answer)
+
+    async def messages(self, session: str, *, limit: int, before: str | None) -> c.MessagePage:
+        query = {"limit": str(limit)} | ({"cursor": before} if before else {})
+        while True:
+            page = await self._page(session, query)
+            shown = [_message(session, each) for each in page.data if each.type in SHOWN]
+            # The last page may have a cursor, too; what comes after it is empty.
+            older = page.cursor.next if len(page.data) == limit else None
+            if shown or older is None:
+                return c.MessagePage(tuple(reversed(shown)), older)
+            query |= {"cursor": older}
+
+    async def message(self, session: str, message: str) -> Message | None:
+        found = await self._message(session, message)
+        return _message(session, found) if found is not None and found.type in SHOWN else None
+
+    # -- work in a session
+
+    async def prompt(self, session: str, prompt: c.SessionPrompt) -> str:
+        if prompt.system is not None:
+            _refuse(release.SYSTEM_TEXT)
+        if any(isinstance(part, c.Subtask) for part in prompt.parts):
+            _refuse(release.SUBTASKS)
+        found = await self._session(session)
+        if prompt.forbidden_tools:
+            denied = [PermissionRule(tool, "*", action="deny") for tool in prompt.forbidden_tools]
+            await self.restrict(session, denied)
+        await self._choose(found, agent=prompt.agent, model=prompt.model, variant=prompt.variant)
+        message = new_id("msg")
+        given = [part for part in prompt.parts if isinstance(part, str | Attachment)]
+        body = {"id": message, **wire.prompt_body(given)}
+        if mentions := [{"name": p.agent} for p in prompt.parts if isinstance(p, c.Mention)]:
+            body["agents"] = mentions
+        if prompt.no_reply:
+            body["resume"] = False
+        await self._call_session(session, "POST", "prompt", body=body)
+        return message
+
+    async def command(self, session: str, command: c.SessionCommand) -> Message:
+        found = await self._session(session)
+        await self._choose(found, agent=command.agent, model=command.model, variant=command.variant)
+        before = await self._page(session, {"limit": "1"})
+        newest = before.data[0].id if before.data else None
+        text = wire.prompt_body([command.arguments, *command.files])
+        await self._call_session(session, "POST", "command", body={"name": command.command, **text})
+        answer = await self._at_rest(session, lambda: self._answer_after(session, newest))
+        if answer.type != "assistant":
+            raise UpstreamHttpError(
+                "OpenCode ended the command without an answer.", name="NoAnswer"
+            )
+        return _message(session, answer)
+
+    async def _answer_after(self, session: str, newest: str | None) -> _Message | None:
+        """The last answer since this message, or else the end of a run that had none."""
+        ended = None
+        for message in (await self._page(session, {"limit": "50"})).data:
+            if message.id == newest:
+                break
+            if message.type == "assistant":
+                return message
+            if message.type == "idle":
+                ended = message
+        return ended
+
+    async def shell(
+        self, session: str, *, agent: str, command: str, model: ModelRef | None
+    ) -> Message:
+        """OpenCode 2 runs it without an agent; it answers when the command has ended."""
+        message = new_id("msg")
+        body, timeout = {"id": message, "command": command}, self._run_timeout
+        try:
+            await self._call_session(session, "POST", "shell", body=body, timeout=timeout)
+        except UpstreamTimeout:
+            await self._kill(session, message)
+            raise
+        found = await self._message(session, message)
+        if found is None:
+            raise SessionNotFound(session)
+        return _message(session, found)
+
+    async def _kill(self, session: str, message: str) -> None:
+        """To interrupt the session does not stop a command, nor does leaving it."""
+        found, where = await self._message(session, message), await self._session(session)
+        if found is not None and found.shell:
+            query = _where(c.Location(where.location.directory))
+            await self._http.call("DELETE", "api", "shell", found.shell, query=query)
+
+    async def summarize(self, session: str, model: ModelRef) -> None:
+        await self._choose(await self._session(session), model=model)
+        message = new_id("msg")
+        await self._call_session(session, "POST", "compact", body={"id": message})
+
+        async def over() -> _Message | None:
+            found = await self._message(session, message)
+            return found if found is not None and found.status in OVER else None
+
+        found = await self._at_rest(session, over)
+        if found.error is not None:
+            said = scrub(found.error.message)
+            raise UpstreamHttpError(
+                f"OpenCode could not write the summary. It said: {said}", name=found.error.type
+            )
+
+    async def _at_rest(
+        self, session: str, over: Callable[[], Awaitable[_Message | None]]
+    ) -> _Message:
+        """Wait until the session is idle and there is what this finds.
+
+        A session may come to rest before: a run begins a moment after it was asked for, and one
+        that waits for a sub-agent begins when that has ended.
+        """
+        until = time.monotonic() + self._run_timeout
+        wait = ("api", "experimental", "session", session, "wait")
+        while (left := until - time.monotonic()) > 0:
+            await self._http.call("POST", *wait, timeout=left)
+            if (found := await over()) is not None:
+                return found
+            await asyncio.sleep(POLL_SECONDS)
+        raise UpstreamTimeout("The run in this session took longer than OPENCODE_TIMEOUT_STREAM.")
+
+    async def fork(self, session: str, *, before: str | None) -> c.SessionInfo:
+        body = without_none({"before": before})
+        answer = await self._call_session(session, "POST", "fork", body=body)
+        return _data(_Session, answer).info()
+
+    async def share(self, session: str) -> c.SessionInfo:
+        _refuse(release.SHARING)
+
+    async def unshare(self, session: str) -> c.SessionInfo:
+        _refuse(release.SHARING)
+
+    async def revert(self, session: str, *, message: str, part: str | None) -> c.SessionInfo:
+        if part is not None:
+            _refuse(release.REVERT_OF_PARTS)
+        body = {"messageID": message}
+        await self._call_session(session, "POST", "revert", "stage", body=body)
+        return await self.session(session)
+
+    async def unrevert(self, session: str) -> c.SessionInfo:
+        await self._call_session(session, "DELETE", "revert")
+        return await self.session(session)
+
+    async def rename(self, session: str, title: str) -> c.SessionInfo:
+        await self._call_session(session, "PATCH", body={"title": title})
+        return await self.session(session)
+
+    async def delete(self, session: str) -> None:
+        await self._call_session(session, "DELETE")
+
+    # -- models and agents
+
+    async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
+        added = [wire.rule_to_wire(rule) for rule in rules]
+        async with _changing_rules(session):  # OpenCode replaces them all at once
+            found = await self._session(session)
+            kept = [each for rule in found.permissions if (each := rule.model_dump()) not in added]
+            await self._call_session(session, "PATCH", body={"permissions": [*kept, *added]})
+
+    async def model_of(self, session: str) -> ModelRef | None:
+        """The model that was chosen for it; without one the default answers."""
+        found = await self._session(session)
+        return found.model.ref if found.model is not None else None
+
+    async def default_model(self, location: c.Location) -> ModelRef | None:
+        await self._loaded(location)
+        where = ("api", "model", "default")
+        found = await self._http.call("GET", *where, query=_where(location))
+        model = _data(wire.Model | None, found)  # type: ignore[arg-type]
+        return model.ref if model is not None else None
+
+    async def providers(self, location: c.Location) -> c.Providers:
+        await self._loaded(location)
+        providers = await self._list(_Provider, "provider", query=_where(location))
+        models = [m.info() for m in await self._list(_Model, "model", query=_where(location))]
+        return c.Providers(
+            tuple(
+                c.Provider(
+                    provider_id=p.id,
+                    name=p.name or p.id,
+                    source="",
+                    connected=True,
+                    default_model=None,
+                    model_count=sum(model.provider_id == p.id for model in models),
+                )
+                for p in providers
+            ),
+            tuple(models),
+        )
+
+    async def agents(self, location: c.Location) -> Sequence[c.AgentInfo]:
+        await self._loaded(location)
+        found = await self._list(_Agent, "agent", query=_where(location))
+        # OpenCode lists its default agent first, unless only sub-agents or hidden ones precede it.
+        found.sort(key=lambda agent: agent.hidden or agent.mode == "subagent")
+        return [agent.info() for agent in found]
+
+    async def commands(self, location: c.Location) -> Sequence[c.CommandInfo]:
+        await self._loaded(location)
+        return [
+            c.CommandInfo(each.name, each.description, source="command", template=None)
+            for each in await self._list(_Command, "command", query=_where(location))
+        ]
+
+    async def _loaded(self, location: c.Location) -> None:
+        """Wait until OpenCode has read the configuration of a directory.
+
+        Before that it lists what comes with it, and its own gateway as the only provider. It counts
+        its plugins last.
+        """
+        until = time.monotonic() + LOAD_SECONDS
+        while not await self._list(_Data, "plugin", query=_where(location)):
+            if time.monotonic() > until:  # somebody has switched them all off
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _choose(
+        self,
+        session: _Session,
+        *,
+        agent: str | None = None,
+        model: ModelRef | None = None,
+        variant: str | None = None,
+    ) -> None:
+        """Set what answers from now on: OpenCode 2 keeps both with the session, not with a prompt.
+
+        A prompt that names no agent gets the default one, and one that names no model that of its
+        agent: neither what another prompt has chosen.
+        """
+        here = c.Location(session.location.directory)
+        if agent is not None or session.agent is not None:
+            known = {each.name: each for each in await self.agents(here)}
+            default = next(iter(known), None)
+            wanted = known.get(agent or default or "")
+            if wanted is not None and wanted.name != (session.agent or default):
+                body = {"agent": wanted.name}
+                await self._call_session(session.id, "POST", "agent", body=body)
+            if model is None and wanted is not None:
+                model = wanted.model
+        if model is None and variant is not None:
+            model = session.model.ref if session.model else await self.default_model(here)
+        before = session.model
+        if model is None or (
+            before is not None and (before.ref, before.variant) == (model, variant or "default")
+        ):
+            return
+        chosen = {"providerID": model.provider, "id": model.model, "variant": variant}
+        body_of_model = {"model": without_none(chosen)}
+        await self._call_session(session.id, "POST", "model", body=body_of_model)
+
+    # -- locations
+
+    async def projects(self) -> Sequence[c.Project]:
+        found = read(list[_Project], await self._http.call("GET", "api", "project"))
+        return [project.project() for project in found]
+
+    async def project(self, location: c.Location) -> c.Project:
+        here = (await self._place(location)).project
+        stored = {p.project_id: p for p in await self.projects()}.get(here.id)
+        return c.Project(
+            project_id=here.id,
+            worktree=here.canonical,
+            vcs=stored.vcs if stored else None,
+            name=stored.name if stored else None,
+        )
+
+    async def workspaces(self, location: c.Location) -> Sequence[c.Workspace]:
+        _refuse(release.WORKSPACES)
+
+    async def workspace_types(self, location: c.Location) -> Sequence[str]:
+        _refuse(release.WORKSPACES)
+
+    def new_workspace_id(self) -> str:
+        _refuse(release.WORKSPACES)
+
+    async def create_workspace(
+        self, location: c.Location, *, workspace_id: str, type: str, branch: str | None
+    ) -> c.Workspace:
+        _refuse(release.WORKSPACES)
+
+    async def remove_workspace(self, location: c.Location, workspace: str) -> c.Workspace | None:
+        _refuse(release.WORKSPACES)
+
+    async def worktrees(self, location: c.Location) -> Sequence[str]:
+        query = {"projectID": (await self._place(location)).project.id}
+        answer = await self._http.call("GET", "api", "worktree", query=query)
+        return [each.directory for each in read(list[_Directory], answer)]
+
+    async def create_worktree(self, location: c.Location, name: str | None) -> c.Worktree:
+        """From the checkout of this location: another clone may belong to the same project."""
+        project = (await self._place(location)).project
+        # OpenCode takes the name for a path, which could lead anywhere.
+        slug = re.sub(r"[^a-z0-9]+", "-", (name or "").lower()).strip("-") or None
+        body = without_none({"projectID": project.id, "from": project.directory, "name": slug})
+        timeout = self._creation_timeout
+        answer = await self._http.call("POST", "api", "worktree", body=body, timeout=timeout)
+        made = read(_Directory, answer).directory
+        return c.Worktree(made, Path(made).name)
+
+    async def remove_worktree(self, location: c.Location, directory: str) -> None:
+        project = {"projectID": (await self._place(location)).project.id}
+        # It removes only what it knows, and looks for what git alone has made when asked to.
+        await self._http.call("POST", "api", "worktree", "refresh", body=project)
+        body = project | {"directory": directory, "force": True}
+        timeout = self._run_timeout
+        await self._http.call("DELETE", "api", "worktree", body=body, timeout=timeout)
+
+    async def reset_worktree(self, location: c.Location, directory: str) -> None:
+        _refuse(release.WORKTREE_RESET)
+
+    # -- requests
+
+    async def _list(self, item: type[T], *segments: str, query: Mapping[str, str]) -> list[T]:
+        return _data(list[item], await self._http.call("GET", "api", *segments, query=query))  # type: ignore[valid-type]
+
+    async def _place(self, location: c.Location) -> _Place:
+        return read(_Place, await self._http.call("GET", "api", "location", query=_where(location)))
+
+    async def _session(self, session: str) -> _Session:
+        return _data(_Session, await self._call_session(session, "GET"))
+
+    async def _message(self, session: str, message: str) -> _Message | None:
+        where = ("api", "session", session, "message", message)
+        try:
+            return _data(_Message, await self._http.call("GET", *where))
+        except UpstreamHttpError as exc:
+            if exc.facts.get("upstream_status") == 404:
+                return None
+            raise
+
+    async def _page(self, session: str, query: Mapping[str, str]) -> _Page:
+        """Messages, newest first."""
+        try:
+            return read(_Page, await self._call_session(session, "GET", "message", query=query))
+        except UpstreamHttpError as exc:
+            if "cursor" in query and exc.facts.get("upstream_status") == 400:
+                raise InvalidParams.at("before", "is not a cursor of this list") from exc
+            raise
+
+    async def _call_session(
+        self,
+        session: str,
+        method: str,
+        *more: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        where = ("api", "session", session, *more)
+        try:
+            return await self._http.call(method, *where, query=query, body=body, timeout=timeout)
+        except UpstreamHttpError as exc:
+            raise session_error(exc, session) from exc
+
+
+def _refuse(absent: release.Feature) -> NoReturn:
+    raise MethodDisabled(absent.effect)
+
+
+def _where(location: c.Location) -> dict[str, str]:
+    if location.workspace is not None:
+        _refuse(release.WORKSPACES)
+    return {"location[directory]": location.directory}
+
+
+def _data(shape: type[T], answer: Any) -> T:
+    return read(shape, read(_Data, answer).data)
+
+
+def _message(session: str, stored: _Message) -> Message:
+    about: dict[str, Any] = {"created_at": stored.time.created, "agent": stored.agent}
+    if stored.model is not None:
+        about["model"] = f"{stored.model.provider}/{stored.model.id}"
+    if stored.error is not None:
+        problem = wire.problem(stored.error)
+        about["error"] = {"type": problem.type.value, "message": problem.message}
+    return Message(
+        message_id=stored.id,
+        role=Role.USER if stored.type == "user" else Role.AGENT,
+        parts=tuple(_parts(session, stored)),
+        metadata={"shared": {"session": {"id": session}}, "opencode": without_none(about)},
+    )
+
+
+def _parts(session: str, stored: _Message) -> list[Part]:
+    match stored.type:
+        case "user":
+            events = [_text(session, stored, stored.text)]
+            files = [
+                file_part(f"data:{f.mime};base64,{f.data}", media_type=f.mime, name=f.name)
+                for f in stored.files
+            ]
+            more = [*files, *(Data({"agent": each.name}) for each in stored.agents)]
+        case "shell":
+            events, more = [_shell_call(session, stored)], []
+        case "compaction":
+            events, more = [_text(session, stored, stored.summary)], []
+        case _:
+            events, more = list(wire.blocks(session, stored)), []
+    return [*(part for event in events if (part := block_part(event)) is not None), *more]
+
+
+def _text(session: str, stored: _Message, text: str) -> ev.AgentEvent:
+    kind = ev.BlockKind.TEXT
+    return ev.TextSnapshot(session, stored.id, stored.id, kind=kind, text=text, ended=True)
+
+
+def _shell_call(session: str, stored: _Message) -> ev.AgentEvent:
+    """A command that a person has run, as a call of the tool of that name."""
+    over = stored.time.completed is not None
+    failed = stored.status in ("killed", "timeout")
+    call = ev.ToolCall(
+        stored.shell,
+        "shell",
+        "error" if failed else "completed" if over else "running",
+        input={"command": stored.command},
+        output=stored.output.output if stored.output and not failed else None,
+        error=f"The command was ended: {stored.status}." if failed else None,
+        started_at=stored.time.created,
+        ended_at=stored.time.completed,
+    )
+    return ev.ToolSnapshot(session, stored.id, stored.shell, call=call)

@@ -1,0 +1,685 @@
+"""The slice of OpenCode 2's wire format this service reads, and its translation.
+
+An event tells only what is new. What it means for a tool call follows from what was told of that
+call before; one that was not told of is read from what is stored (`Gap`). An event of an unknown
+type is normal and means nothing; one of a known type with a broken body raises, because that is a
+contract change we want to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from sys import intern
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from ...domain import events as ev
+from ...domain.values import (
+    AnsweredBy,
+    Attachment,
+    Choice,
+    Failure,
+    Interrupt,
+    ModelRef,
+    PermissionAsk,
+    PermissionRule,
+    Problem,
+    Question,
+    QuestionAsk,
+    SubAgent,
+)
+from .. import answers
+from ..answers import FILTERED, Tokens, Wire, data_url, file_part, scrub, usage
+
+EVENT_ROUTE: tuple[str, ...] = ("api", "event")
+REFUSALS = ("The user declined this tool call", "The user dismissed this question")
+ABORTED = "aborted"
+# What rules say that were written for 1.x, where these have other names.
+_NAMES_OF_1 = {"bash": "shell", "task": "subagent", "write": "edit", "patch": "edit"}
+
+Calls: TypeAlias = dict[str, ev.ToolSnapshot]
+Body: TypeAlias = Mapping[str, Any]
+
+
+class Model(Wire):
+    id: str
+    provider: str = Field(alias="providerID")
+    variant: str | None = None
+
+    @property
+    def chosen_variant(self) -> str | None:
+        return None if self.variant == "default" else self.variant
+
+    @property
+    def ref(self) -> ModelRef:
+        return ModelRef(self.provider, self.id)
+
+
+class Error(Wire):
+    type: str = "unknown"
+    message: str = ""
+    status: int | None = None
+
+
+class Time(Wire):
+    created: int = 0
+    ran: int | None = None
+    completed: int | None = None
+
+
+class ToolContent(Wire):
+    type: str
+    text: str = ""
+    uri: str = ""
+    mime: str = ""
+    name: str | None = None
+
+
+class ToolState(Wire):
+    status: Literal["pending", "streaming", "running", "completed", "error"]
+    input: Any = None
+    content: list[ToolContent] = Field(default=[])
+    metadata: dict[str, Any] = Field(default={})
+    error: Error | None = None
+
+
+class Content(Wire):
+    """A block of an answer."""
+
+    type: str
+    text: str = ""
+    id: str = ""
+    name: str = ""
+    state: ToolState | None = None
+    time: Time = Field(default_factory=Time)
+
+
+class File(Wire):
+    data: str = ""
+    mime: str = ""
+    name: str | None = None
+
+
+class Message(Wire):
+    """Every message that is stored, in one model: which fields are set follows from `type`."""
+
+    class Snapshot(Wire):
+        files: list[str] = Field(default=[])
+
+    class Retry(Wire):
+        attempt: int
+        at: int
+        error: Error = Field(default_factory=Error)
+
+    id: str
+    type: str
+    time: Time = Field(default_factory=Time)
+    text: str = ""
+    files: list[File] = Field(default=[])
+    agent: str | None = None
+    model: Model | None = None
+    content: list[Content] = Field(default=[])
+    finish: str | None = None
+    error: Error | None = None
+    cost: float = 0.0
+    tokens: Tokens | None = None
+    snapshot: Snapshot = Field(default_factory=Snapshot)
+    retry: Retry | None = None
+    outcome: str | None = None  # of a run, when the agent came to rest
+
+
+class Session(Wire):
+    class Location(Wire):
+        directory: str = ""
+
+    class Rule(Wire):
+        action: str
+        resource: str
+        effect: Any
+
+    id: str
+    title: str = ""
+    parent: str | None = Field(default=None, alias="parentID")
+    agent: str | None = None
+    model: Model | None = None
+    location: Location = Field(default_factory=Location)
+    permissions: list[Rule] = Field(default=[])
+    time: Time = Field(default_factory=Time)
+
+    @property
+    def rules(self) -> list[PermissionRule]:
+        return [rule_from_wire(rule) for rule in self.permissions]
+
+
+class Permission(Wire):
+    class Source(Wire):
+        id: str
+
+    class Metadata(Wire):
+        class Change(Wire):
+            file: str = ""
+            patch: str = ""
+
+        files: list[Change] = Field(default=[])
+
+    id: str
+    session: str = Field(alias="sessionID")
+    action: str
+    resources: list[str] = Field(default=[])
+    save: list[str] = Field(default=[])
+    metadata: Metadata = Field(default_factory=Metadata)
+    source: Source | None = None
+
+
+class Form(Wire):
+    class Metadata(Wire):
+        class Tool(Wire):
+            id: str
+
+        kind: str = ""
+        tool: Tool | None = None
+
+    class Question(Wire):
+        class Option(Wire):
+            label: str
+            description: str = ""
+
+        title: str = ""
+        description: str = ""
+        type: str = ""
+        options: list[Option] = Field(default=[])
+        custom: bool = False
+
+    id: str
+    session: str = Field(alias="sessionID")
+    metadata: Metadata = Field(default_factory=Metadata)
+    fields: list[Question] = Field(default=[])
+
+
+# -- what is sent
+
+
+def at(directory: str) -> dict[str, str]:
+    """The query of a request about a directory."""
+    return {"location[directory]": directory}
+
+
+def rule_to_wire(rule: PermissionRule) -> dict[str, str]:
+    action = _NAMES_OF_1.get(rule.permission, rule.permission)
+    return {"action": action, "resource": rule.pattern, "effect": rule.action}
+
+
+def rule_from_wire(rule: Session.Rule) -> PermissionRule:
+    return PermissionRule(rule.action, rule.resource, rule.effect)
+
+
+def prompt_body(parts: Sequence[str | Attachment]) -> dict[str, Any]:
+    """A prompt has one text."""
+    text = "\n\n".join(part for part in parts if isinstance(part, str))
+    files = [
+        {"uri": data_url(part)} | ({"name": part.filename} if part.filename else {})
+        for part in parts
+        if isinstance(part, Attachment)
+    ]
+    return {"text": text} | ({"files": files} if files else {})
+
+
+# -- events
+
+
+def payload(raw: Any) -> Body:
+    found: Body = raw
+    return found
+
+
+def session_of(event: Body) -> str | None:
+    data = event["data"]
+    session = data.get("sessionID") or data.get("form", {}).get("sessionID")
+    return session if isinstance(session, str) else None
+
+
+def parent_of(event: Body) -> str | None:
+    parent = event["data"].get("parentID")
+    return parent if isinstance(parent, str) else None
+
+
+def number_of(event: Body) -> int | None:
+    durable = event.get("durable")
+    return durable["seq"] if durable else None
+
+
+def translate(event: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
+    reader = _READERS.get(event["type"])
+    return reader(event, event["data"], calls) if reader is not None else ()
+
+
+def _delta(kind: ev.BlockKind) -> Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]:
+    def read(_: Body, d: Body, __: Calls) -> Sequence[ev.AgentEvent]:
+        message = d["assistantMessageID"]
+        part_id = _text_id(message, kind, d["ordinal"])
+        return (
+            ev.TextDelta(
+                session=d["sessionID"], message_id=message, part_id=part_id, text=d["delta"]
+            ),
+        )
+
+    return read
+
+
+def _text(kind: ev.BlockKind) -> Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]:
+    """The start of a block, or its end, which has all of it."""
+
+    def read(_: Body, d: Body, __: Calls) -> Sequence[ev.AgentEvent]:
+        message, text = intern(d["assistantMessageID"]), d.get("text")
+        return [
+            ev.TextSnapshot(
+                intern(d["sessionID"]),
+                message,
+                _text_id(message, kind, d["ordinal"]),
+                kind=kind,
+                text=text or "",
+                ended=text is not None,
+            )
+        ]
+
+    return read
+
+
+def _text_id(message: str, kind: ev.BlockKind, ordinal: int) -> str:
+    return intern(f"{message}-{kind}-{ordinal}")
+
+
+def _tool_id(message: str, call: str) -> str:
+    return intern(f"{message}-{call}")
+
+
+def _tool_named(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
+    message, call_id = intern(d["assistantMessageID"]), d["id"]
+    snapshot = ev.ToolSnapshot(
+        intern(d["sessionID"]),
+        message,
+        _tool_id(message, call_id),
+        call=ev.ToolCall(call_id, d["name"], "pending"),
+    )
+    calls[snapshot.part_id] = snapshot
+    return [snapshot]
+
+
+def _tool_changed(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
+    known = calls.get(_tool_id(d["assistantMessageID"], d["id"]))
+    if known is None:
+        return [ev.Gap(d["sessionID"])]
+    call, at = known.call, event["created"]
+    match event["type"].removeprefix("session.tool."):
+        case "called":
+            state = ToolState(status="running", input=d["input"])
+            call = replace(call, started_at=at)
+        case "progress":
+            state = ToolState(status=call.status, input=call.input, metadata=d["metadata"])
+        case "success":
+            body = {"status": "completed", "input": call.input} | {
+                key: d[key] for key in ("content", "metadata") if key in d
+            }
+            state = ToolState.model_validate(body)
+            call = replace(call, ended_at=at)
+        case _:
+            body = {"status": "error", "input": call.input, "error": d["error"]}
+            state = ToolState.model_validate(body | {"metadata": d.get("metadata") or {}})
+            call = replace(call, ended_at=at)
+    events = list(_tool_events(replace(known, call=call), state))
+    snapshot = events[0]
+    assert isinstance(snapshot, ev.ToolSnapshot)
+    if snapshot.call.over and not snapshot.refused:
+        del calls[snapshot.part_id]
+    else:  # the end of its step is the refusal's
+        calls[snapshot.part_id] = snapshot
+    return events
+
+
+def _tool_events(known: ev.ToolSnapshot, state: ToolState) -> Iterator[ev.AgentEvent]:
+    """A tool call as it is now, then the files that it has shown."""
+    given = state.input if isinstance(state.input, dict) else None
+    texts = [each.text for each in state.content if each.type == "text"]
+    error = state.error
+    subtitle = (given or {}).get("description")
+    call = replace(
+        known.call,
+        status="pending" if state.status == "streaming" else state.status,
+        subtitle=subtitle if isinstance(subtitle, str) else None,
+        input=given or None,
+        output="\n".join(texts) if state.content else None,
+        error=error.message if error is not None else None,
+    )
+    refused = error is not None and error.type == ABORTED and error.message.startswith(REFUSALS)
+    child = _child(call, state.metadata) or known.child
+    yield replace(known, call=call, child=child, stops=refused, refused=refused)
+    for number, each in enumerate(state.content, 1):
+        if each.type == "file":
+            shown = file_part(each.uri, media_type=each.mime, name=each.name)
+            part_id = f"{known.part_id}-file-{number}"
+            yield ev.FileSnapshot(known.session, known.message_id, part_id, part=shown)
+
+
+def _child(call: ev.ToolCall, metadata: Body) -> SubAgent | None:
+    """The sub-agent of a tool call. Only the tool `subagent` is trusted to name a session."""
+    session, given = metadata.get("sessionID"), call.input or {}
+    if call.tool != "subagent" or not isinstance(session, str):
+        return None
+    agent = given.get("agent")
+    return SubAgent(
+        session,
+        agent if isinstance(agent, str) else None,
+        call_id=call.call_id,
+        background=given.get("background") is True,
+    )
+
+
+def _prompted(event: Body, d: Body, _: Calls) -> Sequence[ev.AgentEvent]:
+    """A prompt has become a message of the session."""
+    return [
+        ev.MessageSeen(
+            intern(d["sessionID"]), intern(d["inboxID"]), ev.Speaker.USER, created=event["created"]
+        )
+    ]
+
+
+def _step_started(event: Body, d: Body, _: Calls) -> Sequence[ev.AgentEvent]:
+    session, message = intern(d["sessionID"]), intern(d["assistantMessageID"])
+    model = Model.model_validate(d["model"])
+    return [
+        ev.MessageSeen(
+            session,
+            message,
+            ev.Speaker.AGENT,
+            created=d.get("started") or event["created"],
+            answered_by=_answered_by(model, d.get("agent")),
+        ),
+        ev.StepStarted(session, message, _step_id(message)),
+    ]
+
+
+def _step_ended(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
+    session, message, finish = intern(d["sessionID"]), intern(d["assistantMessageID"]), None
+    events: list[ev.AgentEvent] = []
+    if d.get("files"):
+        events.append(ev.FilesChanged(session, message))
+    error = Error.model_validate(d["error"]) if "error" in d else None
+    refused = [k for k, each in calls.items() if each.message_id == message and each.refused]
+    for part_id in refused:
+        del calls[part_id]
+    finish = d.get("finish")
+    if "tokens" in d:
+        events.append(_step_finished(session, message, finish, d["tokens"], d.get("cost", 0.0)))
+    ended = ev.MessageSeen(
+        session, message, ev.Speaker.AGENT, created=event["created"], completed=True
+    )
+    return [*events, _ended(ended, finish, error, refused=bool(refused))]
+
+
+def _step_id(message: str) -> str:
+    return intern(f"{message}-step")
+
+
+def _step_finished(
+    session: str, message: str, finish: str | None, tokens: Any, cost: float
+) -> ev.StepFinished:
+    used = usage(tokens if isinstance(tokens, Tokens) else Tokens.model_validate(tokens), cost)
+    last = finish not in (None, "tool-calls")
+    return ev.StepFinished(session, message, _step_id(message), used, may_be_last=last)
+
+
+def _ended(
+    message: ev.MessageSeen, finish: str | None, error: Error | None, *, refused: bool
+) -> ev.MessageSeen:
+    """A message at its end. A refusal ends the run with the calls of this message."""
+    if refused:
+        return replace(message, finish="tool-calls")
+    if error is None or finish == "length":
+        return replace(message, finish=finish)
+    if error.type == ABORTED:
+        return replace(message, aborted=True)
+    return replace(message, finish=finish, problem=problem(error))
+
+
+def _answered_by(model: Model | None, agent: str | None) -> AnsweredBy | None:
+    if model is None:
+        return None
+    return AnsweredBy(model.ref, agent=agent, variant=model.chosen_variant)
+
+
+def _compacted(event: Body, d: Body, _: Calls) -> Sequence[ev.AgentEvent]:
+    """The summary is a step of the agent's, but no message that it has."""
+    session, message = intern(d["sessionID"]), event["id"]
+    summary = ev.MessageSeen(
+        session,
+        message,
+        ev.Speaker.HOUSEKEEPING,
+        created=event["created"],
+        completed=True,
+        finish="stop",
+    )
+    return [
+        summary,
+        ev.StepStarted(session, message, _step_id(message)),
+        _step_finished(session, message, None, d.get("tokens") or {}, d.get("cost", 0.0)),
+        ev.Compacting(session, done=True),
+    ]
+
+
+def _child_started(_: Body, d: Body, __: Calls) -> Sequence[ev.AgentEvent]:
+    parent = d.get("parentID")
+    return [ev.ChildStarted(d["sessionID"], parent, agent=d.get("agent"))] if parent else []
+
+
+def _form_created(_: Body, d: Body, __: Calls) -> Sequence[ev.AgentEvent]:
+    form = Form.model_validate(d["form"])
+    return [ev.InterruptAsked(form.session, question(form))] if is_question(form) else []
+
+
+def _permission_asked(_: Body, d: Body, __: Calls) -> Sequence[ev.AgentEvent]:
+    info = Permission.model_validate(d)
+    return [ev.InterruptAsked(info.session, permission(info))]
+
+
+_KINDS = (ev.BlockKind.TEXT, ev.BlockKind.REASONING)
+_READERS: Mapping[str, Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]] = {
+    **{
+        f"session.{kind}.delta": _delta(kind)
+        for kind in (ev.BlockKind.TEXT, ev.BlockKind.REASONING)
+    },
+    **{
+        f"session.{kind}.{what}": _text(kind)
+        for kind in (ev.BlockKind.TEXT, ev.BlockKind.REASONING)
+        for what in ("started", "ended")
+    },
+    "session.tool.input.started": _tool_named,
+    **{
+        f"session.tool.{what}": _tool_changed
+        for what in ("called", "progress", "success", "failed")
+    },
+    "session.step.started": _step_started,
+    "session.step.ended": _step_ended,
+    "session.step.failed": _step_ended,
+    "session.inbox.delivered": _prompted,
+    "session.execution.started": lambda _, d, __: [ev.Busy(d["sessionID"])],
+    "session.execution.succeeded": lambda _, d, __: [ev.Idle(d["sessionID"], ev.RunEnd())],
+    "session.execution.interrupted": lambda _, d, __: [
+        ev.Idle(d["sessionID"], ev.RunEnd(aborted=True))
+    ],
+    "session.execution.failed": lambda _, d, __: [
+        ev.Idle(d["sessionID"], ev.RunEnd(problem(Error.model_validate(d["error"]))))
+    ],
+    "session.retry.scheduled": lambda _, d, __: [_retry(d["sessionID"], Message.Retry(**d))],
+    "session.compaction.started": lambda e, d, _: [
+        ev.Compacting(d["sessionID"], done=False, part_id=e["id"])
+    ],
+    "session.compaction.ended": _compacted,
+    "session.created": _child_started,
+    "session.renamed": lambda _, d, __: [ev.TitleChanged(d["sessionID"], d["title"])],
+    # No more events come. The gap makes the turn read what is stored, and find the session gone.
+    "session.deleted": lambda _, d, __: [ev.Gap(d["sessionID"])],
+    "permission.asked": _permission_asked,
+    "permission.replied": lambda _, d, __: [
+        ev.InterruptClosed(d["sessionID"], d["requestID"], resolution=d["reply"])
+    ],
+    "form.created": _form_created,
+    "form.replied": lambda _, d, __: [
+        ev.InterruptClosed(d["sessionID"], d["id"], resolution="answered")
+    ],
+    "form.cancelled": lambda _, d, __: [
+        ev.InterruptClosed(d["sessionID"], d["id"], resolution="rejected")
+    ],
+}
+
+
+# -- what is stored
+
+
+def stored_events(
+    session: str, message: Message, *, at_rest: bool = True
+) -> Iterator[ev.AgentEvent]:
+    """The events that would have led to a stored message: its start, its blocks, its end.
+
+    `at_rest`: the agent has said that it came to rest after this message. If it has not, a message
+    that counts as aborted was only cut off, when OpenCode was stopped.
+    """
+    match message.type:
+        case "user" | "synthetic":
+            created = message.time.created
+            yield ev.MessageSeen(session, message.id, ev.Speaker.USER, created=created)
+        case "assistant":
+            yield from _answer_events(session, message, at_rest=at_rest)
+        case "compaction":
+            yield ev.Compacting(session, done=True)
+        case _:
+            pass
+
+
+def _answer_events(session: str, message: Message, *, at_rest: bool) -> Iterator[ev.AgentEvent]:
+    begun = ev.MessageSeen(
+        session,
+        message.id,
+        ev.Speaker.AGENT,
+        created=message.time.created,
+        answered_by=_answered_by(message.model, message.agent),
+    )
+    yield begun
+    yield ev.StepStarted(session, message.id, _step_id(message.id))
+    over, refused = message.time.completed is not None, False
+    for event in blocks(session, message):
+        refused |= isinstance(event, ev.ToolSnapshot) and event.refused
+        yield event
+    if message.snapshot.files:
+        yield ev.FilesChanged(session, message.id)
+    if message.tokens is not None:
+        yield _step_finished(session, message.id, message.finish, message.tokens, message.cost)
+    cut = message.error is not None and message.error.type == ABORTED and not refused
+    if over and (at_rest or not cut):
+        finish = None if message.finish == "error" else message.finish
+        completed = replace(begun, completed=True)
+        yield _ended(completed, finish, message.error, refused=refused)
+    elif not over and message.retry is not None:
+        yield _retry(session, message.retry)
+
+
+def blocks(session: str, message: Message) -> Iterator[ev.AgentEvent]:
+    """The texts, tool calls and files of an answer."""
+    ordinals = dict.fromkeys(("text", "reasoning"), 0)
+    over = message.time.completed is not None
+    for each in message.content:
+        if each.type in ordinals:
+            kind = ev.BlockKind(each.type)
+            part_id = _text_id(message.id, kind, ordinals[each.type])
+            ordinals[each.type] += 1
+            # While a text grows, nothing of it is stored.
+            ended = over or bool(each.text)
+            yield ev.TextSnapshot(session, message.id, part_id, kind, each.text, ended=ended)
+        elif each.type == "tool" and each.state is not None:
+            call = ev.ToolCall(
+                each.id,
+                each.name,
+                "pending",
+                started_at=each.time.ran,
+                ended_at=each.time.completed,
+            )
+            known = ev.ToolSnapshot(session, message.id, _tool_id(message.id, each.id), call)
+            yield from _tool_events(known, each.state)
+
+
+def end_of_run(message: Message) -> ev.RunEnd:
+    """How a run ended that this message closes."""
+    match message.outcome:
+        case "interrupted":
+            return ev.RunEnd(aborted=True)
+        case "failed":
+            return ev.RunEnd(problem(Error()))
+        case _:
+            return ev.RunEnd()
+
+
+def _retry(session: str, retry: Message.Retry) -> ev.Retrying:
+    """The first attempt is none after a failure."""
+    return ev.Retrying(session, retry.attempt - 1, scrub(retry.error.message), retry.at)
+
+
+def permission(info: Permission) -> Interrupt:
+    changes = info.metadata.files
+    return PermissionAsk(
+        request_id=info.id,
+        session=info.session,
+        permission=info.action,
+        patterns=tuple(info.resources),
+        filepath=changes[0].file or None if changes else None,
+        diff="\n".join(each.patch for each in changes if each.patch) or None,
+        always=tuple(info.save),
+        call_id=info.source.id if info.source is not None else None,
+    )
+
+
+def is_question(form: Form) -> bool:
+    """Whether the agent asks; MCP servers have forms of other kinds, which are left alone."""
+    return form.metadata.kind == "question"
+
+
+def question(form: Form) -> QuestionAsk:
+    return QuestionAsk(
+        request_id=form.id,
+        session=form.session,
+        questions=tuple(
+            Question(
+                header=item.title,
+                question=item.description,
+                options=tuple(Choice(o.label, o.description) for o in item.options),
+                multiple=item.type == "multiselect",
+                custom=item.custom,
+            )
+            for item in form.fields
+        ),
+        call_id=form.metadata.tool.id if form.metadata.tool is not None else None,
+    )
+
+
+def answer_to(ask: QuestionAsk, chosen: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The answers by the keys of their fields, which OpenCode numbers."""
+    return {
+        f"q{number}": list(given) if asked.multiple else (given[0] if given else "")
+        for number, (asked, given) in enumerate(zip(ask.questions, chosen, strict=False))
+    }
+
+
+def problem(error: Error) -> Problem:
+    kind, sentence = Failure.PROVIDER_ERROR, None
+    match error.type:
+        case "provider.auth":
+            kind = Failure.PROVIDER_AUTH
+        case "provider.quota" | "provider.rate-limit":
+            kind = Failure.PROVIDER_QUOTA
+        case "provider.content-filter":
+            sentence = FILTERED
+        case _ if "context" in error.type and "overflow" in error.type:
+            kind = Failure.CONTEXT_OVERFLOW
+        case _:
+            pass
+    return answers.problem(kind, error.message, status=error.status, sentence=sentence)
