@@ -17,7 +17,7 @@ help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 run: .venv/.run node_modules/.run $(CONSOLE)/index.html ## start OpenCode and the service in front of it: make run DIR=path/to/project
-	@OPENCODE_COMMAND="$(CURDIR)/node_modules/.bin/opencode" $(BIN)/opencode-a2a up $(ARGS) $(if $(DIR),"$(DIR)")
+	@OPENCODE_COMMAND="$${OPENCODE_COMMAND:-$(CURDIR)/node_modules/.bin/opencode}" $(BIN)/opencode-a2a up $(ARGS) $(if $(DIR),"$(DIR)")
 
 console: $(CONSOLE)/index.html ## build the web console into the package (only when its sources have changed)
 
@@ -78,7 +78,7 @@ pin: .venv/.dev ## compile requirements/*.txt again from pyproject.toml
 PIN = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras $(ARGS)
 
 clean: ## remove everything that was installed or built here
-	rm -rf .venv .venv-3.* .interop node_modules console/node_modules $(CONSOLE) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-3.* .interop node_modules tests/opencode2/node_modules console/node_modules $(CONSOLE) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 # What is installed, and for what: .run is what running needs, .dev what tests and checks need besides. Packages must
@@ -114,9 +114,14 @@ node_modules/.run: package.json package-lock.json
 	@echo "Installing OpenCode into node_modules (some hundred MB) …"
 	@$(PROGRESS) "OpenCode" node_modules npm ci --omit=dev --loglevel=error && touch $@
 
+# For the tests, where npm has a program of it; elsewhere those that need it are skipped.
+OPENCODE2 := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
+
 # `npm install` adds to what is there; `npm ci` would begin again.
-node_modules/.dev: node_modules/.run
-	@$(PROGRESS) "JavaScript A2A clients" node_modules npm install --no-save --loglevel=error && touch $@
+node_modules/.dev: node_modules/.run tests/opencode2/package-lock.json
+	@$(PROGRESS) "JavaScript A2A clients" node_modules npm install --no-save --loglevel=error
+	@$(if $(OPENCODE2),$(PROGRESS) "OpenCode 2" tests/opencode2 npm ci --prefix tests/opencode2 --loglevel=error)
+	@touch $@
 
 CONSOLE_PACKAGES := console/package.json console/package-lock.json
 CONSOLE_SOURCES := $(shell find console/src console/public -type f 2>/dev/null) console/index.html console/vite.config.ts

@@ -46,6 +46,12 @@ def opencode_command() -> str:
     return command
 
 
+def opencode2_command() -> str | None:
+    """OpenCode 2, where npm has a program of it for this system."""
+    command = ROOT / "tests/opencode2/node_modules/@opencode/cli-linux-x64-baseline/bin/opencode"
+    return str(command) if command.exists() else None
+
+
 def isolated(home: Path, **more: str) -> dict[str, str]:
     """An environment in which nothing of the person running the tests can be seen."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
+from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
 from structlog.testing import capture_logs
 
 from opencode_a2a.domain.events import MessageSeen
@@ -25,7 +26,6 @@ from opencode_a2a.domain.values import (
 )
 from opencode_a2a.errors import UpstreamHttpError, UpstreamUnreachable
 from opencode_a2a.opencode.http import Endpoint, Http
-from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
 from tests.fakes.opencode import FakeOpenCode, serve
 
 PATIENCE = 30.0

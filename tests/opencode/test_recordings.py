@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
+from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
 
 from opencode_a2a.domain.events import (
     AgentEvent,
@@ -50,7 +51,6 @@ from opencode_a2a.domain.values import (
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
 from opencode_a2a.opencode.identity import Identity
-from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
 from opencode_a2a.opencode.v1.instances import Instances
 from opencode_a2a.opencode.v1.wire import parent_of, session_of, translate
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from opencode_a2a.opencode.v1.tools import OpenCodeTools
 
 from opencode_a2a.domain.peer_calls import ASK, DENY
 from opencode_a2a.domain.permissions import action_of
 from opencode_a2a.domain.values import PermissionRule, SessionRef
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Endpoint, Http
-from opencode_a2a.opencode.v1.tools import OpenCodeTools
 
 Json = dict[str, Any]
 ALLOW = {"permission": "*", "pattern": "*", "action": "allow"}

@@ -19,9 +19,10 @@ from uuid import uuid4
 import httpx
 
 from ..errors import UpstreamError
+from ..opencode.answers import read
 from ..opencode.http import Endpoint, Http
 from ..opencode.v1 import wire
-from ..opencode.v1.agent import StoredMessage
+from ..opencode.v1.session import StoredMessage
 from ..outbound.failures import PeerError
 from .judgement import Answer, Arrival
 from .web import refusal, web_client
@@ -49,7 +50,7 @@ async def ask_opencode(
     try:
         async with Http.open(endpoint, timeout=ANSWER_SECONDS) as http:
             made = await http.call("POST", "session", query=where, body=title)
-            session = wire.read(wire.SessionInfo, made).id
+            session = read(wire.SessionInfo, made).id
             try:
                 body = {"parts": [{"type": "text", "text": prompt}], **more}
                 answer = await http.call("POST", "session", session, "message", body=body)
@@ -57,7 +58,7 @@ async def ask_opencode(
                 with suppress(UpstreamError):
                     await http.call("POST", "session", session, "abort", timeout=CANCEL_SECONDS)
                     await http.call("DELETE", "session", session, timeout=CANCEL_SECONDS)
-        message = wire.read(StoredMessage, answer)
+        message = read(StoredMessage, answer)
     except UpstreamError as exc:
         return Answer(prompt, problem=exc.message)
     if message.info.error is not None:

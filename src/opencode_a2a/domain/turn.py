@@ -6,7 +6,8 @@ awaits, so each rule is testable with a list of events:
 
 Whose text
 * only assistant messages that answer this turn's prompt produce output: by what they name, or
-  because they came after it; a user's parts, attachments, synthetic prompts and compaction summaries never do;
+  because they came after it; a user's parts, attachments, synthetic prompts and compaction
+  summaries never do;
 * after a compaction the run goes on under new user messages: those younger than
   our prompt belong to the turn, older ones do not;
 * sub-agent sessions contribute usage, the questions they ask, and signs of life (their steps
@@ -298,14 +299,7 @@ class Turn:
                 self._models[event.message_id] = event.answered_by
             return []
         if event.speaker is Speaker.USER:
-            if event.message_id == self.message_id:
-                self._prompted_at = event.created
-            if self._prompted_at is not None and event.created >= self._prompted_at:
-                self._user_messages.add(event.message_id)
-                newest = self._newest_user_message
-                if newest is None or _age(event) >= _age(newest):
-                    self._newest_user_message = event
-            self._unclaimed_parts.pop(event.message_id, None)
+            self._on_prompt(event)
             return []
         known = self._answers.get(event.message_id)
         if known is not None:  # its end need not tell of its beginning
@@ -334,6 +328,16 @@ class Turn:
         if event.completed and not self._needs_reconcile:
             updates += self._blocks.on_message_completed(event.message_id)
         return updates + self._end_if_over()
+
+    def _on_prompt(self, event: MessageSeen) -> None:
+        if event.message_id == self.message_id:
+            self._prompted_at = event.created
+        if self._prompted_at is not None and event.created >= self._prompted_at:
+            self._user_messages.add(event.message_id)
+            newest = self._newest_user_message
+            if newest is None or _age(event) >= _age(newest):
+                self._newest_user_message = event
+        self._unclaimed_parts.pop(event.message_id, None)
 
     def _answered_in_order(self, answer: MessageSeen) -> str | None:
         """The prompt before an answer that does not name one."""

@@ -6,7 +6,7 @@ version of OpenCode, once that is known; nothing needs a running service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any

@@ -24,7 +24,9 @@ class Validator:
         self, session: SessionInfo, *, advice: str = "Try again when it is idle."
     ) -> None:
         """Raise `UpstreamBusy` during a run: OpenCode would merge a second prompt into it."""
-        status = (await self.connected.catalog.statuses(Location(session.directory))).get(session.id)
+        status = (await self.connected.catalog.statuses(Location(session.directory))).get(
+            session.id
+        )
         if status is not None and status.type != "idle":
             raise UpstreamBusy(
                 f"The session is at work. {advice}",
@@ -38,7 +40,9 @@ class Validator:
         """The model that the agent is configured for."""
         if name is None:
             return None
-        known = {a.name: a.model for a in await self.connected.catalog.agents(Location(at.directory))}
+        known = {
+            a.name: a.model for a in await self.connected.catalog.agents(Location(at.directory))
+        }
         _check_name(name, known=list(known), noun="agent", field=field)
         return known[name]
 

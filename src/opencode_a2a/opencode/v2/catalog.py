@@ -174,6 +174,14 @@ class _Agent(Wire):
         )
 
 
+class _DefaultModel(Wire):
+    data: wire.Model | None = None
+
+    @property
+    def ref(self) -> ModelRef | None:
+        return self.data.ref if self.data is not None else None
+
+
 class _Command(Wire):
     name: str
     description: str = ""
@@ -432,8 +440,7 @@ class OpenCode2Catalog:
         await self._loaded(location)
         where = ("api", "model", "default")
         found = await self._http.call("GET", *where, query=_where(location))
-        model = _data(wire.Model | None, found)  # type: ignore[arg-type]
-        return model.ref if model is not None else None
+        return read(_DefaultModel, found).ref
 
     async def providers(self, location: c.Location) -> c.Providers:
         await self._loaded(location)
