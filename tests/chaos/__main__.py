@@ -19,7 +19,7 @@ from tests.chaos.scenario import Plan, run
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--upstream", choices=("fake", "real"), default="fake")
+    parser.add_argument("--upstream", choices=("fake", "real", "real2"), default="fake")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--cuts", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-EVENTS = b"GET /global/event"
-PROMPT = b"/prompt_async"
+EVENTS = (b"GET /global/event", b"GET /api/event")  # of OpenCode 1.x and 2
+PROMPT = b"/prompt"
 Moment = Literal["before", "after"]
 
 

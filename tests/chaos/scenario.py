@@ -20,11 +20,12 @@ from tests.chaos.disk import SmallDisk
 from tests.chaos.ledger import Ledger
 from tests.chaos.line import Line
 from tests.chaos.storm import Storm
-from tests.chaos.upstreams import Fake, Real, Upstream
+from tests.chaos.upstreams import Fake, Real, Real2, Upstream
 from tests.chaos.victim import Victim
 
 ROUNDS = 12  # then a fresh world: the checks read the whole database
 LAST_WORDS = 150.0  # seconds for what clients have begun
+UPSTREAMS: dict[str, type[Fake | Real]] = {"fake": Fake, "real": Real, "real2": Real2}
 TROUBLE = ("Traceback", ".internal_error", "unreadable")
 
 
@@ -71,7 +72,7 @@ class World:
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             session = aiohttp.ClientSession(connector=connector, read_bufsize=1 << 20)
             http = await stack.enter_async_context(session)
-            start = Real.start if plan.upstream == "real" else Fake.start
+            start = UPSTREAMS[plan.upstream].start
             upstream: Upstream = await stack.enter_async_context(start(folder / "opencode", http))
             line = await stack.enter_async_context(Line.to(upstream.url))
             database = (disk.folder if disk else folder) / "tasks.db"

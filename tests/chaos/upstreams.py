@@ -21,7 +21,7 @@ from opencode_a2a.opencode.http import Endpoint
 from opencode_a2a.opencode.process import child_environment, free_port
 from tests.fakes import model
 from tests.fakes.opencode import MARK, expected_text
-from tests.running import ROOT, isolated, opencode_command, running
+from tests.running import ROOT, isolated, opencode2_command, opencode_command, running
 
 PASSWORD = "chaos"
 TAG = re.compile(r"#\d+-\d+-\d+#")
@@ -149,6 +149,10 @@ class Real:
 
     password: str | None = PASSWORD
 
+    @staticmethod
+    def command() -> str:
+        return opencode_command()
+
     def __init__(
         self,
         folder: Path,
@@ -195,7 +199,7 @@ class Real:
         log = self._folder / "opencode.log"
         with log.open("ab") as sink:
             before = sink.tell()
-            command = [opencode_command(), "serve", "--hostname", "127.0.0.1"]
+            command = [self.command(), "serve", "--hostname", "127.0.0.1"]
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 [*command, "--port", str(self._port)],
                 cwd=self.workspace,
@@ -241,10 +245,12 @@ class Real:
         return self._heard
 
     async def stored(self, session: str) -> list[dict[str, Any]]:
-        path = f"{self.url}/session/{session}/message"
-        async with self._http.get(path, headers=self._login) as response:
-            messages: list[dict[str, Any]] = await response.json()
-            return messages
+        messages: list[dict[str, Any]] = await self._get(f"/session/{session}/message")
+        return messages
+
+    async def _get(self, path: str) -> Any:
+        async with self._http.get(self.url + path, headers=self._login) as response:
+            return await response.json()
 
     async def lose(self) -> None:
         self._kill()
@@ -253,3 +259,30 @@ class Real:
     async def pause(self, seconds: float) -> None:
         if self._process is not None:
             await stopped_for(seconds, self._process.pid)
+
+
+class Real2(Real):
+    """OpenCode 2. An answer belongs to the prompt before it."""
+
+    @staticmethod
+    def command() -> str:
+        command = opencode2_command()
+        assert command, "npm has no OpenCode 2 for this system"
+        return command
+
+    async def stored(self, session: str) -> list[dict[str, Any]]:
+        """In the form of 1.x, as far as the checks read it."""
+        stored: list[dict[str, Any]] = []
+        path, prompt = f"/api/session/{session}/message?limit=200", None
+        page = await self._get(f"{path}&order=asc")
+        while page["data"]:
+            for each in page["data"]:
+                if each["type"] == "user":
+                    prompt = each["id"]
+                    info = {"id": prompt, "role": "user"}
+                    stored.append({"info": info, "parts": [{"type": "text", "text": each["text"]}]})
+                elif each["type"] == "assistant":
+                    info = {"id": each["id"], "role": "assistant", "parentID": prompt}
+                    stored.append({"info": info, "parts": each["content"]})
+            page = await self._get(f"{path}&cursor={page['cursor']['next']}")
+        return stored
