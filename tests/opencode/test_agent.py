@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
 from structlog.testing import capture_logs
 
 from opencode_a2a.domain.events import MessageSeen
@@ -24,7 +23,8 @@ from opencode_a2a.domain.values import (
     QuestionDecision,
     SessionRef,
 )
-from opencode_a2a.errors import UpstreamHttpError, UpstreamUnreachable
+from opencode_a2a.opencode.agent import OpenCode
+from opencode_a2a.opencode.driver import Defaults
 from opencode_a2a.opencode.http import Endpoint, Http
 from tests.fakes.opencode import FakeOpenCode, serve
 
@@ -46,16 +46,15 @@ async def test_no_order_is_given_while_opencode_starts(order: str) -> None:
         fake.control("drop")
         while await fake.swallowed.get() != "GET /global/health":
             pass  # what was being loaded
-        giving = asyncio.create_task(
-            {
-                "create": lambda: opencode.create("title", "context"),
-                "prompt": lambda: session.prompt(Prompt(opencode.new_message_id(), ("hello",))),
-                "abort": session.abort,
-            }[order]()
-        )
+        orders: dict[str, Callable[[], Coroutine[Any, Any, SessionRef | None]]] = {
+            "create": lambda: opencode.create("title", "context"),
+            "prompt": lambda: session.prompt(Prompt(opencode.new_message_id(), ("hello",))),
+            "abort": lambda: session.abort(()),
+        }
+        giving = asyncio.create_task(orders[order]())
         await asyncio.sleep(0.05)  # enough to send it, were it sent
         fake.control("fault", mode="ok")
-        given: SessionRef | None = await giving
+        given = await giving
         assert (given is not None) == (order == "create")
         swallowed = {fake.swallowed.get_nowait() for _ in range(fake.swallowed.qsize())}
         assert all(request.startswith("GET ") for request in swallowed)
@@ -69,17 +68,10 @@ async def test_a_session_that_is_deleted_takes_no_prompts() -> None:
             await opencode.session(ref).prompt(Prompt(opencode.new_message_id(), ("hello",)))
 
 
-async def test_only_opencode_itself_says_that_it_does_not_have_a_prompt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A prompt that OpenCode does not have is sent again."""
+async def test_opencode_says_that_it_does_not_have_a_prompt() -> None:
     async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
         session = opencode.session(await opencode.create("title", "context"))
         assert not await session.has(opencode.new_message_id())
-
-        monkeypatch.setattr(Http, "call", answer_of_a_proxy)
-        with pytest.raises(UpstreamUnreachable):
-            await session.has(opencode.new_message_id())
 
 
 @pytest.mark.parametrize(
@@ -90,17 +82,10 @@ async def test_only_opencode_itself_says_that_it_does_not_have_a_prompt(
     ],
     ids=["permission", "question"],
 )
-async def test_only_opencode_itself_says_that_a_request_is_decided(
-    ask: Interrupt, decision: Decision, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A decision that somebody else has answered is delivered again."""
+async def test_opencode_says_that_a_request_is_decided(ask: Interrupt, decision: Decision) -> None:
     async with serve() as fake, agent_on(fake) as opencode, asyncio.timeout(PATIENCE):
         session = opencode.session(await opencode.create("title", "context"))
         assert not await session.settle(ask, decision)
-
-        monkeypatch.setattr(Http, "call", answer_of_a_proxy)
-        with pytest.raises(UpstreamUnreachable):
-            await session.settle(ask, decision)
 
 
 async def test_a_prompt_is_the_newest_message_also_by_its_id_where_that_makes_the_order() -> None:
@@ -122,10 +107,6 @@ async def test_a_prompt_is_the_newest_message_also_by_its_id_where_that_makes_th
             told = [e for e in await after_restart.read(given) if isinstance(e, MessageSeen)]
             assert told[0].message_id == given
             assert {each.parent_id for each in told} <= {None, given}
-
-
-async def answer_of_a_proxy(*_: object, **__: object) -> None:
-    raise UpstreamHttpError("No such page.", upstream_status=404, name=None)
 
 
 async def test_the_feed_goes_on_after_a_fault_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +134,7 @@ async def test_the_version_is_read_at_each_connection() -> None:
                 fake.control("drop")
                 await until_version(opencode, "9.0.0")
     lines = [line for line in said if line["event"].startswith("opencode.version")]
-    lacks = ", ".join(f"{each.name} (since {each.since})" for each in Release("1.17.19").lacks)
+    lacks = ", ".join(each.name for each in Release("1.17.19").lacks)
     assert lacks
     assert [(line["event"], line.get("lacks")) for line in lines] == [
         ("opencode.version", lacks),

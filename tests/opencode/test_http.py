@@ -8,18 +8,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from opencode_a2a.errors import UpstreamHttpError
-from opencode_a2a.opencode.http import Endpoint, Http
+from opencode_a2a.errors import UpstreamHttpError, UpstreamUnreachable
+from opencode_a2a.opencode.http import Endpoint, Http, NotFound
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[tuple[Http, list[bytes]]]:
-    """A client, and the paths that arrive at its server."""
+async def listening(
+    says: bytes = b"204 No Content\r\n\r\n",
+) -> AsyncIterator[tuple[Http, list[bytes]]]:
+    """A client, and the paths that arrive at its server, which always answers the same."""
     paths: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         paths.append((await reader.readuntil(b"\r\n\r\n")).split()[1])
-        writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + says)
         await writer.drain()
         writer.close()
 
@@ -42,3 +44,16 @@ async def test_a_name_of_dots_is_not_sent(name: str) -> None:
             await http.call("DELETE", "session", name, "message")
         assert refused.value.facts["upstream_status"] == 404
     assert paths == []
+
+
+async def test_only_opencode_itself_says_that_it_does_not_have_something() -> None:
+    """A prompt that it does not have is sent again, and a decision is not delivered again."""
+    body = b'{"_tag": "MessageNotFoundError"}'
+    head = b"404 Not Found\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    async with listening(head % len(body) + body) as (http, _):
+        with pytest.raises(NotFound):
+            await http.call("GET", "session", "ses_1", "message", "msg_1")
+    page = b"404 Not Found\r\ncontent-type: text/html\r\ncontent-length: 0\r\n\r\n"
+    async with listening(page) as (http, _):
+        with pytest.raises(UpstreamUnreachable):
+            await http.call("GET", "session", "ses_1", "message", "msg_1")

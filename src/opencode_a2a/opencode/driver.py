@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..domain import events as ev
 from ..domain.catalog import Catalog, Location
-from ..domain.ports import AgentSession
+from ..domain.ports import AgentSession, SessionGone
 from ..domain.values import PermissionRule, SessionRef
-from .http import Requests
+from .http import NotFound, Requests
 
 ABORT_WAIT_SECONDS = 1.0  # that an abort waits for events
 CALL_MS = 300_000  # until OpenCode gives up on a call of a tool that shows no sign of life
@@ -74,3 +75,11 @@ def subagents_in(events: Sequence[ev.AgentEvent]) -> list[str]:
     found = [event.session for event in events if isinstance(event, ev.ChildStarted)]
     calls = [event for event in events if isinstance(event, ev.ToolSnapshot)]
     return [*found, *(call.child.session for call in calls if call.child is not None)]
+
+
+@contextmanager
+def gone_if_unknown() -> Iterator[None]:
+    try:
+        yield
+    except NotFound as exc:
+        raise SessionGone from exc

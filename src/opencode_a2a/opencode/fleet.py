@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Unpack
 
 from ..domain.catalog import Catalog, Location
 from ..domain.ports import AgentSession, ToolHost
@@ -19,7 +19,7 @@ from ..domain.release import Release
 from ..domain.values import PermissionRule, SessionRef
 from .agent import OpenCode
 from .driver import Defaults
-from .http import Endpoint
+from .http import Endpoint, Options, Requests
 
 STATUSES = (("session", "status"), ("api", "session", "active"))  # of all sessions at work
 REMEMBERED = 100_000  # sessions whose OpenCode is known; one that was forgotten gets the idlest
@@ -139,35 +139,18 @@ class FleetTools:
         return await self._host_of(session.id).offer(session)
 
 
-class FleetHttp:
-    """Implements `http.Requests`: sends a request about a session to the OpenCode that has it."""
+class FleetHttp(Requests):
+    """Sends a request about a session to the OpenCode that has it."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    async def call(
-        self,
-        method: str,
-        *segments: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        timeout: float | None = None,
-    ) -> Any:
-        if segments in STATUSES:
-            return await self._statuses(segments, query, timeout)
-        http = self._member(segments).http
-        return await http.call(method, *segments, query=query, body=body, timeout=timeout)
-
     async def exchange(
-        self,
-        method: str,
-        *segments: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        timeout: float | None = None,
+        self, method: str, *segments: str, **options: Unpack[Options]
     ) -> tuple[Any, Mapping[str, str]]:
-        http = self._member(segments).http
-        return await http.exchange(method, *segments, query=query, body=body, timeout=timeout)
+        if segments in STATUSES:
+            return await self._statuses(segments, **options), {}
+        return await self._member(segments).http.exchange(method, *segments, **options)
 
     def _member(self, segments: tuple[str, ...]) -> OpenCode:
         match segments:
@@ -178,13 +161,11 @@ class FleetHttp:
             case _:
                 return self._fleet.idlest()
 
-    async def _statuses(
-        self, segments: tuple[str, ...], query: Mapping[str, str] | None, timeout: float | None
-    ) -> Any:
+    async def _statuses(self, segments: tuple[str, ...], **options: Unpack[Options]) -> Any:
         """What each OpenCode is doing; none of them knows of the others."""
         answers = await asyncio.gather(
             *(
-                member.http.call("GET", *segments, query=query, timeout=timeout)
+                member.http.call("GET", *segments, **options)
                 for member in self._fleet.members
                 if member.connected
             )

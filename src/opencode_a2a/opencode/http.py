@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from urllib.parse import quote
 
 import orjson
 
 from ..domain.release import SUPPORTED, Release
-from ..errors import ServiceError, UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
+from ..errors import (
+    ServiceError,
+    UpstreamError,
+    UpstreamHttpError,
+    UpstreamPayloadError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from ..observe import later, metrics, tracing
 from ..observe.tracing import SpanRef
 
@@ -38,6 +46,10 @@ _ROUTE_WORDS = frozenset(  # of OpenCode's paths; what is none of these is an id
         *("summarize", "todo", "unrevert", "workspace", "worktree"),
     }
 )
+
+
+class NotFound(UpstreamHttpError):
+    """OpenCode says that it has no such session, message or request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +75,30 @@ class Endpoint:
         return self.password, b64encode(f"{self.username}:{self.password}".encode()).decode()
 
 
-class Requests(Protocol):
-    """What the catalog needs: a request to OpenCode, and its answer."""
+class Options(TypedDict, total=False):
+    """What a request may have besides its path."""
 
-    async def call(
-        self,
-        method: str,
-        *segments: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """One request and its JSON answer; None where the answer has no body."""
-        ...
+    query: Mapping[str, str] | None
+    body: Any
+    timeout: float | None
 
+
+class Requests(ABC):
+    """Requests to OpenCode; `Http` sends them to one, a fleet to the one that has the session."""
+
+    @abstractmethod
     async def exchange(
-        self,
-        method: str,
-        *segments: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        timeout: float | None = None,
+        self, method: str, *segments: str, **options: Unpack[Options]
     ) -> tuple[Any, Mapping[str, str]]:
-        """Like `call`, with the answer's headers."""
-        ...
+        """One request; its JSON answer (None where the answer has no body) and its headers."""
+
+    async def call(self, method: str, *segments: str, **options: Unpack[Options]) -> Any:
+        """Like `exchange`, without the headers."""
+        return (await self.exchange(method, *segments, **options))[0]
 
 
-class Http:
-    """Implements `Requests`, with one OpenCode."""
+class Http(Requests):
+    """One OpenCode."""
 
     def __init__(self, endpoint: Endpoint, timeout: float, concurrency: int) -> None:
         self._endpoint = endpoint
@@ -99,7 +107,7 @@ class Http:
         self._timeout = timeout
         self._first_tries: set[asyncio.Timeout] = set()
         self.answered = asyncio.Event()  # set by every answer; cleared by those who wait for one
-        self._slots = asyncio.Semaphore(concurrency) if concurrency else None
+        self._slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
 
     @classmethod
     @asynccontextmanager
@@ -113,65 +121,24 @@ class Http:
             if self._client is not None:
                 await self._client.close()
 
-    async def call(
-        self,
-        method: str,
-        *segments: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        timeout: float | None = None,
-    ) -> Any:
-        answer, _ = await self.exchange(method, *segments, query=query, body=body, timeout=timeout)
-        return answer
-
     async def exchange(
-        self,
-        method: str,
-        *segments: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        timeout: float | None = None,
+        self, method: str, *segments: str, **options: Unpack[Options]
     ) -> tuple[Any, Mapping[str, str]]:
-        if self._slots is None:
-            return await self._exchange(
-                method, segments=segments, query=query, body=body, timeout=timeout
-            )
+        """Repeat a GET once: OpenCode 1.x never answers a request that arrives while it starts."""
+        clock = asyncio.get_running_loop().time
         async with self._slots:
-            return await self._exchange(
-                method, segments=segments, query=query, body=body, timeout=timeout
-            )
-
-    async def _exchange(
-        self,
-        method: str,
-        segments: tuple[str, ...],
-        query: Mapping[str, str] | None,
-        body: Any,
-        timeout: float | None,
-    ) -> tuple[Any, Mapping[str, str]]:
-        """Repeat a GET once: OpenCode never answers a request that arrives while it starts."""
-        patience = timeout or self._timeout
-        if method != "GET":
-            return await self._request(
-                method, segments=segments, query=query, body=body, timeout=patience
-            )
-        until = time.monotonic() + patience
-        with suppress(TimeoutError, UpstreamTimeout):
-            async with asyncio.timeout(None) as first_try:
-                self._first_tries.add(first_try)
-                try:
-                    return await self._request(
-                        method,
-                        segments=segments,
-                        query=query,
-                        body=body,
-                        timeout=min(patience, FIRST_TRY_SECONDS),
-                    )
-                finally:
-                    self._first_tries.discard(first_try)
-        return await self._request(
-            method, segments=segments, query=query, body=body, timeout=until - time.monotonic()
-        )
+            until = clock() + (options.get("timeout") or self._timeout)
+            if method == "GET":
+                with suppress(TimeoutError, UpstreamTimeout):
+                    async with asyncio.timeout_at(
+                        min(until, clock() + FIRST_TRY_SECONDS)
+                    ) as first_try:
+                        self._first_tries.add(first_try)
+                        try:
+                            return await self._request(method, segments, **options)
+                        finally:
+                            self._first_tries.discard(first_try)
+            return await self._request(method, segments, **options | {"timeout": until - clock()})
 
     def retry_pending(self) -> None:
         """Repeat the reads that wait for an answer, because OpenCode has just started."""
@@ -203,29 +170,23 @@ class Http:
     async def _version(self, *segments: str, timeout: float) -> str | None:
         """What OpenCode says there; None where it has no such route, or something else answers."""
         try:
-            answer, _ = await self._request(
-                "GET", segments=segments, query=None, body=None, timeout=timeout
-            )
+            answer, _ = await self._request("GET", segments, timeout=timeout)
         except UpstreamPayloadError:  # 2.x has a web page at every path that is not its API's
             return None
-        except UpstreamHttpError as exc:
-            if exc.facts["upstream_status"] in (404, 405):
+        except UpstreamError as exc:
+            if exc.facts.get("upstream_status") in (404, 405):
                 return None
             raise
         version = answer.get("version", "") if isinstance(answer, dict) else None
         return version if isinstance(version, str) else None
 
     async def _request(
-        self,
-        method: str,
-        segments: tuple[str, ...],
-        query: Mapping[str, str] | None,
-        body: Any,
-        timeout: float,
+        self, method: str, segments: tuple[str, ...], **options: Unpack[Options]
     ) -> tuple[Any, Mapping[str, str]]:
+        body, timeout = options.get("body"), options.get("timeout") or self._timeout
         headers = {"content-type": "application/json"} if body is not None else {}
         data = orjson.dumps(body) if body is not None else None
-        url = self._url(segments, query)
+        url = self._url(segments, options.get("query"))
         began, outcome = time.time_ns(), "canceled"
         try:
             answer, raw = await self._connection().request(
@@ -239,16 +200,8 @@ class Http:
             raise
         finally:
             if metrics.process.counts or tracing.process.tracer is not None:
-                later.do(
-                    partial(
-                        _observe,
-                        method,
-                        segments,
-                        times=(began, time.time_ns()),
-                        outcome=outcome,
-                        parent=tracing.recorded(),
-                    )
-                )
+                times, parent = (began, time.time_ns()), tracing.recorded()
+                later.do(partial(_observe, method, segments, times, outcome, parent))
         return parsed, answer.headers
 
     @asynccontextmanager
@@ -279,9 +232,7 @@ class Http:
     def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> str:
         if not all(segment.strip(".") for segment in segments):
             # Dots are resolved even if they are encoded: the request would go to another route.
-            raise UpstreamHttpError(
-                "OpenCode has nothing of that name.", upstream_status=404, name="NotFoundError"
-            )
+            raise NotFound("OpenCode has nothing of that name.", upstream_status=404, name=None)
         path = "/".join(map(_quoted, segments))
         given = [f"{_quoted(name)}={_quoted(value)}" for name, value in (query or {}).items()]
         return f"{self._base}/{path}{'?' if given else ''}{'&'.join(given)}"
@@ -295,25 +246,18 @@ def _quoted(text: str) -> str:
 def _observe(
     method: str,
     segments: tuple[str, ...],
-    *,
     times: tuple[int, int],
     outcome: str,
     parent: SpanRef | None,
 ) -> None:
     """Count a request, and record its span below `parent`. Times are by the machine's clock."""
-    began, ended = times
     words = [word if word in _ROUTE_WORDS else "{id}" for word in segments]
     route = f"{method} /{'/'.join(words)}"
     metrics.OPENCODE_REQUESTS.add(route, outcome)
-    metrics.OPENCODE_SECONDS.observe(max(0, ended - began) / 1e9, route)
+    metrics.OPENCODE_SECONDS.observe(max(0, times[1] - times[0]) / 1e9, route)
     if parent is not None:
-        tracing.record(
-            f"OpenCode {route}",
-            below=parent,
-            kind="client",
-            times=times,
-            error=outcome if outcome != "ok" else None,
-        )
+        error = outcome if outcome != "ok" else None
+        tracing.record(f"OpenCode {route}", below=parent, kind="client", times=times, error=error)
 
 
 def _parse_answer(answer: Answer, raw: bytes) -> Any:
@@ -330,22 +274,29 @@ def _parse_answer(answer: Answer, raw: bytes) -> Any:
         raise UpstreamPayloadError("OpenCode sent an answer that is not valid JSON.") from exc
 
 
-def _http_error(status: int, raw: bytes) -> UpstreamHttpError:
+def _http_error(status: int, raw: bytes) -> UpstreamError:
     """An error with OpenCode's name for it. The rest of the body may hold secrets."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        body = None
+    name = (body.get("name") or body.get("_tag")) if isinstance(body, dict) else None
+    name = name if isinstance(name, str) else None
+    if status == 404 and name is not None and name.endswith("NotFoundError"):
+        return NotFound("OpenCode has nothing of that name.", upstream_status=404, name=name)
+    if (
+        status == 404
+    ):  # after the answer of a proxy nothing is known: no prompt is sent twice for it
+        return UpstreamUnreachable(
+            "Something else than OpenCode has answered.", upstream_status=404
+        )
     sentence = f"OpenCode answered with HTTP {status}."
     if status == 401:
         sentence = (
             "OpenCode refused our credentials. "
             "Check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD."
         )
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        body = None
-    name = (body.get("name") or body.get("_tag")) if isinstance(body, dict) else None
-    error = UpstreamHttpError(
-        sentence, upstream_status=status, name=name if isinstance(name, str) else None
-    )
+    error = UpstreamHttpError(sentence, upstream_status=status, name=name)
     error.body = body
     return error
 

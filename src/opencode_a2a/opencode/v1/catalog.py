@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Unpack
 
 from pydantic import Field
 
@@ -26,7 +26,7 @@ from ...domain.values import (
 from ...errors import InvalidParams, UpstreamHttpError
 from ..answers import DiffInfo, Wire, file_change, read, scrub
 from ..catalogs import CREATION_SECONDS, block_part, session_error, without_none
-from ..http import Requests
+from ..http import Options, Requests
 from ..ids import new_id, part_id
 from . import wire
 
@@ -499,18 +499,10 @@ class OpenCodeCatalog:
         )
 
     async def _call_session(
-        self,
-        session: str,
-        method: str,
-        *more: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        timeout: float | None = None,
+        self, session: str, method: str, *more: str, **options: Unpack[Options]
     ) -> Any:
         try:
-            return await self._http.call(
-                method, "session", session, *more, query=query, body=body, timeout=timeout
-            )
+            return await self._http.call(method, "session", session, *more, **options)
         except UpstreamHttpError as exc:
             raise session_error(exc, session) from exc
 

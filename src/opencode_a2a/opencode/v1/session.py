@@ -28,11 +28,10 @@ from ...domain.values import (
     SessionRef,
 )
 from ...errors import UpstreamError, UpstreamHttpError
-from ..absent import gone_if_unknown, raise_unless_absent
 from ..answers import DiffInfo, Wire, file_change, read
-from ..driver import ABORT_WAIT_SECONDS, CALL_MS, Defaults, subagents_in
+from ..driver import ABORT_WAIT_SECONDS, CALL_MS, Defaults, gone_if_unknown, subagents_in
 from ..feed import Feed, Subscription
-from ..http import Http, Requests
+from ..http import Http, NotFound, Requests
 from ..ids import dated_id, part_id, prompt_id
 from . import wire
 from .catalog import OpenCodeCatalog
@@ -206,17 +205,18 @@ class Session:
         """
         try:
             await self._http.call("DELETE", "session", self.ref.id, "message", message_id)
+        except NotFound:
+            pass
         except UpstreamHttpError as exc:
             if exc.facts["upstream_status"] == 409:
                 return False
-            raise_unless_absent(exc)
+            raise
         return True
 
     async def has(self, message_id: str) -> bool:
         try:
             await self._http.call("GET", "session", self.ref.id, "message", message_id)
-        except UpstreamHttpError as exc:
-            raise_unless_absent(exc)
+        except NotFound:
             return await self._has_dated(message_id)
         return True
 
@@ -290,8 +290,7 @@ class Session:
             await self._http.call(
                 "POST", kind, request_id, verb, query=self._directory_query, body=body or None
             )
-        except UpstreamHttpError as exc:
-            raise_unless_absent(exc)
+        except NotFound:
             return False  # somebody else has decided, or OpenCode has lost the request
         return True
 
