@@ -138,7 +138,7 @@ class Player:
     async def delete(self, ref: SessionRef) -> None:
         del self._sessions[ref.id]
 
-    def session(self, ref: SessionRef) -> Stage:
+    def session(self, ref: SessionRef, rules: Sequence[PermissionRule] = ()) -> Stage:
         return self._sessions[ref.id]
 
 
@@ -178,7 +178,7 @@ class Stage:
     async def read(self, since: str) -> Sequence[AgentEvent]:
         return [*self._told, CaughtUp(self.ref.id, self._open)]
 
-    async def abort(self) -> None:
+    async def abort(self, sub_agents: Collection[str]) -> None:
         if self._playing is not None:
             self._playing.cancel()
         self._open = frozenset()
@@ -191,9 +191,6 @@ class Stage:
             said = await self._heard.newest(self._prompts[self._newest])
             self._playing = asyncio.create_task(self._play(said))
         return wanted
-
-    async def reject_pending(self, family: Collection[str]) -> None:
-        self._open = frozenset()
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
         return ()

@@ -967,7 +967,7 @@ def test_who_has_spent_its_budget_is_stopped_and_keeps_what_was_answered() -> No
     block = TextSnapshot(SESSION, "answer-msg_1", "prt_1", BlockKind.TEXT, "so far", ended=True)
     run.after(Heard([*begun(FIRST), block, step_end(last=False)]))
     assert run.after(SPENT) == Listen(run.now), "what has arrived is heard first"
-    assert run.after(NothingHeard()) == Abort(frozenset({SESSION}))
+    assert run.after(NothingHeard()) == Abort(frozenset())
     aborted = replace(message(FIRST, completed=True), aborted=True)
     end = end_of(run.after(Aborted(), Heard([aborted, Idle(SESSION)])))
     assert (end.state, end.problem) == (TaskState.FAILED, spent(STOPPED))
@@ -988,7 +988,7 @@ def test_an_answer_whose_last_step_spends_the_budget_is_complete() -> None:
 def test_but_no_other_step_is_waited_for() -> None:
     run = Driver().working()
     run.after(Heard([*begun(FIRST), step_end(last=True)]), SPENT, NothingHeard())
-    abort = Abort(frozenset({SESSION}))
+    abort = Abort(frozenset())
     assert run.after(Heard([StepStarted(SESSION, "answer-msg_1", "prt_10")])) == abort
     late = Driver().working()
     late.after(Heard([*begun(FIRST), step_end(last=True)]), SPENT, NothingHeard())
@@ -1007,7 +1007,7 @@ def test_a_task_of_an_earlier_process_is_stopped_where_opencode_works_on_it() ->
     run.after(SPENT, OlderTasksChecked(left=False), SessionOpened(SESSION, "title"))
     assert run.after(Subscribed()) == FindPrompt(FIRST.message_id)
     run.after(PromptSearched(found=True), NothingHeard())
-    assert run.after(NothingHeard()) == Abort(frozenset({SESSION}))
+    assert run.after(NothingHeard()) == Abort(frozenset())
 
 
 # -- what is left

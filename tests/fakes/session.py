@@ -60,7 +60,7 @@ class ScriptedSession(Watched):
         self.ref = ref
         self.prompts: list[Prompt] = []
         self.aborts = 0
-        self.refused: list[set[str]] = []
+        self.stopped: list[set[str]] = []  # the sub-agents of each abort
         self.settled: list[tuple[str, Decision]] = []
         self.looks = 0
         self.subscribed = False
@@ -180,8 +180,9 @@ class ScriptedSession(Watched):
         self._meet_trouble()
         return not self.deleted and any(p.message_id == message_id for p in self.prompts)
 
-    async def abort(self) -> None:
+    async def abort(self, sub_agents: Collection[str]) -> None:
         self.aborts += 1
+        self.stopped.append(set(sub_agents))
         self.changed()
         self._meet_trouble()
         if self.prompts and self.subscribed and not self.deaf and not self.deleted:
@@ -205,10 +206,6 @@ class ScriptedSession(Watched):
         if self.no_reply is not None:
             raise self.no_reply
         return wanted
-
-    async def reject_pending(self, family: Collection[str]) -> None:
-        self._meet_trouble()
-        self.refused.append(set(family))
 
     async def changes(self, message_id: str) -> tuple[FileChange, ...]:
         return ()
@@ -289,7 +286,7 @@ class ScriptedAgent(Watched):
         del self.sessions[ref.id]
         self.changed()
 
-    def session(self, ref: SessionRef) -> ScriptedSession:
+    def session(self, ref: SessionRef, rules: Sequence[PermissionRule] = ()) -> ScriptedSession:
         found = self.sessions[ref.id]
         found.ref = ref
         return found

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
 
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import Failure, Message, Role, TaskState, Text
+from opencode_a2a.opencode.agent import OpenCode
+from opencode_a2a.opencode.driver import Defaults
 from opencode_a2a.opencode.http import Endpoint
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts

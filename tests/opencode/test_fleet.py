@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from opencode_a2a.opencode.v1.agent import Defaults
 
 from opencode_a2a.domain.catalog import Location, SessionPrompt
 from opencode_a2a.domain.values import Prompt
 from opencode_a2a.opencode import fleet as fleets
+from opencode_a2a.opencode.driver import Defaults
 from opencode_a2a.opencode.fleet import Fleet
 from opencode_a2a.opencode.http import Endpoint
 from opencode_a2a.opencode.v1.catalog import OpenCodeCatalog

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from opencode_a2a.opencode.v1.agent import Defaults, OpenCode
 
 from opencode_a2a.domain.events import (
     AgentEvent,
@@ -48,10 +47,10 @@ from opencode_a2a.domain.values import (
     TaskState,
     Usage,
 )
+from opencode_a2a.opencode.driver import Defaults
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
-from opencode_a2a.opencode.identity import Identity
-from opencode_a2a.opencode.v1.instances import Instances
+from opencode_a2a.opencode.v1.session import Driver
 from opencode_a2a.opencode.v1.wire import parent_of, session_of, translate
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
@@ -175,15 +174,8 @@ class Stored:
     async def read(self, session: str, since: str) -> Sequence[AgentEvent]:
         http = cast(Http, self)
         ref = SessionRef(session, directory="/srv/demo")
-        feed, defaults = Feed(http), Defaults("/srv/demo")
-        opencode = OpenCode(
-            http,
-            feed,
-            identity=Identity(http),
-            instances=Instances(http, feed),
-            defaults=defaults,
-        )
-        return await opencode.session(ref).read(since)
+        driver = Driver(http, Feed(http), Defaults("/srv/demo"))
+        return await driver.session(ref, ()).read(since)
 
     async def call(self, method: str, *path: str, query: Any = None) -> Any:
         match method, *path:

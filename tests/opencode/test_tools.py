@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from opencode_a2a.opencode.v1.tools import OpenCodeTools
 
 from opencode_a2a.domain.peer_calls import ASK, DENY
 from opencode_a2a.domain.permissions import action_of
 from opencode_a2a.domain.values import PermissionRule, SessionRef
+from opencode_a2a.opencode.driver import Defaults
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Endpoint, Http
+from opencode_a2a.opencode.tools import OpenCodeTools
+from opencode_a2a.opencode.v1 import wire
+from opencode_a2a.opencode.v1.session import Driver
 
 Json = dict[str, Any]
 ALLOW = {"permission": "*", "pattern": "*", "action": "allow"}
@@ -70,14 +73,14 @@ async def offering(
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         async with Http.open(Endpoint(url)) as http:
-            feed = Feed(http)
+            feed, defaults = Feed(http), Defaults("/elsewhere", rules=lambda: rules)
+            driver = Driver(http, feed, defaults)
             tools = OpenCodeTools(
-                http,
+                lambda: driver,
                 feed,
+                defaults=defaults,
                 url="http://127.0.0.1:1/mcp",
                 headers={"authorization": "Bearer secret"},
-                rules=lambda: rules,
-                directory="/elsewhere",
             )
             yield tools, feed
     finally:
@@ -86,7 +89,7 @@ async def offering(
 
 def dispose(feed: Feed) -> None:
     event = {"type": "server.instance.disposed", "properties": {"directory": "/work"}}
-    feed._route(json.dumps({"payload": event}).encode())
+    feed._route(json.dumps({"payload": event}).encode(), wire)
 
 
 async def test_tools_are_registered_once_and_again_where_they_are_gone() -> None:

@@ -24,8 +24,10 @@ from opencode_a2a.domain.values import (
     TodoItem,
     Usage,
 )
+from opencode_a2a.opencode import answers
+from opencode_a2a.opencode.answers import scrub
 from opencode_a2a.opencode.v1 import wire
-from opencode_a2a.opencode.v1.wire import parent_of, scrub, session_of, translate
+from opencode_a2a.opencode.v1.wire import parent_of, session_of, translate
 
 SESSION, MESSAGE, PART = "ses_1", "msg_1", "prt_1"
 Json = dict[str, Any]
@@ -159,7 +161,7 @@ def test_a_file_is_reported_whatever_hands_it_over() -> None:
 
 
 def test_a_file_that_is_too_large_is_only_named() -> None:
-    url = "data:image/png;base64," + "A" * wire.FILE_LIMIT
+    url = "data:image/png;base64," + "A" * answers.FILE_LIMIT
     (told,) = part("file", mime="image/png", url=url, filename="x.png")
     assert isinstance(told, ev.FileSnapshot)
     assert told.part == Text("x.png is too large to be handed over.")
@@ -357,7 +359,7 @@ def test_how_a_request_was_closed() -> None:
 
 def test_a_file_change() -> None:
     diff = {"file": "a.txt", "patch": "+x", "additions": 1, "deletions": 0, "status": "added"}
-    change = wire.file_change(wire.DiffInfo.model_validate(diff))
+    change = answers.file_change(answers.DiffInfo.model_validate(diff))
     assert change == FileChange("a.txt", 1, 0, "added", "+x")
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from sqlalchemy import Connection
 
+from opencode_a2a.domain.catalog import Catalog
 from opencode_a2a.domain.ports import Fetched, Refused
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.updates import Ended, LogEntry, Update
@@ -40,6 +41,13 @@ from tests.fakes.options import NoOptions
 from tests.fakes.session import PATIENCE, ScriptedAgent, ScriptedSession
 
 ALICE, BOB = Caller("alice"), Caller("bob")
+
+
+@dataclass(frozen=True)
+class FixedCatalog:
+    """An agent of which only the catalog is used."""
+
+    catalog: Catalog
 
 
 class NoFiles:

@@ -51,7 +51,7 @@ from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.worktrees import SqlWorktrees
 from tests.fakes.session import ScriptedAgent
 from tests.running import isolated as environment
-from tests.service.house import ALICE, BOB
+from tests.service.house import ALICE, BOB, FixedCatalog
 
 Default = Literal["none", "worktree", "never"]
 HOUR_MS = 3_600_000
@@ -115,7 +115,7 @@ class Desk:
         self.bindings = SqlBindings(self.database, root)
         self.store = SqlWorktrees(self.database, root)
         self.locations = Locations(
-            self.catalog, self.bindings, self.root, shared=True, directories=True
+            FixedCatalog(self.catalog), self.bindings, self.root, shared=True, directories=True
         )
 
     @property
@@ -482,13 +482,10 @@ async def test_an_idle_worktree_with_files_that_git_ignores_stays(desk: Desk, na
 
 
 def resolver(desk: Desk, isolation: Default = "none") -> CatalogOptionsResolver:
-    ownership = Ownership(
-        desk.catalog, desk.bindings, desk.locations, shared=True, clock=lambda: 0, claim_ms=1
-    )
+    ownership = Ownership(desk.bindings, desk.locations, shared=True, clock=lambda: 0, claim_ms=1)
     return CatalogOptionsResolver(
         ownership=ownership,
-        validator=Validator(desk.catalog),
-        catalog=desk.catalog,
+        validator=Validator(desk.locations.agent),
         sessions=Sessions(ScriptedAgent(), desk.bindings, worktrees=desk.worktrees),
         bindings=desk.bindings,
         worktrees=desk.worktrees,

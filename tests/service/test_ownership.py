@@ -18,7 +18,7 @@ from opencode_a2a.service.locations import Locations
 from opencode_a2a.service.ownership import CREATION_MS, MAX_SEARCHED, Ownership
 from opencode_a2a.store.bindings import SqlBindings
 from opencode_a2a.store.database import Database
-from tests.service.house import ALICE
+from tests.service.house import ALICE, FixedCatalog
 
 SESSION = SessionInfo("ses_1", "Title", "/", 0, 0)
 
@@ -47,10 +47,14 @@ async def _session(session_id: str) -> SessionInfo:
     return SESSION
 
 
+def locations_of(owners: SqlBindings, **catalog: Any) -> Locations:
+    agent = FixedCatalog(cast(Catalog, SimpleNamespace(**catalog)))
+    return Locations(agent, owners, Path("/"), shared=True, directories=True)
+
+
 def ownership(owners: Watched) -> Ownership:
-    catalog = cast(Catalog, SimpleNamespace(session=_session))
-    locations = Locations(catalog, owners, Path("/"), shared=True, directories=True)
-    return Ownership(catalog, owners, locations, shared=True, clock=lambda: 0, claim_ms=20)
+    locations = locations_of(owners, session=_session)
+    return Ownership(owners, locations, shared=True, clock=lambda: 0, claim_ms=20)
 
 
 async def test_a_claim_is_held_as_long_as_it_takes_and_made_final() -> None:
@@ -84,10 +88,11 @@ async def test_rules_are_set_before_anybody_owns_a_session() -> None:
     async with asyncio.timeout(30), Database.open("sqlite://") as database:
         owners = SqlBindings(database)
         catalog = cast(Catalog, SimpleNamespace(session=_session, restrict=restrict))
-        locations = Locations(catalog, owners, Path("/"), shared=True, directories=True)
+        locations = Locations(
+            FixedCatalog(catalog), owners, Path("/"), shared=True, directories=True
+        )
         rules = (PermissionRule("bash", "*", "ask"),)
         guard = Ownership(
-            catalog,
             owners,
             locations,
             shared=True,
@@ -122,10 +127,10 @@ async def test_what_a_service_for_another_root_made_is_not_shared_here(
 
     async with asyncio.timeout(30), Database.open("sqlite://") as database:
         owners, catalog = SqlBindings(database), cast(Catalog, SimpleNamespace(session=session))
-        locations = Locations(catalog, owners, Path("/"), shared=True, directories=True)
-        guard = Ownership(
-            catalog, owners, locations, shared=True, clock=lambda: CREATION_MS, claim_ms=20
+        locations = Locations(
+            FixedCatalog(catalog), owners, Path("/"), shared=True, directories=True
         )
+        guard = Ownership(owners, locations, shared=True, clock=lambda: CREATION_MS, claim_ms=20)
         assert await guard.among(ALICE, [made]) == [made] * is_seen
         if is_seen:
             assert await guard.visible(ALICE, made.id) == made
@@ -155,8 +160,10 @@ class Crowd:
 @pytest.mark.parametrize(("of_alice", "found"), [(3, True), (5_000, True), (50_000, False)])
 async def test_a_list_looks_further_back_but_not_for_ever(of_alice: int, found: bool) -> None:
     crowd = cast(Any, Crowd(of_alice))
-    locations = Locations(crowd, crowd, Path("/home/project"), shared=False, directories=False)
-    ownership = Ownership(crowd, crowd, locations, shared=False, clock=lambda: 0, claim_ms=1)
+    locations = Locations(
+        FixedCatalog(crowd), crowd, Path("/home/project"), shared=False, directories=False
+    )
+    ownership = Ownership(crowd, locations, shared=False, clock=lambda: 0, claim_ms=1)
     seen = await ownership.latest(ALICE, Location("/home/project"), query=SessionQuery(2))
     assert [session.id for session in seen] == [crowd.of_alice] * found
     assert max(crowd.listed) == MAX_SEARCHED

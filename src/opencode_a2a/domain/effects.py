@@ -311,9 +311,9 @@ class ExpireRequests:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop the run, and refuse what these sessions wait for."""
+    """Stop the run and its sub-agents, and refuse what they wait for."""
 
-    sessions: frozenset[str]
+    sub_agents: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -509,7 +509,7 @@ class Exchange:
                 return Listen(self._now)
             if self._now >= stop.abort_at:
                 stop.aborted = True
-                return Abort(frozenset(turn.family))
+                return Abort(frozenset(turn.family - {turn.session}))
         waits = bool(turn.requests.open)  # for a person
         if waits and not self._expiring and turn.requests.expired(_milliseconds(self._now)):
             self._expiring = True

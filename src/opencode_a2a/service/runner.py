@@ -94,7 +94,6 @@ from .limits import Limiter
 from .peer_calls import PeerCalls
 from .retelling import Retelling
 from .sessions import Sessions
-from .stopping import stop
 
 logger = structlog.get_logger()
 
@@ -486,8 +485,8 @@ class Runner:
                 return StoredRead(await session.read(message_id))
             case Deliver():
                 return await self._deliver(effect, session)
-            case Abort(sessions):
-                await stop(session, sessions)
+            case Abort(sub_agents):
+                await session.abort(sub_agents)
                 return Aborted()
             case ReadChanges(message_ids):
                 return ChangesRead(await self._changes(session, message_ids))

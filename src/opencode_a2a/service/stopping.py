@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from contextlib import suppress
 
 from ..domain.catalog import Catalog, Location, SessionInfo
 from ..domain.exchange import ABORT_AGAIN_SECONDS
-from ..domain.ports import Agent, AgentSession
+from ..domain.ports import Agent
 from ..errors import UpstreamError
 
 STOP_SECONDS = 10.0
-
-
-async def stop(session: AgentSession, sub_agents: Collection[str]) -> None:
-    """Abort the run, and refuse what it and its sub-agents wait for: nobody can allow it later."""
-    await session.abort(sub_agents)
 
 
 async def stop_until_idle(agent: Agent, catalog: Catalog, *, session: SessionInfo) -> None:
@@ -25,7 +19,7 @@ async def stop_until_idle(agent: Agent, catalog: Catalog, *, session: SessionInf
     with suppress(UpstreamError, TimeoutError):
         async with asyncio.timeout(STOP_SECONDS):
             while True:
-                await stop(running, await _sub_agents(catalog, session.id))
+                await running.abort(await _sub_agents(catalog, session.id))
                 if session.id not in await catalog.statuses(Location(session.directory)):
                     return
                 await asyncio.sleep(ABORT_AGAIN_SECONDS)
