@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, Unpack
 
 from pydantic import Field
 
@@ -39,7 +39,7 @@ from ...errors import (
 from ...locks import KeyedLock
 from ..answers import Wire, file_part, read, scrub
 from ..catalogs import CREATION_SECONDS, block_part, session_error, without_none
-from ..http import Requests
+from ..http import Options, Requests
 from ..ids import new_id
 from . import wire
 
@@ -56,58 +56,6 @@ _changing_rules: KeyedLock[str] = KeyedLock()  # of a session, whoever uses this
 
 class _Data(Wire):
     data: Any
-
-
-class _Session(wire.Session):
-    class Times(Wire):
-        created: int = 0
-        updated: int = 0
-
-    class Revert(Wire):
-        message: str = Field(alias="messageID")
-
-    time: Times = Field(default_factory=Times)  # type: ignore[assignment]
-    metadata: dict[str, Any] | None = None
-    revert: Revert | None = None
-
-    def info(self) -> c.SessionInfo:
-        noted = (self.metadata or {}).get("a2a")
-        ours = noted if isinstance(noted, dict) else {}
-        context, root = ours.get("contextId"), ours.get("root")
-        return c.SessionInfo(
-            id=self.id,
-            title=self.title,
-            directory=self.location.directory,
-            created_at=self.time.created,
-            updated_at=self.time.updated,
-            parent_id=self.parent,
-            context_id=context if isinstance(context, str) else None,
-            reverted_to=self.revert.message if self.revert else None,
-            workspace_root=root if isinstance(root, str) else None,
-        )
-
-
-class _Message(wire.Message):
-    class Mention(Wire):
-        name: str
-
-    class Output(Wire):
-        output: str = ""
-
-    agents: list[Mention] = Field(default=[])
-    command: str = ""  # this and what follows: of a shell command, or of a summary
-    shell: str = Field(default="", alias="shellID")
-    status: str = ""
-    output: Output | None = None
-    summary: str = ""
-
-
-class _Page(Wire):
-    class Cursor(Wire):
-        next: str | None = None
-
-    data: list[_Message]
-    cursor: Cursor = Field(default_factory=Cursor)
 
 
 class _Provider(Wire):
@@ -152,25 +100,6 @@ class _Model(Wire):
             output_tokens=self.limit.output,
             variants=variants,
             connected=True,  # the others are not listed
-        )
-
-
-class _Agent(Wire):
-    id: str
-    description: str = ""
-    mode: str = "primary"
-    hidden: bool = False
-    model: wire.Model | None = None
-
-    def info(self) -> c.AgentInfo:
-        return c.AgentInfo(
-            name=self.id,
-            description=self.description,
-            mode=self.mode,
-            model=self.model.ref if self.model else None,
-            variant=self.model.variant if self.model else None,
-            native=self.id in BUILT_IN,
-            hidden=self.hidden,
         )
 
 
@@ -232,15 +161,17 @@ class OpenCode2Catalog:
             parameters["parentID"] = "null"
         if query.search is not None:
             parameters["search"] = query.search
-        found = await self._list(_Session, "session", query=parameters)
-        return [each.info() for each in found if each.time.updated >= (query.start or 0)]
+        found = await self._list(wire.Session, "session", query=parameters)
+        return [_session_info(each) for each in found if each.time.updated >= (query.start or 0)]
 
     async def session(self, session: str) -> c.SessionInfo:
-        return (await self._session(session)).info()
+        return _session_info(await self._session(session))
 
     async def children(self, session: str) -> Sequence[c.SessionInfo]:
         query = {"parentID": session, "limit": LIST_LIMIT}
-        return [child.info() for child in await self._list(_Session, "session", query=query)]
+        return [
+            _session_info(child) for child in await self._list(wire.Session, "session", query=query)
+        ]
 
     async def statuses(self, location: c.Location) -> Mapping[str, c.SessionStatus]:
         active = _data(dict[str, Any], await self._http.call("GET", "api", "session", "active"))
@@ -300,7 +231,7 @@ class OpenCode2Catalog:
         if prompt.forbidden_tools:
             denied = [PermissionRule(tool, "*", action="deny") for tool in prompt.forbidden_tools]
             await self.restrict(session, denied)
-        await self._choose(found, agent=prompt.agent, model=prompt.model, variant=prompt.variant)
+        await self.choose(found, agent=prompt.agent, model=prompt.model, variant=prompt.variant)
         message = new_id("msg")
         given = [part for part in prompt.parts if isinstance(part, str | Attachment)]
         body = {"id": message, **wire.prompt_body(given)}
@@ -313,7 +244,7 @@ class OpenCode2Catalog:
 
     async def command(self, session: str, command: c.SessionCommand) -> Message:
         found = await self._session(session)
-        await self._choose(found, agent=command.agent, model=command.model, variant=command.variant)
+        await self.choose(found, agent=command.agent, model=command.model, variant=command.variant)
         before = await self._page(session, {"limit": "1"})
         newest = before.data[0].id if before.data else None
         text = wire.prompt_body([command.arguments, *command.files])
@@ -325,7 +256,7 @@ class OpenCode2Catalog:
             )
         return _message(session, answer)
 
-    async def _answer_after(self, session: str, newest: str | None) -> _Message | None:
+    async def _answer_after(self, session: str, newest: str | None) -> wire.Message | None:
         """The last answer since this message, or else the end of a run that had none."""
         ended = None
         for message in (await self._page(session, {"limit": "50"})).data:
@@ -361,11 +292,11 @@ class OpenCode2Catalog:
             await self._http.call("DELETE", "api", "shell", found.shell, query=query)
 
     async def summarize(self, session: str, model: ModelRef) -> None:
-        await self._choose(await self._session(session), model=model)
+        await self.choose(await self._session(session), model=model)
         message = new_id("msg")
         await self._call_session(session, "POST", "compact", body={"id": message})
 
-        async def over() -> _Message | None:
+        async def over() -> wire.Message | None:
             found = await self._message(session, message)
             return found if found is not None and found.status in OVER else None
 
@@ -377,8 +308,8 @@ class OpenCode2Catalog:
             )
 
     async def _at_rest(
-        self, session: str, over: Callable[[], Awaitable[_Message | None]]
-    ) -> _Message:
+        self, session: str, over: Callable[[], Awaitable[wire.Message | None]]
+    ) -> wire.Message:
         """Wait until the session is idle and there is what this finds.
 
         A session may come to rest before: a run begins a moment after it was asked for, and one
@@ -396,7 +327,7 @@ class OpenCode2Catalog:
     async def fork(self, session: str, *, before: str | None) -> c.SessionInfo:
         body = without_none({"before": before})
         answer = await self._call_session(session, "POST", "fork", body=body)
-        return _data(_Session, answer).info()
+        return _session_info(_data(wire.Session, answer))
 
     async def share(self, session: str) -> c.SessionInfo:
         _refuse(release.SHARING)
@@ -462,11 +393,24 @@ class OpenCode2Catalog:
         )
 
     async def agents(self, location: c.Location) -> Sequence[c.AgentInfo]:
+        return [
+            c.AgentInfo(
+                name=agent.id,
+                description=agent.description,
+                mode=agent.mode,
+                model=agent.model.ref if agent.model else None,
+                variant=agent.model.chosen_variant if agent.model else None,
+                native=agent.id in BUILT_IN,
+                hidden=agent.hidden,
+            )
+            for agent in await self.list_agents(location)
+        ]
+
+    async def list_agents(self, location: c.Location) -> Sequence[wire.Agent]:
+        """The default agent first: before it OpenCode lists sub-agents and hidden ones only."""
         await self._loaded(location)
-        found = await self._list(_Agent, "agent", query=_where(location))
-        # OpenCode lists its default agent first, unless only sub-agents or hidden ones precede it.
-        found.sort(key=lambda agent: agent.hidden or agent.mode == "subagent")
-        return [agent.info() for agent in found]
+        found = await self._list(wire.Agent, "agent", query=_where(location))
+        return sorted(found, key=lambda agent: not agent.can_be_default)
 
     async def commands(self, location: c.Location) -> Sequence[c.CommandInfo]:
         await self._loaded(location)
@@ -482,14 +426,14 @@ class OpenCode2Catalog:
         its plugins last.
         """
         until = time.monotonic() + LOAD_SECONDS
-        while not await self._list(_Data, "plugin", query=_where(location)):
+        while not await self._list(Wire, "plugin", query=_where(location)):
             if time.monotonic() > until:  # somebody has switched them all off
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _choose(
+    async def choose(
         self,
-        session: _Session,
+        session: wire.Session,
         *,
         agent: str | None = None,
         model: ModelRef | None = None,
@@ -502,24 +446,21 @@ class OpenCode2Catalog:
         """
         here = c.Location(session.location.directory)
         if agent is not None or session.agent is not None:
-            known = {each.name: each for each in await self.agents(here)}
+            known = {each.id: each for each in await self.list_agents(here)}
             default = next(iter(known), None)
-            wanted = known.get(agent or default or "")
-            if wanted is not None and wanted.name != (session.agent or default):
-                body = {"agent": wanted.name}
-                await self._call_session(session.id, "POST", "agent", body=body)
-            if model is None and wanted is not None:
-                model = wanted.model
-        if model is None and variant is not None:
-            model = session.model.ref if session.model else await self.default_model(here)
+            wanted = agent or default
+            if wanted is not None and wanted != (session.agent or default):
+                await self._call_session(session.id, "POST", "agent", body={"agent": wanted})
+            if model is None and wanted in known and (own := known[wanted].model) is not None:
+                model = own.ref
         before = session.model
-        if model is None or (
-            before is not None and (before.ref, before.variant) == (model, variant or "default")
-        ):
+        chosen = (before.ref, before.chosen_variant) if before else (None, None)
+        if model is None and variant != chosen[1]:  # of the model that answers anyway
+            model = chosen[0] or await self.default_model(here)
+        if model is None or (model, variant) == chosen:
             return
-        chosen = {"providerID": model.provider, "id": model.model, "variant": variant}
-        body_of_model = {"model": without_none(chosen)}
-        await self._call_session(session.id, "POST", "model", body=body_of_model)
+        body = {"providerID": model.provider, "id": model.model, "variant": variant}
+        await self._call_session(session.id, "POST", "model", body={"model": without_none(body)})
 
     # -- locations
 
@@ -589,45 +530,55 @@ class OpenCode2Catalog:
     async def _place(self, location: c.Location) -> _Place:
         return read(_Place, await self._http.call("GET", "api", "location", query=_where(location)))
 
-    async def _session(self, session: str) -> _Session:
-        return _data(_Session, await self._call_session(session, "GET"))
+    async def _session(self, session: str) -> wire.Session:
+        return _data(wire.Session, await self._call_session(session, "GET"))
 
-    async def _message(self, session: str, message: str) -> _Message | None:
+    async def _message(self, session: str, message: str) -> wire.Message | None:
         where = ("api", "session", session, "message", message)
         try:
-            return _data(_Message, await self._http.call("GET", *where))
+            return _data(wire.Message, await self._http.call("GET", *where))
         except UpstreamHttpError as exc:
             if exc.facts.get("upstream_status") == 404:
                 return None
             raise
 
-    async def _page(self, session: str, query: Mapping[str, str]) -> _Page:
+    async def _page(self, session: str, query: Mapping[str, str]) -> wire.Page:
         """Messages, newest first."""
         try:
-            return read(_Page, await self._call_session(session, "GET", "message", query=query))
+            return read(wire.Page, await self._call_session(session, "GET", "message", query=query))
         except UpstreamHttpError as exc:
             if "cursor" in query and exc.facts.get("upstream_status") == 400:
                 raise InvalidParams.at("before", "is not a cursor of this list") from exc
             raise
 
     async def _call_session(
-        self,
-        session: str,
-        method: str,
-        *more: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        timeout: float | None = None,
+        self, session: str, method: str, *more: str, **options: Unpack[Options]
     ) -> Any:
-        where = ("api", "session", session, *more)
         try:
-            return await self._http.call(method, *where, query=query, body=body, timeout=timeout)
+            return await self._http.call(method, "api", "session", session, *more, **options)
         except UpstreamHttpError as exc:
             raise session_error(exc, session) from exc
 
 
 def _refuse(absent: release.Feature) -> NoReturn:
     raise MethodDisabled(absent.effect)
+
+
+def _session_info(session: wire.Session) -> c.SessionInfo:
+    noted = (session.metadata or {}).get("a2a")
+    ours = noted if isinstance(noted, dict) else {}
+    context, root = ours.get("contextId"), ours.get("root")
+    return c.SessionInfo(
+        id=session.id,
+        title=session.title,
+        directory=session.location.directory,
+        created_at=session.time.created,
+        updated_at=session.time.updated,
+        parent_id=session.parent,
+        context_id=context if isinstance(context, str) else None,
+        reverted_to=session.revert.message if session.revert else None,
+        workspace_root=root if isinstance(root, str) else None,
+    )
 
 
 def _where(location: c.Location) -> dict[str, str]:
@@ -640,7 +591,7 @@ def _data(shape: type[T], answer: Any) -> T:
     return read(shape, read(_Data, answer).data)
 
 
-def _message(session: str, stored: _Message) -> Message:
+def _message(session: str, stored: wire.Message) -> Message:
     about: dict[str, Any] = {"created_at": stored.time.created, "agent": stored.agent}
     if stored.model is not None:
         about["model"] = f"{stored.model.provider}/{stored.model.id}"
@@ -655,7 +606,7 @@ def _message(session: str, stored: _Message) -> Message:
     )
 
 
-def _parts(session: str, stored: _Message) -> list[Part]:
+def _parts(session: str, stored: wire.Message) -> list[Part]:
     match stored.type:
         case "user":
             events = [_text(session, stored, stored.text)]
@@ -673,12 +624,12 @@ def _parts(session: str, stored: _Message) -> list[Part]:
     return [*(part for event in events if (part := block_part(event)) is not None), *more]
 
 
-def _text(session: str, stored: _Message, text: str) -> ev.AgentEvent:
+def _text(session: str, stored: wire.Message, text: str) -> ev.AgentEvent:
     kind = ev.BlockKind.TEXT
     return ev.TextSnapshot(session, stored.id, stored.id, kind=kind, text=text, ended=True)
 
 
-def _shell_call(session: str, stored: _Message) -> ev.AgentEvent:
+def _shell_call(session: str, stored: wire.Message) -> ev.AgentEvent:
     """A command that a person has run, as a call of the tool of that name."""
     over = stored.time.completed is not None
     failed = stored.status in ("killed", "timeout")

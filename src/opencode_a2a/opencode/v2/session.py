@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
-
-from pydantic import Field
+from typing import Any, Unpack
 
 from ...domain import events as ev
 from ...domain.catalog import Location
@@ -22,23 +20,15 @@ from ...domain.values import (
     SessionRef,
 )
 from ...errors import UpstreamError, UpstreamHttpError
-from ..absent import gone_if_unknown, ignoring_absence, raise_unless_absent
 from ..answers import DiffInfo, Wire, file_change, read
-from ..driver import ABORT_WAIT_SECONDS, CALL_MS, Defaults, subagents_in
+from ..driver import ABORT_WAIT_SECONDS, CALL_MS, Defaults, gone_if_unknown, subagents_in
 from ..feed import Feed, Subscription
-from ..http import Http, Requests
+from ..http import Http, NotFound, Options, Requests
 from . import wire
 from .catalog import OpenCode2Catalog
 
 PAGE_SIZE = 200  # messages read at once; OpenCode gives no more
 INSTRUCTIONS = "opencode-a2a"  # the name of the deployment's system text in a session
-
-
-class _Listed(Wire):
-    """The sessions or messages of one page."""
-
-    data: list[Any]
-    cursor: dict[str, str | None] = Field(default={})
 
 
 class _McpServer(Wire):
@@ -47,13 +37,6 @@ class _McpServer(Wire):
 
     name: str
     status: Status
-
-
-class _Agent(Wire):
-    id: str
-    mode: str = ""
-    hidden: bool = False
-    permissions: list[wire.Session.Rule] = Field(default=[])
 
 
 class Driver:
@@ -120,15 +103,12 @@ class Driver:
         )
 
     async def agent_rules(self, directory: str) -> Mapping[str, Sequence[PermissionRule]]:
-        answer = await self._http.call("GET", "api", "agent", query=wire.at(directory))
-        return {
-            agent.id: [wire.rule_from_wire(rule) for rule in agent.permissions]
-            for agent in read(list[_Agent], answer["data"])
-        }
+        agents = await self._catalog.list_agents(Location(directory))
+        return {agent.id: [each.rule for each in agent.permissions] for agent in agents}
 
     async def session_rules(self, session: str) -> Sequence[PermissionRule]:
         answer = await self._http.call("GET", "api", "session", session)
-        return read(wire.Session, answer["data"]).rules
+        return [each.rule for each in read(wire.Session, answer["data"]).permissions]
 
     async def add_rules(self, session: str, rules: Sequence[PermissionRule]) -> None:
         await self._catalog.restrict(session, rules)
@@ -155,16 +135,10 @@ class Session:
         self._directory = ref.directory or defaults.directory
 
     async def _call(
-        self,
-        method: str,
-        *more: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        session: str | None = None,
+        self, method: str, *more: str, session: str | None = None, **options: Unpack[Options]
     ) -> Any:
-        return await self._http.call(
-            method, "api", "session", session or self.ref.id, *more, query=query, body=body
-        )
+        where = ("api", "session", session or self.ref.id, *more)
+        return await self._http.call(method, *where, **options)
 
     async def events(self) -> Subscription:
         self._subscription = await self._feed.subscribe(self.ref.id)
@@ -190,51 +164,36 @@ class Session:
             where = ("api", "experimental", "session", self.ref.id, "instructions", "entries")
             body = {"value": defaults.system}
             await self._http.call("PUT", *where, INSTRUCTIONS, body=body)
-        agent = selected.agent or defaults.agent
-        if agent is None and found.agent is not None:
-            agent = await self._default_agent()
-        if agent is not None and agent != found.agent:
-            await self._call("POST", "agent", body={"agent": agent})
-        await self._choose_model(selected, found.model)
-
-    async def _default_agent(self) -> str | None:
-        answer = await self._http.call("GET", "api", "agent", query=wire.at(self._directory))
-        agents = read(list[_Agent], answer["data"])
-        return next((a.id for a in agents if not a.hidden and a.mode != "subagent"), None)
-
-    async def _choose_model(self, selected: Selection, present: wire.Model | None) -> None:
-        model = selected.model or self.ref.model or (present.ref if present is not None else None)
-        variant = selected.variant or self._defaults.variant
-        if model is None and variant is not None:
-            model = await self._catalog.default_model(Location(self._directory))
-        chosen = None if present is None else (present.ref, present.chosen_variant)
-        if model is not None and (model, variant) != chosen:
-            body = {"id": model.model, "providerID": model.provider}
-            body |= {"variant": variant} if variant else {}
-            await self._call("POST", "model", body={"model": body})
+        await self._catalog.choose(
+            found,
+            agent=selected.agent or defaults.agent,
+            model=selected.model or self.ref.model,
+            variant=selected.variant or defaults.variant,
+        )
 
     async def _withdraw(self, message_id: str) -> bool:
         """Remove a prompt: one that OpenCode has is not begun again. False if it is at work."""
         try:
             await self._call("DELETE", "inbox", message_id)
             return True  # it had not begun
-        except UpstreamHttpError as exc:
-            raise_unless_absent(exc)
+        except NotFound:
+            pass
         try:
             body = {"messageID": message_id, "files": False}
             await self._call("POST", "revert", "stage", body=body)
             await self._call("POST", "revert", "commit")
+        except NotFound:
+            pass
         except UpstreamHttpError as exc:
             if exc.facts["upstream_status"] == 409:
                 return False
-            raise_unless_absent(exc)
+            raise
         return True
 
     async def has(self, message_id: str) -> bool:
         try:
             await self._call("GET", "message", message_id)
-        except UpstreamHttpError as exc:
-            raise_unless_absent(exc)
+        except NotFound:
             return await self._is_waiting(message_id)
         return True
 
@@ -242,8 +201,7 @@ class Session:
         """Whether OpenCode has taken a prompt that is no message yet."""
         try:
             answer = await self._call("GET", "inbox")
-        except UpstreamHttpError as exc:
-            raise_unless_absent(exc)
+        except NotFound:
             return False
         return any(each.get("id") == message_id for each in answer["data"])
 
@@ -284,7 +242,7 @@ class Session:
     async def _pending(self, family: Collection[str]) -> list[Interrupt]:
         asks: list[Interrupt] = []
         for session in family:
-            with ignoring_absence():
+            with suppress(NotFound):
                 permissions = await self._call("GET", "permission", session=session)
                 forms = await self._call("GET", "form", session=session)
                 asks += map(wire.permission, read(list[wire.Permission], permissions["data"]))
@@ -297,7 +255,7 @@ class Session:
         events: list[ev.AgentEvent] = [*await self._children(subagent, since)]
         page = await self._page(subagent, {"limit": str(PAGE_SIZE)})
         shown = (ev.MessageSeen, ev.StepStarted, ev.StepFinished, ev.ToolSnapshot)
-        for message in reversed(read(list[wire.Message], page.data)):
+        for message in reversed(page.data):
             if message.time.created >= since:  # not of an earlier turn
                 stored = wire.stored_events(subagent, message)
                 events += [event for event in stored if isinstance(event, shown)]
@@ -320,24 +278,23 @@ class Session:
         while True:
             with gone_if_unknown():
                 page = await self._page(self.ref.id, query)
-            for message in read(list[wire.Message], page.data):  # the newest comes first
+            for message in page.data:
                 messages.append(message)
                 if message.id == since:
                     return messages[::-1]
-            cursor = page.cursor.get("next")
-            if not page.data or cursor is None:
+            if not page.data or page.cursor.next is None:
                 return []
-            query = {"limit": str(PAGE_SIZE), "cursor": cursor}
+            query = {"limit": str(PAGE_SIZE), "cursor": page.cursor.next}
 
-    async def _page(self, session: str, query: Mapping[str, str]) -> _Listed:
-        return read(_Listed, await self._call("GET", "message", session=session, query=query))
+    async def _page(self, session: str, query: Mapping[str, str]) -> wire.Page:
+        return read(wire.Page, await self._call("GET", "message", session=session, query=query))
 
     async def abort(self, sub_agents: Collection[str]) -> None:
         with suppress(UpstreamError):  # the request is sent in any case: OpenCode may still get it
             await self._feed.ready(ABORT_WAIT_SECONDS)
         # The children that it waits for stop with it; those in the background do not.
         for session in (self.ref.id, *sub_agents):
-            with ignoring_absence():
+            with suppress(NotFound):
                 await self._call("POST", "interrupt", session=session)
 
     async def settle(self, interrupt: Interrupt, decision: Decision) -> bool:
@@ -359,11 +316,12 @@ class Session:
             else:
                 answer = {"answer": wire.answer_to(interrupt, decision.answers)}
                 await self._call("POST", "form", request_id, "reply", session=session, body=answer)
+        except NotFound:
+            return False  # somebody else has decided, or OpenCode has lost the request
         except UpstreamHttpError as exc:
             if exc.facts["name"] == "FormAlreadySettledError":
                 return False
-            raise_unless_absent(exc)
-            return False  # somebody else has decided, or OpenCode has lost the request
+            raise
         return True
 
     async def _pass_on(self, session: str, request_id: str, message: str) -> None:

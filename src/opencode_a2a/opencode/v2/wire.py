@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from sys import intern
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +24,7 @@ from ...domain.values import (
     Failure,
     Interrupt,
     ModelRef,
+    PermissionAction,
     PermissionAsk,
     PermissionRule,
     Problem,
@@ -36,6 +38,7 @@ from ..answers import FILTERED, Tokens, Wire, data_url, file_part, scrub, usage
 EVENT_ROUTE: tuple[str, ...] = ("api", "event")
 REFUSALS = ("The user declined this tool call", "The user dismissed this question")
 ABORTED = "aborted"
+_TITLES = ("command", "pattern", "path", "url", "description")  # arguments that say what is done
 # What rules say that were written for 1.x, where these have other names.
 _NAMES_OF_1 = {"bash": "shell", "task": "subagent", "write": "edit", "patch": "edit"}
 
@@ -65,6 +68,7 @@ class Error(Wire):
 
 class Time(Wire):
     created: int = 0
+    updated: int = 0
     ran: int | None = None
     completed: int | None = None
 
@@ -102,8 +106,24 @@ class File(Wire):
     name: str | None = None
 
 
+class Rule(Wire):
+    action: str
+    resource: str
+    effect: PermissionAction
+
+    @property
+    def rule(self) -> PermissionRule:
+        return PermissionRule(self.action, self.resource, self.effect)
+
+
 class Message(Wire):
     """Every message that is stored, in one model: which fields are set follows from `type`."""
+
+    class Mention(Wire):
+        name: str
+
+    class Output(Wire):
+        output: str = ""
 
     class Snapshot(Wire):
         files: list[str] = Field(default=[])
@@ -128,16 +148,43 @@ class Message(Wire):
     snapshot: Snapshot = Field(default_factory=Snapshot)
     retry: Retry | None = None
     outcome: str | None = None  # of a run, when the agent came to rest
+    agents: list[Mention] = Field(default=[])
+    command: str = ""  # this and what follows: of a shell command, or of a summary
+    shell: str = Field(default="", alias="shellID")
+    status: str = ""
+    output: Output | None = None
+    summary: str = ""
+
+
+class Page(Wire):
+    """Messages, newest first."""
+
+    class Cursor(Wire):
+        next: str | None = None
+
+    data: list[Message]
+    cursor: Cursor = Field(default_factory=Cursor)
+
+
+class Agent(Wire):
+    id: str
+    description: str = ""
+    mode: str = "primary"
+    hidden: bool = False
+    model: Model | None = None
+    permissions: list[Rule] = Field(default=[])
+
+    @property
+    def can_be_default(self) -> bool:
+        return not self.hidden and self.mode != "subagent"
 
 
 class Session(Wire):
     class Location(Wire):
         directory: str = ""
 
-    class Rule(Wire):
-        action: str
-        resource: str
-        effect: Any
+    class Revert(Wire):
+        message: str = Field(alias="messageID")
 
     id: str
     title: str = ""
@@ -147,10 +194,8 @@ class Session(Wire):
     location: Location = Field(default_factory=Location)
     permissions: list[Rule] = Field(default=[])
     time: Time = Field(default_factory=Time)
-
-    @property
-    def rules(self) -> list[PermissionRule]:
-        return [rule_from_wire(rule) for rule in self.permissions]
+    metadata: dict[str, Any] | None = None
+    revert: Revert | None = None
 
 
 class Permission(Wire):
@@ -209,10 +254,6 @@ def at(directory: str) -> dict[str, str]:
 def rule_to_wire(rule: PermissionRule) -> dict[str, str]:
     action = _NAMES_OF_1.get(rule.permission, rule.permission)
     return {"action": action, "resource": rule.pattern, "effect": rule.action}
-
-
-def rule_from_wire(rule: Session.Rule) -> PermissionRule:
-    return PermissionRule(rule.action, rule.resource, rule.effect)
 
 
 def prompt_body(parts: Sequence[str | Attachment]) -> dict[str, Any]:
@@ -340,14 +381,15 @@ def _tool_changed(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]
 
 def _tool_events(known: ev.ToolSnapshot, state: ToolState) -> Iterator[ev.AgentEvent]:
     """A tool call as it is now, then the files that it has shown."""
-    given = state.input if isinstance(state.input, dict) else None
+    given = state.input if isinstance(state.input, dict) else {}
     texts = [each.text for each in state.content if each.type == "text"]
     error = state.error
-    subtitle = (given or {}).get("description")
+    told = {key: value for key, value in given.items() if isinstance(value, str)}
     call = replace(
         known.call,
         status="pending" if state.status == "streaming" else state.status,
-        subtitle=subtitle if isinstance(subtitle, str) else None,
+        title=next((told[key] for key in _TITLES if key in told), None),
+        subtitle=told.get("description"),
         input=given or None,
         output="\n".join(texts) if state.content else None,
         error=error.message if error is not None else None,
@@ -357,7 +399,8 @@ def _tool_events(known: ev.ToolSnapshot, state: ToolState) -> Iterator[ev.AgentE
     yield replace(known, call=call, child=child, stops=refused, refused=refused)
     for number, each in enumerate(state.content, 1):
         if each.type == "file":
-            shown = file_part(each.uri, media_type=each.mime, name=each.name)
+            name = PurePath(each.name).name if each.name else None
+            shown = file_part(each.uri, media_type=each.mime, name=name)
             part_id = f"{known.part_id}-file-{number}"
             yield ev.FileSnapshot(known.session, known.message_id, part_id, part=shown)
 
