@@ -130,9 +130,9 @@ async def test_the_version_is_read_at_each_connection() -> None:
             fake.version = "1.17.19"
             async with agent_on(fake) as opencode:
                 await until_version(opencode, "1.17.19")
-                fake.version = "9.0.0"
+                fake.version = "1.19.0"
                 fake.control("drop")
-                await until_version(opencode, "9.0.0")
+                await until_version(opencode, "1.19.0")
     lines = [line for line in said if line["event"].startswith("opencode.version")]
     lacks = ", ".join(each.name for each in Release("1.17.19").lacks)
     assert lacks

@@ -38,6 +38,7 @@ logger = structlog.get_logger()
 
 SILENCE_SECONDS = 25.0  # seconds; OpenCode sends a heartbeat every ten or fifteen
 PROBE_SECONDS, PROBE_TIMEOUT = 0.3, 5.0  # while OpenCode is away
+LASTING_SECONDS = 2.0  # between two probes where somebody has to change something
 FIRST_EVENT_SECONDS = 10.0  # until the stream of an OpenCode that answers begins
 MIN_PAUSE_SECONDS = 0.2  # seconds between two attempts, however much OpenCode answers to others
 BACKOFF = (0.1, 0.3, 1.0, 2.0)  # after streams that failed in a row although OpenCode answers
@@ -277,7 +278,8 @@ class Feed:
                 probe = asyncio.create_task(self._probe(found))
                 probes.add(probe)
                 probe.add_done_callback(probes.discard)
-                await asyncio.wait([found], timeout=_jittered(PROBE_SECONDS))
+                pause = LASTING_SECONDS if _is_lasting(self._problem) else PROBE_SECONDS
+                await asyncio.wait([found], timeout=_jittered(pause))
                 if found.done():
                     break
         finally:
