@@ -29,6 +29,8 @@ from opencode_a2a.doctor.judgement import (
     judge_version,
 )
 from opencode_a2a.doctor.verdict import Verdict
+from opencode_a2a.domain.release import Release
+from opencode_a2a.domain.release import Release
 from opencode_a2a.store.examine import StoreFacts
 from opencode_a2a.store.migrate import HEAD
 
@@ -150,16 +152,16 @@ def test_the_limit_for_open_files_is_held_against_what_is_needed() -> None:
     ("offset", "expected"),
     [(0.0, None), (-4.9, None), (6.0, "clock.drifts"), (-61.0, "clock.wrong")],
 )
-def test_a_clock_is_compared_with_others(offset: float, expected: str | None) -> None:
-    verdict = judge_clock(10 * DAY, 0.0, {"that of A": 0.1, "that of B": offset})
+def test_a_clock_is_compared_with_that_of_the_service(offset: float, expected: str | None) -> None:
+    verdict = judge_clock(10 * DAY, 0.0, offset)
     assert finding(verdict) == expected
     if expected:
-        assert f"{'behind' if offset > 0 else 'ahead of'} that of B" in verdict.says
+        assert f"{'behind' if offset > 0 else 'ahead of'} that of the service" in verdict.says
 
 
 def test_a_clock_before_the_installation_is_wrong_whatever_others_say() -> None:
-    assert finding(judge_clock(10 * DAY, 12 * DAY, {"that of A": 0.0})) == "clock.wrong"
-    assert finding(judge_clock(10 * DAY, 10.5 * DAY, {})) is None
+    assert finding(judge_clock(10 * DAY, 12 * DAY, 0.0)) == "clock.wrong"
+    assert finding(judge_clock(10 * DAY, 10.5 * DAY, None)) is None
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,9 @@ def test_a_clock_before_the_installation_is_wrong_whatever_others_say() -> None:
         ("1.18.33", None),
         ("1.18.99", None),
         ("1.17.19", "opencode.lacks"),
-        ("1.15.13", "opencode.untested"),
+        ("2.0.15", None),
+        ("1.15.13", "opencode.unsupported"),
+        ("2.0.14", "opencode.unsupported"),
         ("1.19.0", "opencode.untested"),
         ("local", None),
     ],
@@ -176,7 +180,7 @@ def test_a_clock_before_the_installation_is_wrong_whatever_others_say() -> None:
 def test_a_version_of_opencode_is_held_against_the_tested_ones(
     version: str, expected: str | None
 ) -> None:
-    assert finding(judge_version(version)) == expected
+    assert finding(judge_version(Release.named(version))) == expected
 
 
 @pytest.mark.parametrize(

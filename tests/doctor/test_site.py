@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from email.utils import formatdate
 from pathlib import Path
+from time import time
 
 import pytest
 
 from opencode_a2a import __version__
 from opencode_a2a.config import load_client
-from opencode_a2a.doctor.checks import PEERS
+from opencode_a2a.doctor.checks import COMBINED, PEERS, CombinedLook
 from opencode_a2a.doctor.site import SITE, SiteLook
 from opencode_a2a.doctor.subject import Site
 from opencode_a2a.doctor.verdict import Level
@@ -116,3 +118,13 @@ async def test_peers_that_are_away_or_cannot_be_used_are_found(
     config.write_text(f'[peers.x]\nurl = "{url}"\nbearer_token = "env:NO_SUCH_TOKEN"\n')
     verdict = await look(PEERS, "peers", load_client(config))
     assert (verdict.finding, "NO_SUCH_TOKEN is not set" in verdict.says) == ("peers.refuses", True)
+
+
+@pytest.mark.parametrize(("ahead", "finding"), [(3600, "clock.wrong"), (-20, "clock.drifts")])
+async def test_a_clock_that_the_service_does_not_share_is_found(ahead: float, finding: str) -> None:
+    def respond(_: str) -> bytes:
+        date = formatdate(time() + ahead, usegmt=True)
+        return answer(b'{"name": "A"}', f"Date: {date}")
+
+    async with serving(respond) as url:
+        assert (await look(COMBINED, "clock", CombinedLook(at(url)))).finding == finding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -15,9 +16,9 @@ from ..peers import egress_of, limits_of, target_of
 from . import judgement as j
 from .deployed import DEPLOYED
 from .machine import MACHINE, PROGRAM, STORE, Store, installed_at
-from .opencode import OPENCODE, OpenCodeLook, ask_model, opencode_clock
+from .opencode import OPENCODE, OpenCodeLook, ask_model
 from .question import PROMPT
-from .site import SITE, SiteLook, site_clock
+from .site import SITE, SiteLook
 from .subject import Installation, OpenCodeServer, Site
 from .verdict import Check, Examination, NotTried, Verdict
 
@@ -49,11 +50,10 @@ async def look_at_model(combined: CombinedLook) -> Verdict:
 
 
 async def look_at_clock(combined: CombinedLook) -> Verdict:
-    seen = {"that of the service": await site_clock(combined.site)}
-    if combined.opencode is not None:
-        seen["that of OpenCode"] = await opencode_clock(combined.opencode)
-    offsets = {whose: offset for whose, offset in seen.items() if offset is not None}
-    return j.judge_clock(time(), installed_at(), offsets)
+    offset = None
+    with suppress(NotTried):
+        offset = (await combined.site.reached()).clock_offset
+    return j.judge_clock(time(), installed_at(), offset)
 
 
 async def look_at_peers(client: ClientSettings) -> Verdict:
@@ -91,7 +91,7 @@ COMBINED: tuple[Check[CombinedLook], ...] = (
     ),
     Check(
         "clock",
-        "whether the clock agrees with those of OpenCode and of the service",
+        "whether the clock agrees with that of the service",
         look=look_at_clock,
         findings=(j.CLOCK_WRONG, j.CLOCK_DRIFTS),
         seconds=30.0,

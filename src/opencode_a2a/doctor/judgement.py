@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import MIN_SECRET_LENGTH, SECRET_COMMAND
-from ..domain.release import TRIED, Release
+from ..domain.release import SUPPORTED, TRIED, Release
 from ..store.database import MIN_FREE_BYTES
 from ..store.examine import StoreFacts
 from ..store.migrate import HEAD
@@ -392,19 +392,17 @@ CLOCK_DRIFTS = Finding(
 MAX_DRIFT, MAX_OFFSET = 5.0, 60.0
 
 
-def judge_clock(now: float, installed_at: float, offsets: Mapping[str, float]) -> Verdict:
-    """`offsets`: how many seconds the clocks of others are ahead of this one."""
+def judge_clock(now: float, installed_at: float, offset: float | None) -> Verdict:
+    """`offset`: how many seconds the clock of the service is ahead of this one."""
     if now < installed_at - 86_400:
         return found(CLOCK_WRONG, "The clock shows a time before this program was installed.")
-    if not offsets:
+    if offset is None:
         return fine("Plausible; nobody answered with a time to compare with.")
-    whose, offset = max(offsets.items(), key=lambda each: abs(each[1]))
     seconds = f"{abs(offset):.0f} s {'behind' if offset > 0 else 'ahead of'}"
-    if abs(offset) > MAX_OFFSET:
-        return found(CLOCK_WRONG, f"The clock is {seconds} {whose}.")
     if abs(offset) > MAX_DRIFT:
-        return found(CLOCK_DRIFTS, f"The clock is {seconds} {whose}.")
-    return fine(f"Agrees with {' and '.join(offsets)}.")
+        finding = CLOCK_WRONG if abs(offset) > MAX_OFFSET else CLOCK_DRIFTS
+        return found(finding, f"The clock is {seconds} that of the service.")
+    return fine("Agrees with that of the service.")
 
 
 # -- OpenCode
@@ -418,7 +416,7 @@ OPENCODE_MISSING = Finding(
 OPENCODE_BROKEN = Finding(
     "opencode.broken",
     ERROR,
-    means="The OpenCode that `up` would start cannot be run.",
+    means="The OpenCode that `up` would start cannot be run, or is of an unsupported version.",
     fix="Install it again, or name another with OPENCODE_COMMAND.",
 )
 OPENCODE_UNREACHABLE = Finding(
@@ -433,30 +431,38 @@ OPENCODE_OTHER = Finding(
     means="What answers at OpenCode's address is not OpenCode's API.",
     fix="Check OPENCODE_BASE_URL.",
 )
+OPENCODE_UNSUPPORTED = Finding(
+    "opencode.unsupported",
+    ERROR,
+    means="The service does not work with this version of OpenCode.",
+    fix=f"Use OpenCode {SUPPORTED}. `opencode-a2a up --install-opencode` installs one for `up` "
+    "alone.",
+)
 OPENCODE_UNTESTED = Finding(
     "opencode.untested",
     WARNING,
-    means="The version of OpenCode is outside the range that was tested.",
-    fix=f"Use one from {TRIED[0]} to {TRIED[-1]}; `opencode-a2a up --install-opencode` installs "
-    f"one.",
+    means="The version of OpenCode is newer than those that were tested.",
+    fix=f"Use {' or '.join(TRIED)} if something behaves strangely.",
 )
 OPENCODE_LACKS = Finding(
     "opencode.lacks",
     WARNING,
     means="An older OpenCode cannot do something that the service uses.",
-    fix=f"Upgrade OpenCode to {TRIED[-1]}.",
+    fix="Upgrade OpenCode.",
 )
 
 
-def judge_version(version: str) -> Verdict:
-    release = Release(version)
-    if release.is_newer_than_tried or not release.is_supported:
-        says = f"OpenCode {version}; tested are {TRIED[0]} to {TRIED[-1]}."
+def judge_version(release: Release) -> Verdict:
+    says = f"OpenCode {release.version}, tested are {', '.join(TRIED)}."
+    if not release.is_supported:
+        return found(OPENCODE_UNSUPPORTED, says)
+    if release.is_newer_than_tried:
         return found(OPENCODE_UNTESTED, says)
-    if release.lacks:
-        effects = " ".join(feature.effect for feature in release.lacks)
-        return found(OPENCODE_LACKS, f"OpenCode {version}. {effects}")
-    return fine(f"OpenCode {version}, tested are {TRIED[0]} to {TRIED[-1]}.")
+    if older := [each.effect for each in release.lacks if each.only_in is None]:
+        return found(OPENCODE_LACKS, f"OpenCode {release.version}. {' '.join(older)}")
+    lacks = ", ".join(each.name.replace("_", " ") for each in release.lacks)
+    api = f" Its API is that of OpenCode {release.generation}"
+    return fine(f"{says}{api}, without {lacks}." if lacks else f"{says}{api}.")
 
 
 OPENCODE_REFUSES = Finding(
@@ -464,7 +470,7 @@ OPENCODE_REFUSES = Finding(
     ERROR,
     means="OpenCode has a password, and it is not the one this service has.",
     fix="Set OPENCODE_AUTH_PASSWORD to the OPENCODE_SERVER_PASSWORD that OpenCode was started "
-    "with.",
+    "with. OpenCode 2 makes one and prints it where it was given none.",
 )
 OPENCODE_OPEN = Finding(
     "opencode.open",

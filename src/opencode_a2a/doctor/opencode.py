@@ -7,14 +7,14 @@ import re
 import socket
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
+from dataclasses import replace
 from pathlib import Path
-from time import time
 from urllib.parse import urlsplit
 
 from ..domain.addresses import is_loopback
+from ..domain.release import Release
 from ..errors import UpstreamError, UpstreamHttpError, UpstreamPayloadError
+from ..opencode.driver import Defaults
 from ..opencode.feed import Feed
 from ..opencode.http import Endpoint, Http
 from ..opencode.process import ManagedProcessFailed
@@ -28,15 +28,6 @@ from .verdict import Check, NotTried, Once, Verdict, fine, found
 ANSWER_SECONDS = 6.0  # for a request that OpenCode answers at once
 EVENT_SECONDS = 12.0  # for the first event
 ELSEWHERE = ("192.0.2.1", 9)  # an address of no machine; nothing is sent there
-
-
-@dataclass(frozen=True, slots=True)
-class HealthAnswer:
-    """What OpenCode said when it was asked for its health."""
-
-    let_in: bool
-    version: str | None = None
-    clock_offset: float | None = None  # seconds that its clock is ahead of ours
 
 
 class OpenCodeLook:
@@ -66,31 +57,32 @@ class OpenCodeLook:
             )
         return self.endpoint
 
-    async def _ask(self, password: str | None) -> HealthAnswer:
-        return await ask_health(replace(self.endpoint, password=password))
+    async def _ask(self, password: str | None) -> Release | None:
+        return await ask_release(replace(self.endpoint, password=password))
 
+    async def log_in(self) -> Release:
+        """Its version, supported or not."""
+        answered = await self.tried(self.with_password)
+        if answered is None:
+            raise NotTried("OpenCode does not let this service in.")
+        return answered
 
-async def ask_health(endpoint: Endpoint) -> HealthAnswer:
-    """UpstreamError: there is no answer of OpenCode's."""
-    async with Http.open(endpoint, timeout=ANSWER_SECONDS) as http:
+    async def tried(self, answer: Once[Release | None]) -> Release | None:
         try:
-            began = time()
-            answer, headers = await http.exchange("GET", "global", "health")
-            offset = clock_offset(headers.get("date"), (began + time()) / 2)
+            return await answer.get()
+        except UpstreamError:
+            raise NotTried("OpenCode does not answer.") from None
+
+
+async def ask_release(endpoint: Endpoint) -> Release | None:
+    """None: it wants another password. UpstreamError: there is no answer of OpenCode's."""
+    async with Http.open(endpoint) as http:
+        try:
+            return await http.identify(ANSWER_SECONDS)
         except UpstreamHttpError as exc:
             if exc.facts["upstream_status"] == 401:
-                return HealthAnswer(let_in=False)
+                return None
             raise
-    version = answer.get("version") if isinstance(answer, dict) else None
-    return HealthAnswer(True, version if isinstance(version, str) else None, offset)
-
-
-def clock_offset(date: str | None, now: float) -> float | None:
-    """How far the clock of who sent this header is ahead; it tells whole seconds only."""
-    try:
-        return parsedate_to_datetime(date or "").timestamp() + 0.5 - now
-    except ValueError:
-        return None
 
 
 async def look_for_executable(look: OpenCodeLook) -> Verdict:
@@ -107,6 +99,9 @@ async def look_for_executable(look: OpenCodeLook) -> Verdict:
     version = await _version_of(path, server.directory)
     if version is None:
         return found(j.OPENCODE_BROKEN, f"`{path} --version` does not say a version.")
+    if not Release.named(version).is_supported:
+        says = f"{path} is version {version}, which is not supported."
+        return found(j.OPENCODE_BROKEN, says, j.OPENCODE_UNSUPPORTED.fix)
     return fine(f"{path} is version {version}.")
 
 
@@ -152,10 +147,10 @@ async def look_at_address(look: OpenCodeLook) -> Verdict:
 
 async def look_at_password(look: OpenCodeLook) -> Verdict:
     endpoint, managed = look.endpoint, look.server.managed_by is not None
-    is_open = (await _tried(look.without_password)).let_in
+    is_open = await look.tried(look.without_password) is not None
     let_in = None
     if not is_open and not managed and endpoint.password is not None:
-        let_in = (await _tried(look.with_password)).let_in
+        let_in = await look.tried(look.with_password) is not None
     beyond = is_open and (
         not is_loopback(urlsplit(endpoint.base_url).hostname or "")
         or await _is_open_elsewhere(endpoint)
@@ -174,26 +169,21 @@ async def _is_open_elsewhere(endpoint: Endpoint) -> bool:
         outer = probe.getsockname()[0]
     elsewhere = Endpoint(f"{parts.scheme}://{outer}:{parts.port or 80}")
     try:
-        return (await ask_health(elsewhere)).let_in
+        return await ask_release(elsewhere) is not None
     except UpstreamError:
         return False
 
 
 async def look_at_version(look: OpenCodeLook) -> Verdict:
     if look.server.managed_by is not None and look.server.managed_by.opencode_version:
-        return j.judge_version(look.server.managed_by.opencode_version)
-    answered = await _tried(look.without_password)
-    if not answered.let_in:
-        _ = look.login_endpoint
-        answered = await _tried(look.with_password)
-    if answered.version is None:
-        raise NotTried("OpenCode did not say its version.")
-    return j.judge_version(answered.version)
+        return j.judge_version(Release.named(look.server.managed_by.opencode_version))
+    _ = look.login_endpoint
+    return j.judge_version(await look.log_in())
 
 
 async def look_at_events(look: OpenCodeLook) -> Verdict:
     endpoint = look.login_endpoint
-    await _logged_in(look)
+    await look.log_in()
     async with Http.open(endpoint, timeout=ANSWER_SECONDS) as http, Feed.open(http) as feed:
         try:
             await feed.ready(within=EVENT_SECONDS)
@@ -204,42 +194,21 @@ async def look_at_events(look: OpenCodeLook) -> Verdict:
 
 async def look_at_provider(look: OpenCodeLook) -> Verdict:
     endpoint = look.login_endpoint
-    await _logged_in(look)
+    await look.log_in()
     try:
         chosen = await chosen_providers(endpoint, look.server.directory)
     except ManagedProcessFailed as exc:
         return found(j.PROVIDER_UNREADABLE, str(exc))
-    if chosen is None:
+    if not chosen.names:
         return found(j.PROVIDER_NONE, "No model provider is configured in OpenCode.")
     return fine(f"Model: {chosen}.")
 
 
-async def _logged_in(look: OpenCodeLook) -> None:
-    if not (await _tried(look.with_password)).let_in:
-        raise NotTried("OpenCode does not let this service in.")
-
-
-async def _tried(answer: Once[HealthAnswer]) -> HealthAnswer:
-    try:
-        return await answer.get()
-    except UpstreamError:
-        raise NotTried("OpenCode does not answer.") from None
-
-
-async def opencode_clock(look: OpenCodeLook) -> float | None:
-    with suppress(NotTried):
-        for answer in (look.without_password, look.with_password):
-            if (offset := (await _tried(answer)).clock_offset) is not None:
-                return offset
-    return None
-
-
 async def ask_model(look: OpenCodeLook, prompt: str) -> j.Answer:
     endpoint, server = look.login_endpoint, look.server
-    await _logged_in(look)
-    more = {"agent": server.agent, "variant": server.variant}
-    given = {name: value for name, value in more.items() if value}
-    return await ask_opencode(endpoint, server.directory, prompt=prompt, more=given)
+    await look.log_in()
+    defaults = Defaults(str(server.directory), agent=server.agent, variant=server.variant)
+    return await ask_opencode(endpoint, defaults, prompt)
 
 
 OPENCODE: tuple[Check[OpenCodeLook], ...] = (
@@ -267,7 +236,7 @@ OPENCODE: tuple[Check[OpenCodeLook], ...] = (
         "opencode version",
         "whether this version works with that of OpenCode",
         look=look_at_version,
-        findings=(j.OPENCODE_UNTESTED, j.OPENCODE_LACKS),
+        findings=(j.OPENCODE_UNSUPPORTED, j.OPENCODE_UNTESTED, j.OPENCODE_LACKS),
     ),
     Check(
         "opencode events",

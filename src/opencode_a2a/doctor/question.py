@@ -10,19 +10,21 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
 
+from ..domain.events import BlockKind
+from ..domain.turn import Turn
+from ..domain.updates import BlockText
+from ..domain.values import PermissionRule, Prompt, SessionRef, TaskState
 from ..errors import UpstreamError
-from ..opencode.answers import read
-from ..opencode.http import Endpoint, Http
-from ..opencode.v1 import wire
-from ..opencode.v1.session import StoredMessage
+from ..opencode.agent import OpenCode
+from ..opencode.driver import Defaults
+from ..opencode.http import Endpoint
 from ..outbound.failures import PeerError
 from .judgement import Answer, Arrival
 from .web import refusal, web_client
@@ -30,7 +32,9 @@ from .web import refusal, web_client
 PROMPT = "Answer with the single word: ready"
 ANSWER_SECONDS = 60.0
 CANCEL_SECONDS = 5.0
-DENY_ALL = {"permission": "*", "pattern": "*", "action": "deny"}  # a question needs no tools
+SILENCE_SECONDS = 1.0  # until it is read what became of the question
+DENY_ALL = PermissionRule("*", "*", action="deny")  # a question needs no tools
+TOO_LATE = f"There was no answer within {ANSWER_SECONDS:g} s."
 ENDED = frozenset(
     f"TASK_STATE_{name}"
     for name in (
@@ -40,31 +44,46 @@ ENDED = frozenset(
 )
 
 
-async def ask_opencode(
-    endpoint: Endpoint, directory: Path, *, prompt: str, more: Mapping[str, str]
-) -> Answer:
+async def ask_opencode(endpoint: Endpoint, defaults: Defaults, prompt: str) -> Answer:
     """Ask in a session of its own, and remove that."""
     began = asyncio.get_running_loop().time()
-    where = {"directory": str(directory)}
-    title = {"title": "opencode-a2a doctor", "permission": [DENY_ALL]}
     try:
-        async with Http.open(endpoint, timeout=ANSWER_SECONDS) as http:
-            made = await http.call("POST", "session", query=where, body=title)
-            session = read(wire.SessionInfo, made).id
+        async with OpenCode.connect(endpoint, defaults) as agent:
+            await agent.available()
+            ref = await agent.create("opencode-a2a doctor", "", rules=(DENY_ALL,))
             try:
-                body = {"parts": [{"type": "text", "text": prompt}], **more}
-                answer = await http.call("POST", "session", session, "message", body=body)
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    answer = await _answer(agent, ref, prompt)
             finally:
-                with suppress(UpstreamError):
-                    await http.call("POST", "session", session, "abort", timeout=CANCEL_SECONDS)
-                    await http.call("DELETE", "session", session, timeout=CANCEL_SECONDS)
-        message = read(StoredMessage, answer)
+                with suppress(UpstreamError, TimeoutError):
+                    async with asyncio.timeout(CANCEL_SECONDS):
+                        await agent.session(ref).abort(())
+                        await agent.delete(ref)
+    except TimeoutError:
+        return Answer(prompt, problem=TOO_LATE)
     except UpstreamError as exc:
         return Answer(prompt, problem=exc.message)
-    if message.info.error is not None:
-        return Answer(prompt, problem=wire.problem(message.info.error).message)
-    text = "".join(part.text for part in message.parts if part.type == "text")
-    return Answer(prompt, text, seconds=asyncio.get_running_loop().time() - began)
+    return replace(answer, seconds=asyncio.get_running_loop().time() - began)
+
+
+async def _answer(agent: OpenCode, ref: SessionRef, prompt: str) -> Answer:
+    session, message_id = agent.session(ref), agent.new_message_id()
+    turn, blocks = Turn(ref.id, message_id), dict[str, str]()
+    with await session.events() as events:
+        await session.prompt(Prompt(message_id, (prompt,)))
+        while turn.outcome is None:
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    heard = await anext(events)
+            except TimeoutError:
+                heard = await session.read(message_id)
+            for update in [update for event in heard for update in turn.feed(event)]:
+                if isinstance(update, BlockText) and update.kind is BlockKind.TEXT:
+                    before = blocks.get(update.block_id, "") if update.append else ""
+                    blocks[update.block_id] = before + update.text
+    if turn.outcome.state is not TaskState.COMPLETED:
+        return Answer(prompt, problem=turn.outcome.message or "It did not answer.")
+    return Answer(prompt, "".join(blocks.values()))
 
 
 @dataclass(slots=True)
@@ -130,8 +149,7 @@ async def ask_service(
                 async for event in _events(response):
                     streamed.take(event, clock())
         except TimeoutError:
-            problem = f"There was no answer within {ANSWER_SECONDS:g} s."
-            return Answer(prompt, problem=problem), streamed
+            return Answer(prompt, problem=TOO_LATE), streamed
         finally:
             if streamed.task_id is not None and not streamed.ended:
                 with suppress(PeerError, httpx.HTTPError):

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from time import time
 from typing import Any
@@ -20,7 +21,6 @@ from ..outbound.card import WELL_KNOWN
 from ..outbound.failures import PeerError, PeerRefused
 from . import judgement as j
 from .judgement import Answer
-from .opencode import clock_offset
 from .question import PROMPT, StreamedTask, ask_service
 from .subject import Json, Site
 from .verdict import Check, NotTried, Once, Verdict, fine, found
@@ -195,10 +195,12 @@ async def look_at_stream(look: SiteLook) -> Verdict:
     return verdict
 
 
-async def site_clock(look: SiteLook) -> float | None:
-    with suppress(NotTried):
-        return (await look.reached()).clock_offset
-    return None
+def clock_offset(date: str | None, now: float) -> float | None:
+    """How far the clock of who sent this header is ahead; it tells whole seconds only."""
+    try:
+        return parsedate_to_datetime(date or "").timestamp() + 0.5 - now
+    except ValueError:
+        return None
 
 
 SITE: tuple[Check[SiteLook], ...] = (

@@ -148,24 +148,26 @@ class Http(Requests):
 
     async def probe(self, timeout: float) -> Release:
         """Which OpenCode answers, or what is wrong. Does not wait for a free slot."""
-        await self._load()
-        version = await self._version("global", "health", timeout=timeout)
-        if version is not None:
-            release = Release(version)
-        elif (version := await self._version("api", "info", timeout=timeout)) is not None:
-            release = Release(version, generation=2)
-        else:
-            raise UpstreamPayloadError(
-                "What answers at OPENCODE_BASE_URL is not OpenCode: it has neither "
-                "`/global/health` nor `/api/info`. Check the address, and that it is "
-                f"`opencode serve` of a supported version: {SUPPORTED}."
-            )
+        release = await self.identify(timeout)
         if not release.is_supported:
             raise UpstreamPayloadError(
-                f"OpenCode {release.version} answers at OPENCODE_BASE_URL, and this version of "
-                f"opencode-a2a works with {SUPPORTED}. Install one of those."
+                f"OpenCode {release.version} is not supported: this version of opencode-a2a works "
+                f"with {SUPPORTED}. Install one of those."
             )
         return release
+
+    async def identify(self, timeout: float) -> Release:
+        """Which OpenCode answers, supported or not."""
+        await self._load()
+        if (version := await self._version("global", "health", timeout=timeout)) is not None:
+            return Release(version)
+        if (version := await self._version("api", "info", timeout=timeout)) is not None:
+            return Release(version, generation=2)
+        raise UpstreamPayloadError(
+            "What answers at OPENCODE_BASE_URL is not OpenCode: it has neither `/global/health` "
+            "nor `/api/info`. Check the address, and that it is `opencode serve` of a supported "
+            f"version: {SUPPORTED}."
+        )
 
     async def _version(self, *segments: str, timeout: float) -> str | None:
         """What OpenCode says there; None where it has no such route, or something else answers."""
