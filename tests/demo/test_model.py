@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from opencode_a2a.demo.model import (
-    LISTS_FILES,
+    LISTINGS,
     QUESTION,
     ChatRequest,
     Reply,
@@ -53,7 +53,8 @@ def test_the_conversation_is_counted_and_a_long_message_is_cut() -> None:
 
 @pytest.mark.parametrize("text", ["List the FILES", "run a command", "use a tool", "which folder?"])
 def test_a_message_about_files_or_tools_leads_to_a_harmless_tool_call(text: str) -> None:
-    assert reply(user(text)).call == ToolCall("bash", LISTS_FILES)
+    assert reply(user(text)).call == ToolCall("bash", LISTINGS["bash"])
+    assert reply(user(text), tools=("glob", "shell")).call == ToolCall("shell", {"command": "ls"})
     assert reply(user(text), tools=("glob",)).call == ToolCall("glob", {"pattern": "*"})
     assert reply(user(text), tools=()).call is None
 
@@ -122,7 +123,7 @@ async def test_the_reply_is_streamed_word_by_word_with_call_and_usage() -> None:
     assert words == ["I ", "list ", "the ", "files."]
     (call,) = deltas[-2]["tool_calls"]
     assert call["function"]["name"] == "bash"
-    assert json.loads(call["function"]["arguments"]) == LISTS_FILES
+    assert json.loads(call["function"]["arguments"]) == LISTINGS["bash"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert chunks[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from ..app import public_url
 from ..config import Settings
 from ..opencode.process import Launch, ManagedOpenCode
-from ..opencode.providers import ChosenProviders, chosen_providers, may_be_configured
+from ..opencode.providers import ChosenProviders, chosen_providers
 from . import executable
 from .failure import CommandError
 from .serve import Watch, open_listener, run_server
@@ -110,63 +110,43 @@ async def up(settings: Settings, watch: Watch, opencode: str, *, count: int = 1)
 @asynccontextmanager
 async def _start_fleet(
     settings: Settings, watch: Watch, command: str, *, count: int
-) -> AsyncIterator[tuple[Sequence[ManagedOpenCode], ChosenProviders | None]]:
-    """So many OpenCodes with the same configuration, and so the same sessions."""
+) -> AsyncIterator[tuple[Sequence[ManagedOpenCode], ChosenProviders]]:
+    """So many OpenCodes with the same configuration, and so the same sessions.
+
+    It is the user's own or, where that names no provider, that of the demo model. Only OpenCode
+    knows its providers: it is started to be asked.
+    """
+    root = settings.upstream.workspace_root
+    launch = Launch(command, root, environment=os.environ)
     async with AsyncExitStack() as stack:
         watch.say("Starting OpenCode …")
-        first, chosen = await stack.enter_async_context(_start_opencode(settings, command))
-        fleet = [first]
+        attempt = await stack.enter_async_context(AsyncExitStack())
+        fleet = [await attempt.enter_async_context(ManagedOpenCode.start(launch))]
+        chosen = await chosen_providers(fleet[0].endpoint, root)
+        if not chosen.names:
+            from ..demo import model as demo  # only few runs need it
+
+            await attempt.aclose()
+            watch.say("It has no model provider. Starting it with the demo model …")
+            url = await stack.enter_async_context(demo.serve())
+            launch = replace(launch, config=demo.opencode_config(url))
+            fleet = [await stack.enter_async_context(ManagedOpenCode.start(launch))]
         for number in range(2, count + 1):
             watch.say(f"Starting OpenCode {number} of {count} …")
-            another = ManagedOpenCode.start(first.launch)
-            fleet.append(await stack.enter_async_context(another))
+            fleet.append(await stack.enter_async_context(ManagedOpenCode.start(launch)))
         yield fleet, chosen
 
 
-@asynccontextmanager
-async def _start_opencode(
-    settings: Settings, command: str
-) -> AsyncIterator[tuple[ManagedOpenCode, ChosenProviders | None]]:
-    """OpenCode with the user's own configuration or, where that names no provider, the demo model.
-
-    Only OpenCode knows its providers. It is started as it will most likely be needed, asked, and
-    started again only if that was wrong.
-    """
-    from ..demo import model as demo  # only few runs need it
-
-    root = settings.upstream.workspace_root
-    own = Launch(command, root, environment=os.environ)
-    async with AsyncExitStack() as stack:
-        if not may_be_configured(os.environ, root):
-            attempt = await stack.enter_async_context(AsyncExitStack())
-            url = await attempt.enter_async_context(demo.serve())
-            launch = replace(own, config=demo.opencode_config(url, alone=False))
-            managed = await attempt.enter_async_context(ManagedOpenCode.start(launch))
-            chosen = await chosen_providers(managed.endpoint, root, ignoring=demo.PROVIDER)
-            if chosen is None:
-                yield managed, None
-                return
-            await attempt.aclose()  # a key in the environment is a provider
-        attempt = await stack.enter_async_context(AsyncExitStack())
-        managed = await attempt.enter_async_context(ManagedOpenCode.start(own))
-        chosen = await chosen_providers(managed.endpoint, root)
-        if chosen is None:
-            await attempt.aclose()
-            url = await stack.enter_async_context(demo.serve())
-            launch = replace(own, config=demo.opencode_config(url))
-            managed = await stack.enter_async_context(ManagedOpenCode.start(launch))
-        yield managed, chosen
-
-
 def welcome(
-    settings: Settings, url: str, *, made: MadeToken | None, chosen: ChosenProviders | None
+    settings: Settings, url: str, *, made: MadeToken | None, chosen: ChosenProviders
 ) -> str:
     from ..inbound.console import is_built  # loaded by now: the service is about to be built
 
     root = settings.upstream.workspace_root
     login, put_in = _login(settings, root, made)
     lines = ["", f"OpenCode answers A2A at {url}", f"It works in {root}"]
-    if chosen is not None:
+    lines += [f"Version: {chosen.release.version}"]
+    if chosen.names:
         lines += [f"Model: {chosen}"]
     else:
         lines += [

@@ -36,7 +36,11 @@ GREETING = (
     "`opencode auth login` or set a provider's key such as ANTHROPIC_API_KEY, and start it again. "
     "Until then, say “list the files” to see a tool call, or “ask me a question” to be asked one."
 )
-LISTS_FILES = {"command": "ls", "description": "Lists the files in the workspace"}
+LISTINGS = {  # by the tool that OpenCode offers: 1.x, 2.x, and either where commands are denied
+    "bash": {"command": "ls", "description": "Lists the files in the workspace"},
+    "shell": {"command": "ls"},
+    "glob": {"pattern": "*"},
+}
 QUESTION = {
     "question": "Which color do you like best?",
     "header": "Color",
@@ -116,10 +120,9 @@ def reply_to(request: ChatRequest) -> Reply:
     said = ADDED_BY_OPENCODE.sub("", prompts[-1] if prompts else "").strip()
     if ABOUT_QUESTIONS.search(said) and "question" in offered:
         return Reply("I have a question.", ToolCall("question", {"questions": [QUESTION]}))
-    if ABOUT_TOOLS.search(said) and "bash" in offered:
-        return Reply("I list the files.", ToolCall("bash", LISTS_FILES))
-    if ABOUT_TOOLS.search(said) and "glob" in offered:  # where bash is denied
-        return Reply("I look for files.", ToolCall("glob", {"pattern": "*"}))
+    tool = next((name for name in LISTINGS if name in offered), None)
+    if ABOUT_TOOLS.search(said) and tool is not None:
+        return Reply("I list the files.", ToolCall(tool, LISTINGS[tool]))
     return Reply(GREETING.format(number=len(prompts), quote=said[:QUOTE_CHARS]))
 
 
@@ -173,16 +176,12 @@ async def serve() -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def opencode_config(base_url: str, *, alone: bool = True) -> dict[str, Any]:
-    """The configuration (`OPENCODE_CONFIG_CONTENT`) that makes OpenCode use this model.
-
-    `alone` hides all other providers, else only OpenCode's own gateway is hidden.
-    """
-    others = {"enabled_providers": [PROVIDER]} if alone else {"disabled_providers": ["opencode"]}
+def opencode_config(base_url: str) -> dict[str, Any]:
+    """The configuration (`OPENCODE_CONFIG_CONTENT`) that makes OpenCode use this model alone."""
     return {
         "model": "demo/demo",
         "small_model": "demo/demo-small",
-        **others,
+        "enabled_providers": [PROVIDER],
         "provider": {
             PROVIDER: {
                 "npm": "@ai-sdk/openai-compatible",  # part of the OpenCode binary

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, Self, cast
 
 import structlog
 
@@ -31,7 +31,8 @@ MAX_RESTARTS, STABLE_SECONDS, FIRST_DELAY = 5, 20.0, 0.1
 TERM_GRACE, KILL_GRACE, OUTPUT_GRACE, TAIL_LINES, LINE_LENGTH = 5.0, 10.0, 1.0, 20, 2_000
 # OpenCode does not get these. Settings may be in any case; systemd's directory holds our secrets.
 SERVICE_VARIABLES = re.compile(
-    "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME)"
+    "A2A_.*|OPENCODE_(BASE_URL|AUTH_(USERNAME|PASSWORD)|COMMAND|WORKSPACE_ROOT|SERVER_USERNAME"
+    "|PASSWORD)"  # the last one counts more than OPENCODE_SERVER_PASSWORD, on OpenCode 2
     "|CREDENTIALS_DIRECTORY|OTEL_EXPORTER_OTLP_([A-Z]+_)?HEADERS",
     re.IGNORECASE,
 )
@@ -48,7 +49,6 @@ class Launch:
     directory: Path
     environment: Mapping[str, str] = field(repr=False)  # holds provider keys
     config: Mapping[str, Any] | None = field(default=None, repr=False)
-    log: Path | None = None
     ready_timeout: float = 120  # a busy machine reads the program from its disk first
 
 
@@ -77,11 +77,11 @@ def merge(base: Any, over: Any) -> Any:
 class ManagedOpenCode:
     """A server on one endpoint for the length of an `async with`, restarted when it dies."""
 
-    def __init__(self, launch: Launch, sink: BinaryIO) -> None:
+    def __init__(self, launch: Launch) -> None:
         self.restarts = 0
         self.pid: int | None = None  # while it is ready
         self._ready_since = math.inf
-        self._launch, self._sink, self._executable = launch, sink, find_executable(launch)
+        self._launch, self._executable = launch, find_executable(launch)
         self._port, self._password = free_port(), secrets.token_urlsafe(32)
         self._environment = child_environment(
             launch.environment, self._password, config=launch.config
@@ -97,20 +97,15 @@ class ManagedOpenCode:
         root = launch.directory
         if left := await asyncio.to_thread(kill_marked, lambda marker: marker.is_abandoned(root)):
             log.warning("opencode.leftovers_killed", pids=left)
-        with (launch.log or Path(os.devnull)).open("ab", buffering=0) as sink:
-            managed = cls(launch, sink)
-            try:
-                await managed._settled.wait()
-                if managed._supervisor.done():
-                    raise await managed.failed()
-                yield managed
-            finally:
-                managed._supervisor.cancel()
-                await asyncio.wait({managed._supervisor})
-
-    @property
-    def launch(self) -> Launch:
-        return self._launch
+        managed = cls(launch)
+        try:
+            await managed._settled.wait()
+            if managed._supervisor.done():
+                raise await managed.failed()
+            yield managed
+        finally:
+            managed._supervisor.cancel()
+            await asyncio.wait({managed._supervisor})
 
     @property
     def endpoint(self) -> Endpoint:
@@ -149,7 +144,7 @@ class ManagedOpenCode:
         serve = [self._executable, "serve", "--hostname", HOST, "--port", str(self._port)]
         try:
             transport, child = await asyncio.get_running_loop().subprocess_exec(
-                lambda: Child(f"listening on http://{HOST}:{self._port}", self._sink),
+                lambda: Child(f"listening on http://{HOST}:{self._port}"),
                 *(*python, *serve),
                 cwd=self._launch.directory,
                 env=self._environment,
@@ -198,14 +193,14 @@ class ManagedOpenCode:
 class Child(asyncio.SubprocessProtocol):
     """OpenCode and its guardians: what they print, and when the last of them has ended."""
 
-    def __init__(self, ready_line: str, sink: BinaryIO) -> None:
+    def __init__(self, ready_line: str) -> None:
         # Only the line says ready: a request sent between listen and the line is never answered.
         self.ready = asyncio.Future[bool]()  # False: it ended instead
         self.exited = asyncio.Future[int]()
         self.silent = asyncio.Future[None]()
         self.pid: int | None = None  # of OpenCode
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._ready_line, self._sink, self._rest = ready_line, sink, ""
+        self._ready_line, self._rest = ready_line, ""
 
     def terminate(self) -> None:
         """Ask OpenCode to end; whatever it leaves behind is then killed."""
@@ -227,8 +222,6 @@ class Child(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if self.pid is None and (first := data.partition(b"\n"))[0].isdigit():
             self.pid, data = int(first[0]), first[2]  # the guardian writes it in one piece
-        with suppress(OSError):  # a full disk is no reason to stop listening
-            self._sink.write(data)
         *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
         self._rest = rest[:LINE_LENGTH]
         self.tail.extend(line[:LINE_LENGTH] for line in lines)
