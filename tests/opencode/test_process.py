@@ -5,27 +5,28 @@ import json
 import os
 import signal
 import sys
-from base64 import b64encode
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
-import aiohttp
 import pytest
 
+from opencode_a2a.domain.release import TRIED
+from opencode_a2a.domain.values import ModelRef
+from opencode_a2a.errors import UpstreamError, UpstreamHttpError
 from opencode_a2a.opencode import process
-from opencode_a2a.opencode.http import Endpoint
+from opencode_a2a.opencode.agent import OpenCode
+from opencode_a2a.opencode.driver import Defaults
+from opencode_a2a.opencode.http import Endpoint, Http
 from opencode_a2a.opencode.process import (
     Launch,
     ManagedOpenCode,
     ManagedProcessFailed,
     child_environment,
 )
-from opencode_a2a.opencode.providers import chosen_providers, may_be_configured
-from tests.running import ROOT, isolated, opencode_command
+from tests.running import ROOT, isolated, opencode2_command, opencode_command
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and PR_SET_PDEATHSIG")
 
@@ -36,6 +37,14 @@ def launch(tmp_path: Path) -> Launch:
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     return Launch(opencode_command(), workspace, isolated(tmp_path / "home"))
+
+
+@pytest.fixture(params=[opencode_command, opencode2_command], ids=["1", "2"])
+def either(launch: Launch, request: pytest.FixtureRequest) -> Launch:
+    """The real OpenCode of each generation."""
+    if (command := request.param()) is None:
+        pytest.skip("npm has no OpenCode 2 for this system")
+    return replace(launch, command=command)
 
 
 @pytest.fixture
@@ -54,19 +63,9 @@ def program(tmp_path: Path) -> Callable[..., str]:
 READY = 'echo "opencode server listening on http://$3:$5"\n'
 
 
-@asynccontextmanager
-async def http(endpoint: Endpoint) -> AsyncIterator[aiohttp.ClientSession]:
-    credentials = b64encode(f"{endpoint.username}:{endpoint.password}".encode()).decode()
-    headers, timeout = {"Authorization": f"Basic {credentials}"}, aiohttp.ClientTimeout(total=60)
-    async with aiohttp.ClientSession(
-        endpoint.base_url, headers=headers, timeout=timeout
-    ) as session:
-        yield session
-
-
-async def health(endpoint: Endpoint) -> int:
-    async with http(endpoint) as session, session.get("/global/health") as response:
-        return response.status
+async def version(endpoint: Endpoint) -> str:
+    async with Http.open(endpoint) as http:
+        return (await http.probe(60)).version
 
 
 async def eventually(happened: Callable[[], bool], within: float = 60) -> None:
@@ -124,6 +123,7 @@ def test_our_settings_stay_with_us_and_the_users_environment_goes_along() -> Non
         "OPENCODE_WORKSPACE_ROOT": "/srv/project",
         "OPENCODE_SERVER_USERNAME": "me",
         "OPENCODE_SERVER_PASSWORD": "the user's",
+        "OPENCODE_PASSWORD": "the user's",
         "OPENCODE_DISABLE_AUTOUPDATE": "0",
         "a2a_bearer_token": "secret",
         "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret",
@@ -192,32 +192,36 @@ async def test_the_running_child_has_none_of_our_secrets(
 
 
 async def test_it_answers_to_its_password_only_and_if_killed_comes_back_on_the_same_endpoint(
-    launch: Launch,
+    either: Launch,
 ) -> None:
+    theirs = {"OPENCODE_PASSWORD": "theirs", "OPENCODE_SERVER_PASSWORD": "theirs"}
+    launch = replace(either, environment={**either.environment, **theirs})
     async with ManagedOpenCode.start(launch) as managed:
         endpoint, first = managed.endpoint, managed.pid
         assert endpoint.base_url.startswith("http://127.0.0.1:")
-        assert await health(endpoint) == 200
-        assert await health(replace(endpoint, password="another")) == 401
-        async with aiohttp.request("GET", f"{endpoint.base_url}/global/health") as anonymous:
-            assert anonymous.status == 401
+        assert await version(endpoint) in TRIED
+        for password in ("theirs", None):
+            with pytest.raises(UpstreamHttpError) as refused:
+                await version(replace(endpoint, password=password))
+            assert refused.value.facts["upstream_status"] == 401
         assert first is not None
         os.kill(first, signal.SIGKILL)
         await eventually(lambda: managed.pid not in (None, first))
         assert managed.endpoint == endpoint
         assert managed.restarts == 1
-        assert await health(endpoint) == 200
+        assert await version(endpoint) in TRIED
 
 
 @linux
 async def test_nothing_it_started_survives_the_exit_not_even_a_running_tool(
-    launch: Launch,
+    either: Launch,
 ) -> None:
-    note = launch.directory / "tool.pid"
-    async with ManagedOpenCode.start(launch) as managed:
+    note = either.directory / "tool.pid"
+    async with ManagedOpenCode.start(either) as managed:
         assert managed.pid is not None
         server, endpoint = managed.pid, managed.endpoint
-        shell = asyncio.create_task(run_shell(endpoint, f"echo $$ > {note}; exec sleep 300"))
+        command = f"echo $$ > {note}; exec sleep 300"
+        shell = asyncio.create_task(run_shell(endpoint, either.directory, command))
         await eventually(lambda: note.exists() and note.read_text().endswith("\n"))
         tool = int(note.read_text())
         assert os.getpgid(tool) != os.getpgid(server) == server
@@ -225,22 +229,15 @@ async def test_nothing_it_started_survives_the_exit_not_even_a_running_tool(
     with pytest.raises(ProcessLookupError):
         os.killpg(server, 0)
     await eventually(lambda: is_gone(tool))
-    with pytest.raises(aiohttp.ClientError):
+    with pytest.raises(UpstreamError):
         await shell
 
 
-async def run_shell(endpoint: Endpoint, command: str) -> None:
-    async with http(endpoint) as session:
-        async with session.post("/session", json={}) as created:
-            session_id = (await created.json())["id"]
-        body = {
-            "agent": "build",
-            "command": command,
-            "model": {"providerID": "opencode", "modelID": "any"},
-        }
-        async with session.post(f"/session/{session_id}/shell", json=body) as answer:
-            answer.raise_for_status()
-            raise AssertionError(await answer.text())
+async def run_shell(endpoint: Endpoint, directory: Path, command: str) -> None:
+    async with OpenCode.connect(endpoint, Defaults(str(directory))) as agent:
+        session = await agent.create("a shell", "")
+        model = ModelRef("opencode", "any")
+        await agent.catalog.shell(session.id, agent="build", command=command, model=model)
 
 
 PARENT = """
@@ -283,7 +280,7 @@ async def test_it_dies_when_we_are_killed(
 
 
 async def test_another_port_is_tried_when_the_first_is_taken(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
+    either: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = process.free_port
     async with await asyncio.start_server(
@@ -291,72 +288,9 @@ async def test_another_port_is_tried_when_the_first_is_taken(
     ) as taken:
         ports = [taken.sockets[0].getsockname()[1]]
         monkeypatch.setattr(process, "free_port", lambda: ports.pop() if ports else free())
-        async with ManagedOpenCode.start(launch) as managed:
-            assert await health(managed.endpoint) == 200
+        async with ManagedOpenCode.start(either) as managed:
+            assert await version(managed.endpoint) in TRIED
             assert managed.restarts == 0
-
-
-CUSTOM = {
-    "npm": "@ai-sdk/openai-compatible",
-    "options": {"baseURL": "http://x"},
-    "models": {"m": {}},
-}
-CHOICES: dict[str, tuple[dict[str, Any], str | None]] = {
-    "nothing but the built-in gateway": ({}, None),
-    "nothing at all": ({"disabled_providers": ["opencode"]}, None),
-    "a custom provider": ({"provider": {"mine": CUSTOM}}, "OpenCode chooses one of mine"),
-    "a model of it": ({"provider": {"mine": CUSTOM}, "model": "mine/m"}, "mine/m"),
-    "the gateway on purpose": ({"model": "opencode/big-pickle"}, "opencode/big-pickle"),
-    "the gateway with a key": (
-        {"provider": {"opencode": {"options": {"apiKey": "k"}}}},
-        "OpenCode chooses one of opencode",
-    ),
-}
-
-
-async def test_a_provider_counts_when_somebody_chose_it_and_a_broken_config_is_not_quoted(
-    launch: Launch, tmp_path: Path
-) -> None:
-    found: dict[str, str | None] = {}
-    async with ManagedOpenCode.start(launch) as managed:
-        for place, (config, _) in CHOICES.items():
-            directory = tmp_path / place
-            directory.mkdir()
-            (directory / "opencode.json").write_text(json.dumps(config))
-            chosen = await chosen_providers(managed.endpoint, directory)
-            found[place] = None if chosen is None else str(chosen)
-            # Whoever chose something is not mistaken for a newcomer before OpenCode runs.
-            assert chosen is None or may_be_configured(launch.environment, directory)
-        (broken := tmp_path / "broken").mkdir()
-        (broken / "opencode.json").write_text('{"provider": {"x": {"apiKey": "hush", }')
-        with pytest.raises(ManagedProcessFailed, match=r"opencode\.json") as failure:
-            await chosen_providers(managed.endpoint, broken)
-    assert "hush" not in str(failure.value)
-    assert found == {place: expected for place, (_, expected) in CHOICES.items()}
-
-
-async def test_a_key_in_the_environment_is_a_provider(launch: Launch) -> None:
-    launch = replace(launch, environment={**launch.environment, "ANTHROPIC_API_KEY": "dummy"})
-    async with ManagedOpenCode.start(launch) as managed:
-        chosen = await chosen_providers(managed.endpoint, launch.directory)
-        assert chosen is not None and chosen.names == ("anthropic",)
-
-
-@pytest.mark.parametrize("body", [b"{", b"[1]", b"{}", b'{"providers": [{}]}', b"null"])
-async def test_an_answer_about_providers_that_makes_no_sense_is_an_error(
-    body: bytes, tmp_path: Path
-) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}"
-        writer.write(f"HTTP/1.1 200 OK\r\nconnection: close\r\n{head}\r\n\r\n".encode() + body)
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        endpoint = Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        with pytest.raises(ManagedProcessFailed, match="which providers"):
-            await chosen_providers(endpoint, tmp_path)
 
 
 # What goes wrong
@@ -385,18 +319,16 @@ async def test_a_missing_workspace_is_named(launch: Launch) -> None:
 
 
 async def test_dying_before_ready_is_reported_with_code_and_last_lines(
-    launch: Launch, program: Callable[[str], str], tmp_path: Path
+    launch: Launch, program: Callable[[str], str]
 ) -> None:
-    log = tmp_path / "opencode.log"
     command = program("seq 1 100; echo 'the disk is on fire' >&2; exit 7")
     with pytest.raises(ManagedProcessFailed, match="code 7") as failure:
-        async with ManagedOpenCode.start(replace(launch, command=command, log=log)):
+        async with ManagedOpenCode.start(replace(launch, command=command)):
             pass
     lines = str(failure.value).splitlines()
     assert lines[-1] == "the disk is on fire"
     assert "100" in lines
     assert "80" not in lines
-    assert log.read_text().startswith("1\n2\n")
 
 
 async def test_never_getting_ready_is_an_error_and_even_who_ignores_signals_is_ended(

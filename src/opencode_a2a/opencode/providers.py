@@ -24,7 +24,12 @@ class ChosenProviders:
     model: str | None  # None: OpenCode decides with every prompt
 
     def __str__(self) -> str:
-        return self.model or f"OpenCode chooses one of {', '.join(self.names)}"
+        names = ", ".join(self.names)
+        if self.model is None:
+            return f"OpenCode chooses one of {names}"
+        if self.model.partition("/")[0] in self.names:
+            return self.model
+        return f"{self.model}; for one of {names} set `model` in OpenCode's configuration"
 
 
 async def chosen_providers(endpoint: Endpoint, directory: Path) -> ChosenProviders:
