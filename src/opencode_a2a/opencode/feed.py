@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import orjson
 import structlog
 
-from ..domain.events import AgentEvent, Gap, ToolSnapshot
+from ..domain.events import AgentEvent, Gap, TextSnapshot, ToolSnapshot
 from ..domain.release import Release
 from ..errors import (
     UpstreamError,
@@ -68,7 +68,7 @@ class EventWire(Protocol):
         ...
 
     def translate(
-        self, event: Mapping[str, Any], calls: dict[str, ToolSnapshot], /
+        self, event: Mapping[str, Any], calls: dict[str, TextSnapshot | ToolSnapshot], /
     ) -> Sequence[AgentEvent]:
         """What it means. `calls` has what was told of tool calls before, and is kept up to date."""
         ...
@@ -82,7 +82,7 @@ class Subscription:
 
     def __init__(self, session: str, routes: dict[str, Subscription]) -> None:
         self.session = session
-        self.calls: dict[str, ToolSnapshot] = {}  # see `EventWire.translate`
+        self.calls: dict[str, TextSnapshot | ToolSnapshot] = {}  # see `EventWire.translate`
         self._routes = routes
         self._sessions: dict[str, int | None] = {session: None}  # the number of the last event
         self._events: list[AgentEvent] = []
@@ -188,6 +188,13 @@ class Feed:
             # It is raised often, and its traceback would grow each time.
             raise problem.with_traceback(None)
 
+    async def first_answer(self, within: float) -> None:
+        """Return once it is known which OpenCode answers, or why none does."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self.release is None and self._problem is None:
+                    await self._changed.wait()
+
     @property
     def problem(self) -> UpstreamError | None:
         """Why events do not arrive, if they do not."""
@@ -290,6 +297,7 @@ class Feed:
         if release != self.release:
             self.release = release
             log_release(release)
+            self._notify()
         return release
 
     async def _probe(self, found: asyncio.Future[Release]) -> None:

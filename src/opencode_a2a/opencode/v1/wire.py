@@ -202,9 +202,7 @@ def number_of(_: Mapping[str, Any]) -> None:
     """Events have no numbers."""
 
 
-def translate(
-    raw: Mapping[str, Any], _: dict[str, ev.ToolSnapshot] | None = None
-) -> Sequence[ev.AgentEvent]:
+def translate(raw: Mapping[str, Any], _: object = None) -> Sequence[ev.AgentEvent]:
     reader = _READERS.get(raw["type"])
     return reader(raw["properties"]) if reader is not None else ()
 

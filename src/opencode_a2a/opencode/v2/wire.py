@@ -1,7 +1,8 @@
 """The slice of OpenCode 2's wire format this service reads, and its translation.
 
 An event tells only what is new. What it means for a tool call follows from what was told of that
-call before; one that was not told of is read from what is stored (`Gap`). An event of an unknown
+call before; one that was not told of is read from what is stored (`Gap`). OpenCode tells of a call
+before it tells what is in the text before it, so the call waits for that. An event of an unknown
 type is normal and means nothing; one of a known type with a broken body raises, because that is a
 contract change we want to see.
 """
@@ -42,7 +43,7 @@ _TITLES = ("command", "pattern", "path", "url", "description")  # arguments that
 # What rules say that were written for 1.x, where these have other names.
 _NAMES_OF_1 = {"bash": "shell", "task": "subagent", "write": "edit", "patch": "edit"}
 
-Calls: TypeAlias = dict[str, ev.ToolSnapshot]
+Calls: TypeAlias = dict[str, ev.TextSnapshot | ev.ToolSnapshot]  # and texts that are still empty
 Body: TypeAlias = Mapping[str, Any]
 
 
@@ -297,33 +298,46 @@ def translate(event: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
 
 
 def _delta(kind: ev.BlockKind) -> Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]:
-    def read(_: Body, d: Body, __: Calls) -> Sequence[ev.AgentEvent]:
+    def read(_: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
         message = d["assistantMessageID"]
         part_id = _text_id(message, kind, d["ordinal"])
-        return (
-            ev.TextDelta(
-                session=d["sessionID"], message_id=message, part_id=part_id, text=d["delta"]
-            ),
+        delta = ev.TextDelta(
+            session=d["sessionID"], message_id=message, part_id=part_id, text=d["delta"]
         )
+        return [delta, *_waiting(calls, after=part_id)]
 
     return read
+
+
+def _waiting(calls: Calls, after: str) -> Sequence[ev.AgentEvent]:
+    """The calls that have waited for this text, which is not empty any more."""
+    text = calls.pop(after, None)
+    if text is None or _has_empty_text(calls, text.message_id):
+        return ()
+    return [each for each in calls.values() if each.message_id == text.message_id]
+
+
+def _has_empty_text(calls: Calls, message: str) -> bool:
+    return any(isinstance(e, ev.TextSnapshot) and e.message_id == message for e in calls.values())
 
 
 def _text(kind: ev.BlockKind) -> Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]:
     """The start of a block, or its end, which has all of it."""
 
-    def read(_: Body, d: Body, __: Calls) -> Sequence[ev.AgentEvent]:
+    def read(_: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
         message, text = intern(d["assistantMessageID"]), d.get("text")
-        return [
-            ev.TextSnapshot(
-                intern(d["sessionID"]),
-                message,
-                _text_id(message, kind, d["ordinal"]),
-                kind=kind,
-                text=text or "",
-                ended=text is not None,
-            )
-        ]
+        snapshot = ev.TextSnapshot(
+            intern(d["sessionID"]),
+            message,
+            _text_id(message, kind, d["ordinal"]),
+            kind=kind,
+            text=text or "",
+            ended=text is not None,
+        )
+        if not snapshot.ended:
+            calls[snapshot.part_id] = snapshot
+            return [snapshot]
+        return [snapshot, *_waiting(calls, after=snapshot.part_id)]
 
     return read
 
@@ -345,12 +359,12 @@ def _tool_named(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
         call=ev.ToolCall(call_id, d["name"], "pending"),
     )
     calls[snapshot.part_id] = snapshot
-    return [snapshot]
+    return [snapshot] if not _has_empty_text(calls, message) else []
 
 
 def _tool_changed(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
     known = calls.get(_tool_id(d["assistantMessageID"], d["id"]))
-    if known is None:
+    if not isinstance(known, ev.ToolSnapshot):
         return [ev.Gap(d["sessionID"])]
     call, at = known.call, event["created"]
     match event["type"].removeprefix("session.tool."):
@@ -376,7 +390,8 @@ def _tool_changed(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]
         del calls[snapshot.part_id]
     else:  # the end of its step is the refusal's
         calls[snapshot.part_id] = snapshot
-    return events
+    waits = state.status == "running" and _has_empty_text(calls, known.message_id)
+    return [] if waits else events
 
 
 def _tool_events(known: ev.ToolSnapshot, state: ToolState) -> Iterator[ev.AgentEvent]:
@@ -449,16 +464,16 @@ def _step_ended(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
     if d.get("files"):
         events.append(ev.FilesChanged(session, message))
     error = Error.model_validate(d["error"]) if "error" in d else None
-    refused = [k for k, each in calls.items() if each.message_id == message and each.refused]
-    for part_id in refused:
-        del calls[part_id]
+    told = [part_id for part_id, each in calls.items() if each.message_id == message]
+    left = [calls.pop(part_id) for part_id in told]
+    refused = any(isinstance(each, ev.ToolSnapshot) and each.refused for each in left)
     finish = d.get("finish")
     if "tokens" in d:
         events.append(_step_finished(session, message, finish, d["tokens"], d.get("cost", 0.0)))
     ended = ev.MessageSeen(
         session, message, ev.Speaker.AGENT, created=event["created"], completed=True
     )
-    return [*events, _ended(ended, finish, error, refused=bool(refused))]
+    return [*events, _ended(ended, finish, error, refused=refused)]
 
 
 def _step_id(message: str) -> str:
