@@ -289,6 +289,8 @@ class Turn:
             return []
         self._idle = True
         self._run_end = event.end if self.prompt_is_stored else None
+        # Somebody else may have stopped it: what is stored tells whether the session is still there.
+        self._needs_reconcile |= self._run_end is not None and self._run_end.aborted
         return self._end_if_over()
 
     # -- whose message is it
