@@ -136,6 +136,11 @@ class AgentInfo:
     native: bool = False  # OpenCode brings it along
     hidden: bool = False  # OpenCode uses it for itself, for titles and summaries
 
+    @property
+    def is_primary(self) -> bool:
+        """Whether a person can choose it."""
+        return not self.hidden and self.mode != "subagent"
+
 
 @dataclass(frozen=True, slots=True)
 class CommandInfo:

@@ -21,6 +21,8 @@ from .tools import OpenCodeTools
 from .v1.session import Driver as Driver1
 from .v2.session import Driver as Driver2
 
+FIRST_ANSWER_SECONDS = 1.0  # that a start waits
+
 
 class OpenCode:
     def __init__(self, http: Http, feed: Feed, defaults: Defaults) -> None:
@@ -49,6 +51,7 @@ class OpenCode:
         ):
             self = cls(http, feed, defaults)
             async with feed.after_each_connection(self._on_connection):
+                await feed.first_answer(FIRST_ANSWER_SECONDS)  # what can be called depends on it
                 yield self
 
     async def _on_connection(self) -> None:

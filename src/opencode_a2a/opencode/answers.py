@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -23,6 +24,7 @@ from ..domain.values import (
 from ..errors import UpstreamPayloadError
 
 T = TypeVar("T")
+Body: TypeAlias = Mapping[str, Any]
 
 MOST_TOKENS, MOST_DOLLARS = 10**9, 10_000.0  # that one step can use
 FILE_LIMIT = 12 << 20  # characters of a data URL: as much as may be sent in one part
@@ -45,16 +47,35 @@ class Tokens(Wire):
     cache: Cache = Field(default_factory=Cache)
 
 
-def read(shape: type[T], answer: Any) -> T:
-    """An answer of OpenCode's, parsed as this shape."""
+@contextmanager
+def understood() -> Iterator[None]:
+    """Say it in our words where OpenCode's answer is not what it should be."""
     try:
-        found: T = reader(cast(Hashable, shape)).validate_python(answer)
-    except ValidationError as exc:
+        yield
+    except (ValidationError, KeyError, TypeError, AttributeError) as exc:
+        errors = exc.errors()[:5] if isinstance(exc, ValidationError) else ()
         raise UpstreamPayloadError(
             "OpenCode sent an answer in a shape this version does not know.",
-            fields=[".".join(map(str, error["loc"])) for error in exc.errors()[:5]],
+            fields=[".".join(map(str, error["loc"])) for error in errors],
         ) from exc
-    return found
+
+
+def read(shape: type[T], answer: Any) -> T:
+    """An answer of OpenCode's, parsed as this shape."""
+    with understood():
+        found: T = reader(cast(Hashable, shape)).validate_python(answer)
+        return found
+
+
+def item(shape: type[T], answer: Any, renamed: Callable[[Body], Body]) -> T:
+    """The same, where `renamed` has what this shape calls otherwise than OpenCode."""
+    with understood():
+        return read(shape, {**answer, **renamed(answer)})
+
+
+def items(shape: type[T], answers: Any, renamed: Callable[[Body], Body]) -> list[T]:
+    with understood():
+        return [item(shape, answer, renamed) for answer in answers]
 
 
 @cache

@@ -24,6 +24,15 @@ def session_error(
             return exc
 
 
+def origin(metadata: Any) -> dict[str, str]:
+    """What this service, or another, has noted of a session that it made."""
+    noted = metadata.get("a2a") if isinstance(metadata, dict) else None
+    ours = noted if isinstance(noted, dict) else {}
+    names = {"context_id": "contextId", "workspace_root": "root"}
+    found = {name: ours.get(theirs) for name, theirs in names.items()}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
 def without_none(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 

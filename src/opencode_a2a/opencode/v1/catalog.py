@@ -24,52 +24,11 @@ from ...domain.values import (
     TodoItem,
 )
 from ...errors import InvalidParams, UpstreamHttpError
-from ..answers import DiffInfo, Wire, file_change, read, scrub
-from ..catalogs import CREATION_SECONDS, block_part, session_error, without_none
+from ..answers import Body, DiffInfo, Wire, file_change, item, items, read, scrub, understood
+from ..catalogs import CREATION_SECONDS, block_part, origin, session_error, without_none
 from ..http import Options, Requests
 from ..ids import new_id, part_id
 from . import wire
-
-
-class _Share(Wire):
-    url: str
-
-
-class _Revert(Wire):
-    message: str = Field(alias="messageID")
-
-
-class _Times(Wire):
-    created: int = 0
-    updated: int = 0
-
-
-class _Session(Wire):
-    id: str
-    title: str = ""
-    directory: str = ""
-    parent: str | None = Field(default=None, alias="parentID")
-    share: _Share | None = None
-    revert: _Revert | None = None
-    metadata: dict[str, Any] | None = None
-    time: _Times = Field(default_factory=_Times)
-
-    def info(self) -> c.SessionInfo:
-        noted = (self.metadata or {}).get("a2a")
-        ours = noted if isinstance(noted, dict) else {}
-        context, root = ours.get("contextId"), ours.get("root")
-        return c.SessionInfo(
-            id=self.id,
-            title=self.title,
-            directory=self.directory,
-            created_at=self.time.created,
-            updated_at=self.time.updated,
-            parent_id=self.parent,
-            context_id=context if isinstance(context, str) else None,
-            share_url=self.share.url if self.share else None,
-            reverted_to=self.revert.message if self.revert else None,
-            workspace_root=root if isinstance(root, str) else None,
-        )
 
 
 class _ModelName(Wire):
@@ -93,133 +52,6 @@ class _Message(Wire):
     parts: list[_PartInfo] = Field(default=[])
 
 
-class _Modes(Wire):
-    text: bool = False
-    audio: bool = False
-    image: bool = False
-    video: bool = False
-    pdf: bool = False
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for name, there in self if there)
-
-
-class _Model(Wire):
-    class Capabilities(Wire):
-        reasoning: bool = False
-        attachment: bool = False
-        toolcall: bool = False
-        input: _Modes = Field(default_factory=_Modes)
-        output: _Modes = Field(default_factory=_Modes)
-
-    class Limit(Wire):
-        context: float = 0
-        output: float = 0
-
-    id: str
-    name: str = ""
-    status: str = "active"
-    capabilities: Capabilities = Field(default_factory=Capabilities)
-    limit: Limit = Field(default_factory=Limit)
-    variants: dict[str, Any] | None = None
-
-
-class _Provider(Wire):
-    id: str
-    name: str = ""
-    source: str = ""
-    models: dict[str, _Model] = Field(default={})
-
-
-class _Providers(Wire):
-    all: list[_Provider]
-    default: dict[str, str] = Field(default={})
-    connected: list[str] = Field(default=[])
-
-
-class _Agent(Wire):
-    name: str
-    description: str | None = None
-    model: _ModelName | None = None
-    variant: str | None = None
-    mode: str = "primary"
-    native: bool | None = None
-    hidden: bool | None = None
-
-    def info(self) -> c.AgentInfo:
-        return c.AgentInfo(
-            name=self.name,
-            description=self.description or "",
-            mode=self.mode,
-            model=ModelRef(self.model.provider, self.model.model) if self.model else None,
-            variant=self.variant,
-            native=bool(self.native),
-            hidden=bool(self.hidden),
-        )
-
-
-class _Command(Wire):
-    name: str
-    description: str | None = None
-    source: str = ""
-    template: Any
-    agent: str | None = None
-    model: str | None = None
-    subtask: bool | None = None
-
-    def info(self) -> c.CommandInfo:
-        # OpenCode asks for the text of an MCP server's prompt anew in every call.
-        hidden = self.source == "mcp" or not isinstance(self.template, str)
-        return c.CommandInfo(
-            name=self.name,
-            description=self.description or "",
-            source=self.source or "command",
-            template=None if hidden else self.template,
-            agent=self.agent,
-            model=self.model,
-            subtask=bool(self.subtask),
-        )
-
-
-class _Type(Wire):
-    type: str
-
-
-class _Project(Wire):
-    id: str
-    worktree: str
-    vcs: str | None = None
-    name: str | None = None
-
-    def project(self) -> c.Project:
-        return c.Project(project_id=self.id, worktree=self.worktree, vcs=self.vcs, name=self.name)
-
-
-class _Workspace(Wire):
-    id: str
-    type: str
-    name: str = ""
-    branch: str | None = None
-    directory: str | None = None
-    project: str = Field(default="", alias="projectID")
-
-    def workspace(self) -> c.Workspace:
-        return c.Workspace(
-            workspace_id=self.id,
-            type=self.type,
-            name=self.name,
-            branch=self.branch,
-            directory=self.directory,
-            project_id=self.project,
-        )
-
-
-class _Worktree(Wire):
-    name: str
-    directory: str
-    branch: str | None = None
-
-
 class OpenCodeCatalog:
     def __init__(self, http: Requests, run_timeout: float) -> None:
         """`run_timeout` bounds requests that OpenCode answers only when a run is over."""
@@ -241,15 +73,15 @@ class OpenCodeCatalog:
             parameters["start"] = str(query.start)
         if query.search is not None:
             parameters["search"] = query.search
-        found = read(list[_Session], await self._http.call("GET", "session", query=parameters))
-        return [session.info() for session in found]
+        return items(
+            c.SessionInfo, await self._http.call("GET", "session", query=parameters), _session
+        )
 
     async def session(self, session: str) -> c.SessionInfo:
         return _info(await self._call_session(session, "GET"))
 
     async def children(self, session: str) -> Sequence[c.SessionInfo]:
-        found = read(list[_Session], await self._call_session(session, "GET", "children"))
-        return [child.info() for child in found]
+        return items(c.SessionInfo, await self._call_session(session, "GET", "children"), _session)
 
     async def statuses(self, location: c.Location) -> Mapping[str, c.SessionStatus]:
         answer = await self._http.call("GET", "session", "status", query=_location_query(location))
@@ -381,65 +213,55 @@ class OpenCodeCatalog:
         return ModelRef(provider, model) if slash and provider and model else None
 
     async def providers(self, location: c.Location) -> c.Providers:
-        found = read(
-            _Providers, await self._http.call("GET", "provider", query=_location_query(location))
-        )
-        connected = set(found.connected)
-        return c.Providers(
-            tuple(
-                c.Provider(
-                    provider_id=p.id,
-                    name=p.name or p.id,
-                    source=p.source,
-                    connected=p.id in connected,
-                    default_model=found.default.get(p.id),
-                    model_count=len(p.models),
-                )
-                for p in found.all
-            ),
-            tuple(
-                _model_info(p.id, model, connected=p.id in connected)
-                for p in found.all
-                for model in p.models.values()
-            ),
-        )
+        found = await self._http.call("GET", "provider", query=_location_query(location))
+        with understood():
+            connected, default = set(found["connected"]), found.get("default", {})
+            providers = [
+                {
+                    **each,
+                    "provider_id": each["id"],
+                    "name": each.get("name") or each["id"],
+                    "connected": each["id"] in connected,
+                    "default_model": default.get(each["id"]),
+                    "model_count": len(each["models"]),
+                }
+                for each in found["all"]
+            ]
+            models = [
+                {**_model_info(model), "provider_id": p["id"], "connected": p["id"] in connected}
+                for p in found["all"]
+                for model in p["models"].values()
+            ]
+        return read(c.Providers, {"providers": providers, "models": models})
 
     async def agents(self, location: c.Location) -> Sequence[c.AgentInfo]:
-        found = read(
-            list[_Agent], await self._http.call("GET", "agent", query=_location_query(location))
-        )
+        answer = await self._http.call("GET", "agent", query=_location_query(location))
         # OpenCode lists its default agent first, unless only sub-agents or hidden ones precede it.
-        found.sort(key=lambda agent: bool(agent.hidden) or agent.mode == "subagent")
-        return [agent.info() for agent in found]
+        return sorted(items(c.AgentInfo, answer, _agent), key=lambda agent: not agent.is_primary)
 
     async def commands(self, location: c.Location) -> Sequence[c.CommandInfo]:
-        found = read(
-            list[_Command], await self._http.call("GET", "command", query=_location_query(location))
-        )
-        return [command.info() for command in found]
+        answer = await self._http.call("GET", "command", query=_location_query(location))
+        return items(c.CommandInfo, answer, _command)
 
     # -- locations
 
     async def projects(self) -> Sequence[c.Project]:
-        found = read(list[_Project], await self._http.call("GET", "project"))
-        return [project.project() for project in found]
+        return items(c.Project, await self._http.call("GET", "project"), _project)
 
     async def project(self, location: c.Location) -> c.Project:
         answer = await self._http.call("GET", "project", "current", query=_location_query(location))
-        return read(_Project, answer).project()
+        return item(c.Project, answer, _project)
 
     async def workspaces(self, location: c.Location) -> Sequence[c.Workspace]:
-        answer = await self._http.call(
-            "GET", "experimental", "workspace", query=_location_query(location)
-        )
-        return [workspace.workspace() for workspace in read(list[_Workspace], answer)]
+        where = ("experimental", "workspace")
+        answer = await self._http.call("GET", *where, query=_location_query(location))
+        return items(c.Workspace, answer, _workspace)
 
     async def workspace_types(self, location: c.Location) -> Sequence[str]:
         where = ("experimental", "workspace", "adapter")
-        found = read(
-            list[_Type], await self._http.call("GET", *where, query=_location_query(location))
-        )
-        return [adapter.type for adapter in found]
+        found = await self._http.call("GET", *where, query=_location_query(location))
+        with understood():
+            return [adapter["type"] for adapter in found]
 
     def new_workspace_id(self) -> str:
         return new_id("wrk")
@@ -456,14 +278,14 @@ class OpenCodeCatalog:
             body=body,
             timeout=self._creation_timeout,
         )
-        return read(_Workspace, answer).workspace()
+        return item(c.Workspace, answer, _workspace)
 
     async def remove_workspace(self, location: c.Location, workspace: str) -> c.Workspace | None:
         where = ("experimental", "workspace", workspace)
         answer = await self._http.call(
             "DELETE", *where, query=_location_query(location), timeout=self._run_timeout
         )
-        return read(_Workspace, answer).workspace() if answer is not None else None
+        return item(c.Workspace, answer, _workspace) if answer is not None else None
 
     async def worktrees(self, location: c.Location) -> Sequence[str]:
         answer = await self._http.call(
@@ -481,8 +303,7 @@ class OpenCodeCatalog:
             body=body,
             timeout=self._creation_timeout,
         )
-        made = read(_Worktree, answer)
-        return c.Worktree(made.directory, made.name, branch=made.branch)
+        return read(c.Worktree, answer)
 
     async def remove_worktree(self, location: c.Location, directory: str) -> None:
         await self._worktree("DELETE", location, body={"directory": directory})
@@ -520,7 +341,53 @@ def _location_query(location: c.Location) -> dict[str, str]:
 
 
 def _info(answer: Any) -> c.SessionInfo:
-    return read(_Session, answer).info()
+    return item(c.SessionInfo, answer, _session)
+
+
+def _session(raw: Body) -> Body:
+    return origin(raw.get("metadata")) | {
+        "created_at": raw["time"]["created"],
+        "updated_at": raw["time"]["updated"],
+        "parent_id": raw.get("parentID"),
+        "share_url": (raw.get("share") or {}).get("url"),
+        "reverted_to": (raw.get("revert") or {}).get("messageID"),
+    }
+
+
+def _agent(raw: Body) -> Body:
+    model = raw.get("model")
+    return {
+        "description": raw.get("description") or "",
+        "mode": raw.get("mode") or "primary",
+        "model": ModelRef(model["providerID"], model["modelID"]) if model else None,
+        "native": bool(raw.get("native")),
+        "hidden": bool(raw.get("hidden")),
+    }
+
+
+def _command(raw: Body) -> Body:
+    # OpenCode asks for the text of an MCP server's prompt anew in every call.
+    hidden = raw.get("source") == "mcp" or not isinstance(raw["template"], str)
+    return {
+        "description": raw.get("description") or "",
+        "source": raw.get("source") or "command",
+        "template": None if hidden else raw["template"],
+        "subtask": bool(raw.get("subtask")),
+    }
+
+
+def _project(raw: Body) -> Body:
+    return {"project_id": raw["id"]}
+
+
+def _workspace(raw: Body) -> Body:
+    return {
+        "workspace_id": raw["id"],
+        "name": raw.get("name") or "",
+        "branch": raw.get("branch"),
+        "directory": raw.get("directory"),
+        "project_id": raw.get("projectID", ""),
+    }
 
 
 def _model(model: ModelRef | None) -> dict[str, str] | None:
@@ -537,23 +404,21 @@ def _part(part: c.PromptPart) -> dict[str, Any]:
             return wire.prompt_part(part)
 
 
-def _model_info(provider: str, model: _Model, connected: bool) -> c.Model:
-    capabilities = model.capabilities
-    return c.Model(
-        provider_id=provider,
-        model_id=model.id,
-        name=model.name or model.id,
-        status=model.status,
-        reasoning=capabilities.reasoning,
-        attachments=capabilities.attachment,
-        tool_calls=capabilities.toolcall,
-        input=capabilities.input.names(),
-        output=capabilities.output.names(),
-        context_tokens=int(model.limit.context),
-        output_tokens=int(model.limit.output),
-        variants=tuple(model.variants or ()),
-        connected=connected,
-    )
+def _model_info(raw: Body) -> Body:
+    can = raw.get("capabilities", {})
+    return {
+        "model_id": raw["id"],
+        "name": raw.get("name") or raw["id"],
+        "status": raw.get("status", "active"),
+        "reasoning": can.get("reasoning", False),
+        "attachments": can.get("attachment", False),
+        "tool_calls": can.get("toolcall", False),
+        "input": [kind for kind, there in can.get("input", {}).items() if there],
+        "output": [kind for kind, there in can.get("output", {}).items() if there],
+        "context_tokens": int(raw.get("limit", {}).get("context", 0)),
+        "output_tokens": int(raw.get("limit", {}).get("output", 0)),
+        "variants": list(raw.get("variants") or ()),
+    }
 
 
 def _message(stored: _Message) -> Message:
