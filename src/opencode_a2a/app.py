@@ -878,7 +878,8 @@ def _health(adapters: _Adapters) -> Health:
     async def is_connected() -> bool:
         return adapters.opencode.connected
 
-    return Health({"store": adapters.database.takes_writes, "opencode": is_connected})
+    checks = {"store": adapters.database.takes_writes, "opencode": is_connected}
+    return Health(checks, lambda: adapters.opencode.problem)
 
 
 def _middleware(server: Server, app: ASGIApp, url: str) -> ASGIApp:

@@ -99,6 +99,7 @@ def test_readiness_follows_the_agent(
         assert anybody.get("/health").status_code == 200
         told = client.get("/ready").json()
         assert told["checks"] == {"store": True, "opencode": False}
+        assert "OpenCode" in told["problem"]
     assert RPC_1.send(client, "hello")["status"]["state"] == RPC_1.state("completed")
     assert client.get("/ready").status_code == 200
 

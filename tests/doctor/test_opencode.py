@@ -127,6 +127,10 @@ async def test_versions_outside_the_tested_range_are_found(version: str, finding
         fake.version = version
         verdict = await look(OPENCODE, "opencode version", at(fake.base_url))
         assert (verdict.finding, f"OpenCode {version}" in verdict.says) == (finding, True)
+        if finding == "opencode.unsupported":
+            for name in ("opencode events", "provider"):
+                verdict = await look(OPENCODE, name, at(fake.base_url))
+                assert (verdict.level, "not supported" in verdict.says) == (Level.UNKNOWN, True)
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])

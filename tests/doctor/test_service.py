@@ -91,7 +91,7 @@ async def test_a_service_that_cannot_work_is_found(tmp_path: Path) -> None:
     with nobody() as url, service(Upstream(url, None, tmp_path), tmp_path) as running:
         verdict = await look(SITE, "readiness", at(running.url))
         assert verdict.finding == "service.not_ready"
-        assert verdict.says == "The service says that it cannot work without opencode."
+        assert "cannot work without opencode. OpenCode cannot be reached." in verdict.says
 
 
 @pytest.mark.parametrize(("token", "finding"), [(TOKEN, None), ("wrong", "peers.refuses")])

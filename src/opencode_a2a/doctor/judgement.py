@@ -583,11 +583,12 @@ SITE_NOT_READY = Finding(
 )
 
 
-def judge_ready(status: int, checks: Mapping[str, bool]) -> Verdict:
+def judge_ready(status: int, checks: Mapping[str, bool], problem: str = "") -> Verdict:
     missing = [name for name, works in checks.items() if not works]
     if status != 200:
         what = f" without {' and '.join(missing)}" if missing else ""
-        return found(SITE_NOT_READY, f"The service says that it cannot work{what}.")
+        says = f"The service says that it cannot work{what}."
+        return found(SITE_NOT_READY, f"{says} {problem}".rstrip())
     return fine("The service says that it can work.")
 
 

@@ -60,12 +60,19 @@ class OpenCodeLook:
     async def _ask(self, password: str | None) -> Release | None:
         return await ask_release(replace(self.endpoint, password=password))
 
-    async def log_in(self) -> Release:
-        """Its version, supported or not."""
-        answered = await self.tried(self.with_password)
-        if answered is None:
+    async def version(self) -> Release:
+        """What it says once this service has logged in."""
+        release = await self.tried(self.with_password)
+        if release is None:
             raise NotTried("OpenCode does not let this service in.")
-        return answered
+        return release
+
+    async def log_in(self) -> Endpoint:
+        """Where it can be talked to."""
+        endpoint = self.login_endpoint
+        if not (await self.version()).is_supported:
+            raise NotTried("This version of OpenCode is not supported.")
+        return endpoint
 
     async def tried(self, answer: Once[Release | None]) -> Release | None:
         try:
@@ -178,12 +185,11 @@ async def look_at_version(look: OpenCodeLook) -> Verdict:
     if look.server.managed_by is not None and look.server.managed_by.opencode_version:
         return j.judge_version(Release.named(look.server.managed_by.opencode_version))
     _ = look.login_endpoint
-    return j.judge_version(await look.log_in())
+    return j.judge_version(await look.version())
 
 
 async def look_at_events(look: OpenCodeLook) -> Verdict:
-    endpoint = look.login_endpoint
-    await look.log_in()
+    endpoint = await look.log_in()
     async with Http.open(endpoint, timeout=ANSWER_SECONDS) as http, Feed.open(http) as feed:
         try:
             await feed.ready(within=EVENT_SECONDS)
@@ -193,8 +199,7 @@ async def look_at_events(look: OpenCodeLook) -> Verdict:
 
 
 async def look_at_provider(look: OpenCodeLook) -> Verdict:
-    endpoint = look.login_endpoint
-    await look.log_in()
+    endpoint = await look.log_in()
     try:
         chosen = await chosen_providers(endpoint, look.server.directory)
     except ManagedProcessFailed as exc:
@@ -205,8 +210,7 @@ async def look_at_provider(look: OpenCodeLook) -> Verdict:
 
 
 async def ask_model(look: OpenCodeLook, prompt: str) -> j.Answer:
-    endpoint, server = look.login_endpoint, look.server
-    await look.log_in()
+    endpoint, server = await look.log_in(), look.server
     defaults = Defaults(str(server.directory), agent=server.agent, variant=server.variant)
     return await ask_opencode(endpoint, defaults, prompt)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -133,15 +132,11 @@ async def look_at_version(look: SiteLook) -> Verdict:
 
 async def look_at_readiness(look: SiteLook) -> Verdict:
     response = await look.get("/ready", await look.login())
-    return j.judge_ready(response.status_code, _checks(response))
-
-
-def _checks(response: httpx.Response) -> Mapping[str, bool]:
-    with suppress(ValueError, AttributeError):
-        checks: Any = response.json().get("checks")
-        if isinstance(checks, dict):
-            return checks
-    return {}
+    told: Any = {}
+    with suppress(ValueError):
+        told = response.json()
+    checks, problem = told.get("checks", {}), told.get("problem", "")
+    return j.judge_ready(response.status_code, checks, problem)
 
 
 async def look_at_login(look: SiteLook) -> Verdict:

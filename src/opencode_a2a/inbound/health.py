@@ -17,6 +17,7 @@ Check = Callable[[], Awaitable[bool]]
 @dataclass(frozen=True, slots=True)
 class Health:
     checks: Mapping[str, Check]
+    problem: Callable[[], str | None] = lambda: None  # why a check fails, where somebody knows
 
     async def live(self, request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type=JSON)
@@ -28,4 +29,6 @@ class Health:
         body: dict[str, object] = {"status": "ready" if fine else "unavailable"}
         if request.scope["state"]["caller"] is not None:
             body["checks"] = results
+            if not fine and (problem := self.problem()) is not None:
+                body["problem"] = problem
         return Response(orjson.dumps(body), 200 if fine else 503, media_type=JSON)

@@ -72,6 +72,12 @@ class OpenCode:
         return self._feed.connected
 
     @property
+    def problem(self) -> str | None:
+        """Why it is not connected, for people."""
+        problem = self._feed.problem
+        return problem.message if problem is not None and not self.connected else None
+
+    @property
     def release(self) -> Release | None:
         """The version that is connected, or was last; None before the first answer."""
         return self._feed.release

@@ -67,6 +67,10 @@ class Fleet:
         return any(member.connected for member in self._members)
 
     @property
+    def problem(self) -> str | None:
+        return self.idlest().problem
+
+    @property
     def release(self) -> Release | None:
         """All of them are started from one executable."""
         return next((each.release for each in self._members if each.release is not None), None)
