@@ -1,32 +1,54 @@
-"""Tests of what only newer versions of OpenCode can do say so, and are skipped on older ones."""
+"""What differs between the versions of OpenCode that the tests can run with.
+
+Tests of what only some versions can do say so, and are skipped on the others.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from functools import cache
+from typing import Any
 
 import pytest
 
-from opencode_a2a.domain.release import FEATURES, TRIED, Release
+from opencode_a2a.domain.release import FEATURES, Release
+from tests import tools
+from tests.running import ROOT
 
 
 def require(feature: str) -> None:
     """Skip the test where the OpenCode of this run lacks what it is about."""
     if not available(feature):
-        [since] = [known.since for known in FEATURES if known.name == feature]
-        pytest.skip(f"needs {feature}, which OpenCode has since {since}")
+        pytest.skip(f"needs {feature}, which OpenCode {release().version} does not have")
 
 
 def available(feature: str) -> bool:
     """For one step of a test that is about more."""
     assert feature in {known.name for known in FEATURES}, feature
-    return feature not in {lacking.name for lacking in _release().lacks}
+    return feature not in {lacking.name for lacking in release().lacks}
 
 
 @cache
-def _release() -> Release:
+def release() -> Release:
+    """The OpenCode of this run."""
     if (command := os.environ.get("OPENCODE_COMMAND")) is None:
-        return Release(TRIED[-1])  # the pinned one
+        package = json.loads((ROOT / "package.json").read_text())
+        return Release.named(package["dependencies"]["opencode-ai"])
     told = subprocess.run([command, "--version"], check=True, capture_output=True, text=True)
-    return Release(told.stdout.strip())
+    return Release.named(told.stdout.strip().removeprefix("opencode v"))
+
+
+def is_2() -> bool:
+    return release().generation == 2
+
+
+def tool_name(name: str) -> str:
+    """What the OpenCode of this run calls a tool of 1.x, or the permission for it."""
+    return tools.NAMES.get(name, name) if is_2() else name
+
+
+def tool_input(**arguments: Any) -> dict[str, Any]:
+    """What the OpenCode of this run shows as the arguments of a tool of 1.x."""
+    return tools.renamed(arguments) if is_2() else arguments

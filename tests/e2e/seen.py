@@ -9,8 +9,12 @@ from typing import Any
 from a2a.types.a2a_pb2 import Artifact, Part, StreamResponse, Task, TaskState
 
 from tests.e2e.protojson import to_json
+from tests.features import tool_input, tool_name
 
 PATIENCE = 30.0  # seconds a test waits for anything
+BASH = tool_name("bash")  # what OpenCode calls its shell, as a tool and as a permission
+SHELL = f"tool:{BASH}"  # the name of the artifact of a command
+TASK = f"tool:{tool_name('task')}"  # … and of the call of a sub-agent
 
 
 def state(task: Task) -> str:
@@ -35,8 +39,11 @@ def error(task: Task) -> dict[str, Any]:
 
 
 def tool(name: str, status: str = "completed", **told: Any) -> tuple[str, dict[str, Any]]:
-    """A tool call's artifact as `shown` shows it."""
-    return f"tool:{name}", {"tool": name, "status": status, **told}
+    """A tool call's artifact as `shown` shows it; name and arguments are those of 1.x."""
+    called = tool_name(name)
+    if "input" in told:
+        told["input"] = tool_input(**told["input"])
+    return f"tool:{called}", {"tool": called, "status": status, **told}
 
 
 def shown(task: Task) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.clients import LINES, PythonClient, ask, every_way, on_every_line
 from tests.e2e.gate import Gate
 from tests.e2e.protojson import to_json
-from tests.e2e.seen import facts, reaches, shared, shown, shows, state, tool
+from tests.e2e.seen import BASH, SHELL, TASK, facts, reaches, shared, shown, shows, state, tool
 from tests.running import Service, Upstream
 
 THINKING = "thought 0 thought 1 thought 2 "
@@ -78,7 +78,7 @@ async def test_several_tool_calls_with_text_between_them(clients: list[PythonCli
         ]
         assert shared(task)["usage"]["total_tokens"] == 3 * 1020
         seen = [e.artifact_update.artifact for e in stream.events if e.HasField("artifact_update")]
-        statuses = [to_json(a.parts[0].data)["status"] for a in seen if a.name == "tool:bash"]
+        statuses = [to_json(a.parts[0].data)["status"] for a in seen if a.name == SHELL]
         assert statuses[0] in ("pending", "running")
         assert statuses.count("completed") == 2
 
@@ -123,7 +123,7 @@ async def test_a_sub_agent_works_for_the_answer_but_does_not_speak_in_it(
             tasks = await asyncio.gather(client.send(asked), stream.rest())
         for task in tasks:
             [(name, child), spoken] = shown(task)
-            assert name == "tool:task"
+            assert name == TASK
             assert child["status"] == "completed"
             assert child["input"] == given
             assert "The child speaks." in child["output"]
@@ -156,7 +156,7 @@ async def test_what_a_sub_agent_does_is_reported_with_its_name_from_its_beginnin
         ("step-start", "started"),
         ("step-finish", "completed"),
     ]
-    [called] = [a for a in task.artifacts if a.name == "tool:task"]
+    [called] = [a for a in task.artifacts if a.name == TASK]
     call = to_json(called.parts[0].data)
     for progress in others:
         who = progress["subagent"]
@@ -176,7 +176,7 @@ async def test_what_a_sub_agent_does_is_reported_with_its_name_from_its_beginnin
 async def test_usage_is_reported_however_a_task_ends(either: PythonClient, gate: Gate) -> None:
     first = '[[tool:bash {"command": "echo one", "description": "d"}]]'
     async with either.stream(ask(f"{first} {gate} [[usage:1000:20]]")) as stream:
-        await stream.until(shows("tool:bash", gate.command))
+        await stream.until(shows(SHELL, gate.command))
         canceled = await either.cancel(stream.task.id)
         streamed = await stream.rest()
     assert state(canceled) == "canceled"
@@ -275,7 +275,7 @@ async def test_the_changes_of_a_steered_task_are_shown_together_at_the_end(
 async def test_who_takes_only_text_gets_tool_calls_as_text(client: PythonClient) -> None:
     task, stream = await every_way(client, bash("one"), modes=["text/plain"])
     assert shown(task) == [
-        ("tool:bash", "[bash] completed: echo one\none\n"),
+        (SHELL, f"[{BASH}] completed: echo one\none\n"),
         ("answer", "TOOL RESULT: one\n"),
     ]
     for event in stream.events:

@@ -11,7 +11,7 @@ from tests.e2e.behind import Behind
 from tests.e2e.clients import Client, Line, Refusal, ask, every_way
 from tests.e2e.gate import Gate
 from tests.e2e.javascript import JavaScriptClient
-from tests.e2e.seen import facts, reaches, says, shared, shown, shows, state, tool
+from tests.e2e.seen import SHELL, facts, reaches, says, shared, shown, shows, state, tool
 from tests.running import Service
 
 WORDS = "river stone cloud maple ember north quiet light "
@@ -78,7 +78,7 @@ async def test_a_task_is_canceled_while_it_speaks(anyone: Client, behind: Behind
 
 async def test_a_second_reader_sees_what_the_first_one_sees(anyone: Client, gate: Gate) -> None:
     async with anyone.stream(ask(f"{gate} [[say:Wait for it.]] [[tokens:24]]")) as first:
-        await first.until(shows("tool:bash", "running"))
+        await first.until(shows(SHELL, "running"))
         async with anyone.resubscribe(first.task.id) as second:
             await second.next()
             gate.open()

@@ -11,13 +11,14 @@ import httpx
 import pytest
 
 from tests.api.forms import FORMS, REST_1, Form, Frame, Json, line_to
+from tests.e2e.seen import SHELL
 from tests.running import Service, Upstream, service
 
 HINTS = "urn:a2a:stream-hints/v1"
 BASH = '[[tool:bash {"command": "echo one", "description": "Says one"}]]'
 WORK = f"[[reason:2]] [[say:Let me see.]] {BASH}"
 TEXTS = ["answer", "answer"]
-EVERYTHING = ["reasoning", "answer", "tool:bash", "answer"]
+EVERYTHING = ["reasoning", "answer", SHELL, "answer"]
 
 
 @pytest.fixture(params=FORMS, ids=lambda form: form.name)

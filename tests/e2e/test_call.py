@@ -9,6 +9,7 @@ import pytest
 
 from opencode_a2a.cli import main
 from tests.cli.commands import Ran, called
+from tests.e2e.seen import SHELL
 from tests.running import TOKEN, Service
 
 
@@ -26,7 +27,7 @@ def test_a_call_gets_the_answer_of_the_real_agent_and_everything_it_does(
     ran = call(capsys, tmp_path, real_service.url, "--last", "--json", asks)
     events = [json.loads(line) for line in ran.out.splitlines()]
     pieces = [each["artifactUpdate"]["artifact"] for each in events if "artifactUpdate" in each]
-    assert {piece["name"] for piece in pieces} == {"reasoning", "tool:bash", "answer"}
+    assert {piece["name"] for piece in pieces} == {"reasoning", SHELL, "answer"}
     assert "from the shell" in ran.out
     usage = events[-1]["statusUpdate"]["metadata"]["shared"]["usage"]
     assert usage["total_tokens"] > 0

@@ -11,7 +11,7 @@ from a2a.types.a2a_pb2 import Task
 from tests.e2e.behind import Behind
 from tests.e2e.clients import PythonClient, Refusal, ask
 from tests.e2e.gate import Gate
-from tests.e2e.seen import error, facts, says, shared, shown, shows, state
+from tests.e2e.seen import SHELL, error, facts, says, shared, shown, shows, state
 from tests.running import Upstream
 
 
@@ -42,7 +42,7 @@ async def test_a_message_to_a_working_task_steers_it(
     either: PythonClient, gate: Gate, behind: Behind
 ) -> None:
     async with either.stream(ask(f"{gate} [[text:The first answer.]]")) as stream:
-        await stream.until(shows("tool:bash", "running"))
+        await stream.until(shows(SHELL, "running"))
         request = ask("[[text:The second answer.]]", task=stream.task.id)
         async with either.stream(request) as steering:
             await steering.next()
@@ -70,7 +70,7 @@ async def test_a_message_to_a_working_task_steers_it(
 
 async def test_a_steering_message_waits_for_its_answer(either: PythonClient, gate: Gate) -> None:
     async with either.stream(ask(f"{gate} [[text:First.]]")) as stream:
-        await stream.until(shows("tool:bash", "running"))
+        await stream.until(shows(SHELL, "running"))
         more = ask("[[text:Second.]]", task=stream.task.id)
         last = ask("[[text:Third.]]", task=stream.task.id, now=True)
         waiting = asyncio.create_task(either.send(more))
@@ -129,13 +129,13 @@ async def test_a_running_command_is_stopped_with_its_task(
     mark = f"ran-{uuid.uuid4()}"
     command = f'{{"command": "echo be$()gun; sleep 20; touch {mark}", "description": "Takes long"}}'
     async with either.stream(ask(f"[[say:Wait.]] [[tool:bash {command}]]")) as stream:
-        await stream.until(shows("tool:bash", "begun"))
+        await stream.until(shows(SHELL, "begun"))
         canceled = await either.cancel(stream.task.id)
         streamed = await stream.rest()
     assert state(canceled) == "canceled"
     assert says(canceled) == "Canceled by the caller."
     assert facts(canceled) == facts(streamed)
-    assert [name for name, _ in shown(canceled)] == ["answer", "tool:bash"]
+    assert [name for name, _ in shown(canceled)] == ["answer", SHELL]
     assert "User aborted the command" in shown(canceled)[1][1]["output"]
     assert not await behind.busy(session(canceled))
     assert not (opencode.workspace / mark).exists()
@@ -162,7 +162,7 @@ async def test_a_task_whose_session_is_deleted_ends_and_says_why(
     either: PythonClient, behind: Behind, gate: Gate, prompt: str
 ) -> None:
     async with either.stream(ask(prompt.format(gate=gate))) as stream:
-        await stream.until(shows("tool:bash", "running") if "gate" in prompt else shows("answer"))
+        await stream.until(shows(SHELL, "running") if "gate" in prompt else shows("answer"))
         await behind.delete(session(await either.get(stream.task.id)))
         task = await stream.rest()
     assert state(task) == "failed"

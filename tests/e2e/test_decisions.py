@@ -30,6 +30,7 @@ from tests.e2e.asks import (
 from tests.e2e.behind import Behind
 from tests.e2e.clients import LINES, PythonClient, Refusal, ask
 from tests.e2e.seen import PATIENCE, answer, error, reaches, says, shared, state
+from tests.features import tool_name
 from tests.running import Service, Upstream, real_opencode, service
 
 LINE = LINES[0]
@@ -235,7 +236,11 @@ async def test_what_is_settled_in_opencode_itself_is_reported_as_it_was(
             ("answered", "question", {"answers": [["Ada"]]}),
         ):
             asked = interrupt(await stream.until(reaches("input-required")))["request_id"]
-            await behind_asking.post(f"/{kind}/{asked}/reply", body)
+            [waiting] = [w for w in await behind_asking.waiting_anywhere() if w["id"] == asked]
+            if kind == "permission":
+                await behind_asking.permit(waiting, **body)
+            else:
+                await behind_asking.answer(waiting, "Ada")
             told = interrupt(await stream.until(interrupt))
             assert (told["request_id"], told["phase"], told["resolution"]) == (
                 asked,
@@ -332,8 +337,9 @@ async def test_the_rules_of_a_deployment_hold_in_new_sessions(
                 "completed",
                 "TOOL RESULT: from outside\n",
             )
-            session = await behind.session(shared(allowed)["session"]["id"])
-            assert session["permission"] == rules
+            assert await behind.rules(shared(allowed)["session"]["id"]) == [
+                rule | {"permission": tool_name(rule["permission"])} for rule in rules
+            ]
             mark, context = Mark(opencode), allowed.context_id
             asked = await client.send(ask(str(mark), context=context))
             assert (state(asked), mark.made) == ("input-required", False)

@@ -33,7 +33,7 @@ from tests.e2e.clients import (
     on_every_line,
 )
 from tests.e2e.protojson import to_json
-from tests.e2e.seen import PATIENCE, answer, reaches, says, shared, shown, state
+from tests.e2e.seen import BASH, PATIENCE, answer, reaches, says, shared, shown, state
 from tests.running import Service, Upstream
 
 COLOUR = {
@@ -65,7 +65,7 @@ async def test_a_permission_is_asked_for_and_dies_with_the_task(
         "type": "permission",
         "phase": "asked",
         "details": {
-            "permission": "bash",
+            "permission": BASH,
             "patterns": [mark.command],
             "title": "Leaves a mark",
             "command": mark.command,
@@ -136,7 +136,7 @@ async def test_a_yes_lets_it_happen_and_a_stream_tells_the_rest(
     assert len([role for role, _ in await behind_asking.said(session) if role == "user"]) == 1
     kept = await asking.get(done.id)
     _, asked, *replies = [message.parts[0].text for message in kept.history]
-    assert asked.startswith("The agent asks for permission: bash")
+    assert asked.startswith(f"The agent asks for permission: {BASH}")
     assert replies == ["yes, but not there", "Yes, please."]
 
 
@@ -234,7 +234,7 @@ async def test_two_at_once_are_both_shown_and_answered_by_id(
     asked = {i["details"]["command"]: i["request_id"] for i in shared(task)["interrupts"]}
     assert says(task).startswith("The agent waits for 2 decisions.")
     for mark in (one, two):
-        assert f"[{asked[mark.command]}] The agent asks for permission: bash" in says(task)
+        assert f"[{asked[mark.command]}] The agent asks for permission: {BASH}" in says(task)
     async with asking_either.stream(reply(task, f"{asked[two.command]}: yes")) as rest:
         half = await rest.rest()
     assert (state(half), one.made, request_id(half)) == (
@@ -288,7 +288,7 @@ async def test_kagents_form_is_spoken(
         assert asked["type"] == "tool_approval_request"
         assert asked["hint"] == says(paused)
         [call] = asked["tools"]
-        assert (call["id"], call["name"]) == (request_id(paused), "bash")
+        assert (call["id"], call["name"]) == (request_id(paused), BASH)
         assert call["args"]["command"] == mark.command
         assert call["call_id"].startswith("call_")
         assert list(paused.status.message.extensions) == [HITL]
@@ -349,7 +349,7 @@ async def test_a_place_outside_the_workspace_is_asked_for_before_the_command(
         assert str(tmp_path) in says(paused)
         again = await client.send(reply(paused, "yes"))
         assert state(again) == "input-required"
-        assert says(again).startswith("The agent asks for permission: bash\n")
+        assert says(again).startswith(f"The agent asks for permission: {BASH}\n")
         assert request_id(again) != request_id(paused)
         done = await client.send(reply(again, "yes"))
         assert (state(done), answer(done)) == ("completed", "TOOL RESULT: a word from outside\n")

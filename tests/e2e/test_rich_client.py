@@ -12,6 +12,7 @@ import pytest
 
 from tests.api.forms import REST_1, RPC_1, Frame, Json, line_to
 from tests.e2e.asks import bash, sub_agent
+from tests.e2e.seen import BASH, TASK
 from tests.running import Service, Upstream, service
 
 HINTS = "urn:a2a:stream-hints/v1"
@@ -48,7 +49,7 @@ def test_what_a_sub_agent_asks_is_in_the_history_and_the_answer_is_told_from_the
     who = ask["subagent"]
     assert (who["agent"], who["call_id"]) == ("general", call)
     text = frames[-1].body["status"]["message"]["parts"][0]["text"]
-    assert text.startswith("The sub-agent general asks for permission: bash")
+    assert text.startswith(f"The sub-agent general asks for permission: {BASH}")
     task_id = frames[0].body["id"]
     with REST_1.following(hinted, "subscribe", {"id": task_id}) as events:
         assert "history" in next(events).body, "and not what is still asked"
@@ -69,14 +70,14 @@ def test_what_a_sub_agent_asks_is_in_the_history_and_the_answer_is_told_from_the
     assert answering.items() <= task["metadata"]["opencode"].items()
     shown = {a["parts"][0].get("text", a["name"]): a for a in task["artifacts"]}
     phase = {name: a["metadata"]["shared"]["stream"].get("phase") for name, a in shown.items()}
-    assert phase == {"Let me see.": "commentary", "tool:task": None, "Done.": "answer"}
+    assert phase == {"Let me see.": "commentary", TASK: None, "Done.": "answer"}
     ids = {a["artifactId"]: phase[text] for text, a in shown.items() if phase[text]}
     assert phases == ids, "the stream has said the same"
-    tool = shown["tool:task"]["parts"][0]["data"]
+    tool = shown[TASK]["parts"][0]["data"]
     assert tool["started_at"] < tool["ended_at"]
     told = [(m["role"], m["parts"][0]["text"].partition("\n")[0]) for m in task["history"][1:]]
     assert told == [
-        ("ROLE_AGENT", "The sub-agent general asks for permission: bash"),
+        ("ROLE_AGENT", f"The sub-agent general asks for permission: {BASH}"),
         ("ROLE_AGENT", "Allowed once, by the caller."),
     ]
     assert task["history"][2]["metadata"]["shared"]["interrupt"]["by"] == "method"

@@ -13,7 +13,7 @@ from a2a.types.a2a_pb2 import TaskState
 
 from tests.e2e.clients import LINES, Line, PythonClient, Refusal, ask
 from tests.e2e.gate import Gate
-from tests.e2e.seen import facts, shown, shows, state
+from tests.e2e.seen import BASH, SHELL, facts, shown, shows, state
 from tests.running import Service
 
 
@@ -29,7 +29,7 @@ async def lister(
 
 async def test_history_is_as_long_as_asked_for(client: PythonClient, gate: Gate) -> None:
     async with client.stream(ask(f"first {gate}")) as stream:
-        await stream.until(shows("tool:bash", "running"))
+        await stream.until(shows(SHELL, "running"))
         task_id = stream.task.id
         sent = await client.send(ask("second", task=task_id, history=1, now=True))
         gate.open()
@@ -68,7 +68,7 @@ async def test_accepted_output_modes_are_kept_with_the_task(
         gate.open()
         followed = await stream.rest()
     assert shown(followed) == [
-        ("tool:bash", f"[bash] completed: {gate.command}\n(no output)"),
+        (SHELL, f"[{BASH}] completed: {gate.command}\n(no output)"),
         ("answer", "Done."),
     ]
     assert facts(await client.get(task.id)) == facts(followed)

@@ -11,7 +11,8 @@ that a model does to an agent, its failures included:
     [[text:words]]               exactly these words
     [[json {…}]]                 this JSON, through the StructuredOutput tool if offered
     [[reason:N]]                 N reasoning deltas, before the first tool result only
-    [[tool:NAME {json}]]         call a tool; several play one per round, then the answer follows
+    [[tool:NAME {json}]]         call a tool; several play one per round, then the answer follows.
+                                 What is named as in OpenCode 1.x is called as it is offered.
     [[parallel]]                 … all remaining ones in one round
     [[say:words]]                … with this text before the call
     [[toolms:MS]]                … arguments in 16-character pieces, MS apart
@@ -39,7 +40,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import count
@@ -56,6 +57,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from opencode_a2a.demo import model as demo
+from tests import tools
 
 WORDS = ("river ", "stone ", "cloud ", "maple ", "ember ", "north ", "quiet ", "light ")
 STRUCTURED_OUTPUT = "StructuredOutput"  # the tool OpenCode offers for answers with a schema
@@ -202,7 +204,7 @@ class ChatRequest:
     parts: tuple[str, ...] = ()
     called: int = 0  # tool calls since the last user message …
     results: tuple[str, ...] = ()  # … and what they gave
-    offered: frozenset[str] = frozenset()
+    offered: Mapping[str, Collection[str]] = field(default_factory=dict)  # arguments by tool
     size: int = 0
     attempt: int = 0  # how often this very message was seen before
 
@@ -223,7 +225,7 @@ class ChatRequest:
                 parts=tuple(p["type"] for p in content) if isinstance(content, list) else ("text",),
                 called=sum(len(m.get("tool_calls") or ()) for _, _, m in after),
                 results=tuple(_text(c) for role, c, _ in after if role == "tool"),
-                offered=frozenset(tool["function"]["name"] for tool in data.get("tools") or ()),
+                offered=dict(_offer(tool["function"]) for tool in data.get("tools") or ()),
                 size=sum(len(_text(c)) for _, c, _ in messages),
             )
         except (AttributeError, KeyError, TypeError) as exc:
@@ -236,6 +238,10 @@ class ChatRequest:
         if "title generator" in opening:
             return "title"
         return "summary" if "summariz" in opening else "chat"
+
+
+def _offer(function: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    return function["name"], tuple(function.get("parameters", {}).get("properties", ()))
 
 
 def _text(content: Any) -> str:
@@ -321,12 +327,23 @@ def _reply(request: ChatRequest, script: Script) -> Reply:
 
 
 def _calls(request: ChatRequest, script: Script) -> tuple[ToolCall, ...]:
-    if due := script.tools[request.called :]:
-        return due if script.parallel else due[:1]
+    if due := [_as_offered(call, request.offered) for call in script.tools[request.called :]]:
+        return tuple(due if script.parallel else due[:1])
     if script.json is None or STRUCTURED_OUTPUT not in request.offered:
         return ()
     structured = ToolCall(STRUCTURED_OUTPUT, script.json)
     return (structured,) if request.called == len(script.tools) else ()
+
+
+def _as_offered(call: ToolCall, offered: Mapping[str, Collection[str]]) -> ToolCall:
+    """A call of a tool of OpenCode 1.x, as OpenCode 2 understands it if it offers the tools."""
+    name = tools.NAMES.get(call.name, call.name)
+    if call.name in offered or name not in offered:
+        name = call.name
+    given = json.loads(call.arguments)
+    renamed = tools.renamed(given)
+    takes = offered.get(name, ())
+    return ToolCall(name, json.dumps(renamed) if set(renamed) <= set(takes) else call.arguments)
 
 
 def _deltas(request: ChatRequest, script: Script) -> tuple[str, ...]:
