@@ -11,7 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from opencode_a2a.domain.events import Busy, ChildStarted, Gap, Idle, RunEnd, ToolSnapshot
+from opencode_a2a.domain.events import (
+    Busy,
+    ChildStarted,
+    Gap,
+    Idle,
+    RunEnd,
+    TitleChanged,
+    ToolSnapshot,
+)
 from opencode_a2a.errors import UpstreamHttpError, UpstreamPayloadError, UpstreamUnreachable
 from opencode_a2a.opencode import feed as feeds
 from opencode_a2a.opencode import http as https
@@ -65,9 +73,11 @@ async def test_a_hole_in_the_numbers_of_a_session_is_a_gap() -> None:
         happens(feed, "session.created", 0, sessionID="child", parentID="s")
         happens(feed, ENDS, 8)  # a child has numbers of its own
         assert await anext(events) == [Busy("s"), ChildStarted("child", "s"), Idle("s", RunEnd())]
-        happens(feed, BEGINS, 10)
-        happens(feed, ENDS, 2, sessionID="child")
-        happens(feed, ENDS, 11)
+        happens(feed, "session.renamed", 10, title="One")  # what the title has cost was the 9th
+        assert await anext(events) == [TitleChanged("s", "One")]
+        happens(feed, BEGINS, 13)
+        happens(feed, ENDS, 3, sessionID="child")
+        happens(feed, ENDS, 14)
         assert await anext(events) == [Gap("s")]
         assert await anext(events) == [Busy("s"), Gap("s")]
         assert await anext(events) == [Idle("child", RunEnd()), Idle("s", RunEnd())]

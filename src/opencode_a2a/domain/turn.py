@@ -275,14 +275,18 @@ class Turn:
             case TodosChanged() if ours:
                 return [Progress("todo", "updated", todos=event.todos)]
             case Compacting() if ours and self._prompted_at is not None:
-                if event.done:
-                    return [Progress("compaction", "completed")]
-                return self._report_once(Progress("compaction", "started", part_id=event.part_id))
+                return self._on_compacting(event)
             case SessionErred() if ours:  # the first says why, a second only that
                 self._error = self._error or event.problem
             case _:
                 pass
         return []
+
+    def _on_compacting(self, event: Compacting) -> list[Update]:
+        status = "completed" if event.done else "started"
+        progress = Progress("compaction", status, part_id=event.part_id)
+        # The end of one without a name is told when it comes, and not read again.
+        return [progress] if event.done and event.part_id is None else self._report_once(progress)
 
     def _on_idle(self, event: Idle) -> list[Update]:
         if any(self._background.values()):

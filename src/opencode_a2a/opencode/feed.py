@@ -102,10 +102,13 @@ class Subscription:
             self._arrived.set_result(None)
 
     def misses_some(self, session: str, number: int) -> bool:
-        """Whether events are missing before the one with this number."""
+        """Whether events are missing before the one with this number.
+
+        A single one may be: what a title or a summary has used has a number, and is not sent.
+        """
         last = self._sessions.get(session)
         self._sessions[session] = number
-        return last is not None and number > last + 1
+        return last is not None and number > last + 2
 
     def add_gap(self) -> None:
         self._gaps += 1

@@ -97,7 +97,7 @@ class Content(Wire):
     text: str = ""
     id: str = ""
     name: str = ""
-    state: ToolState | None = None
+    state: dict[str, Any] | None = None  # a `ToolState` in a tool call; elsewhere the provider's
     time: Time = Field(default_factory=Time)
 
 
@@ -507,23 +507,9 @@ def _answered_by(model: Model | None, agent: str | None) -> AnsweredBy | None:
     return AnsweredBy(model.ref, agent=agent, variant=model.chosen_variant)
 
 
-def _compacted(event: Body, d: Body, _: Calls) -> Sequence[ev.AgentEvent]:
-    """The summary is a step of the agent's, but no message that it has."""
-    session, message = intern(d["sessionID"]), event["id"]
-    summary = ev.MessageSeen(
-        session,
-        message,
-        ev.Speaker.HOUSEKEEPING,
-        created=event["created"],
-        completed=True,
-        finish="stop",
-    )
-    return [
-        summary,
-        ev.StepStarted(session, message, _step_id(message)),
-        _step_finished(session, message, None, d.get("tokens") or {}, d.get("cost", 0.0)),
-        ev.Compacting(session, done=True),
-    ]
+def _compacting(event: Body, d: Body, _: Calls) -> Sequence[ev.AgentEvent]:
+    message = d.get("inputID") or f"msg_{event['id'].removeprefix('evt_')}"
+    return [ev.Compacting(d["sessionID"], done=False, part_id=message)]
 
 
 def _child_started(_: Body, d: Body, __: Calls) -> Sequence[ev.AgentEvent]:
@@ -570,10 +556,9 @@ _READERS: Mapping[str, Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]] =
         ev.Idle(d["sessionID"], ev.RunEnd(problem(Error.model_validate(d["error"]))))
     ],
     "session.retry.scheduled": lambda _, d, __: [_retry(d["sessionID"], Message.Retry(**d))],
-    "session.compaction.started": lambda e, d, _: [
-        ev.Compacting(d["sessionID"], done=False, part_id=e["id"])
-    ],
-    "session.compaction.ended": _compacted,
+    "session.compaction.started": _compacting,
+    # It does not say of which compaction. What is stored does, with what the summary has used.
+    "session.compaction.ended": lambda _, d, __: [ev.Gap(d["sessionID"])],
     "session.created": _child_started,
     "session.renamed": lambda _, d, __: [ev.TitleChanged(d["sessionID"], d["title"])],
     # No more events come. The gap makes the turn read what is stored, and find the session gone.
@@ -610,7 +595,7 @@ def stored_events(
         case "assistant":
             yield from _answer_events(session, message, at_rest=at_rest)
         case "compaction":
-            yield ev.Compacting(session, done=True)
+            yield from _compaction_events(session, message)
         case _:
             pass
 
@@ -642,6 +627,23 @@ def _answer_events(session: str, message: Message, *, at_rest: bool) -> Iterator
         yield _retry(session, message.retry)
 
 
+def _compaction_events(session: str, message: Message) -> Iterator[ev.AgentEvent]:
+    """The summary is a step of the agent's, but no message that it has."""
+    yield ev.Compacting(session, done=False, part_id=message.id)
+    if message.status == "completed":
+        yield ev.MessageSeen(
+            session,
+            message.id,
+            ev.Speaker.HOUSEKEEPING,
+            created=message.time.created,
+            completed=True,
+            finish="stop",
+        )
+        yield ev.StepStarted(session, message.id, _step_id(message.id))
+        yield _step_finished(session, message.id, None, message.tokens or {}, message.cost)
+        yield ev.Compacting(session, done=True, part_id=message.id)
+
+
 def blocks(session: str, message: Message) -> Iterator[ev.AgentEvent]:
     """The texts, tool calls and files of an answer."""
     ordinals = dict.fromkeys(("text", "reasoning"), 0)
@@ -663,7 +665,7 @@ def blocks(session: str, message: Message) -> Iterator[ev.AgentEvent]:
                 ended_at=each.time.completed,
             )
             known = ev.ToolSnapshot(session, message.id, _tool_id(message.id, each.id), call)
-            yield from _tool_events(known, each.state)
+            yield from _tool_events(known, ToolState.model_validate(each.state))
 
 
 def end_of_run(message: Message) -> ev.RunEnd:
