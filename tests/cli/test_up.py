@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -273,3 +274,32 @@ def test_stopped_while_it_starts_it_leaves_nothing_either(tmp_path: Path) -> Non
         assert program.process.wait(60) == 0
         assert not any(alive(pid) for pid in opencodes(program))
         assert "Traceback" not in program.output
+
+
+def ask(program: Program, directory: Path, text: str, **more: object) -> dict[str, Any]:
+    """The task of a client that gets every block."""
+    program.wait_for("Stop with Ctrl-C")
+    url = program.wait_for(r"OpenCode answers A2A at (\S+)")[1]
+    headers = login(directory) | {"A2A-Extensions": "urn:a2a:stream-hints/v1"}
+    message = {"messageId": text, "role": "ROLE_USER", "parts": [{"text": text}], **more}
+    sent = {"message": message}
+    answer = httpx.post(f"{url}/message:send", json=sent, headers=headers, timeout=60)
+    task: dict[str, Any] = answer.json()["task"]
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED", task
+    return task
+
+
+def test_conversations_and_their_rules_survive_the_move_to_opencode_2(tmp_path: Path) -> None:
+    if (newer := opencode2_command()) is None:
+        pytest.skip("npm has no OpenCode 2 for this system")
+    rules = {"A2A_PERMISSION_RULES": '[{"permission": "bash", "action": "deny"}]'}
+    with up(tmp_path, **rules) as program:
+        before = ask(program, tmp_path, "Hello!")
+    with up(tmp_path, OPENCODE_COMMAND=newer, **rules) as program:
+        context = {"contextId": before["contextId"]}
+        listed = ask(program, tmp_path, "List the files.", **context)
+        after = ask(program, tmp_path, "And now?", **context)
+    assert "Message 3 of this conversation" in after["artifacts"][-1]["parts"][0]["text"]
+    assert "tool:glob" in [each["name"] for each in listed["artifacts"]]  # no command may be run
+    sessions = [each["metadata"]["shared"]["session"]["id"] for each in (before, after)]
+    assert sessions[0] == sessions[1]
