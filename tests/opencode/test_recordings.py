@@ -20,31 +20,24 @@ import pytest
 
 from opencode_a2a.domain.events import (
     AgentEvent,
-    BlockKind,
     ChildStarted,
     Gap,
     ToolSnapshot,
 )
-from opencode_a2a.domain.task import Task, TaskHead
 from opencode_a2a.domain.turn import Turn
 from opencode_a2a.domain.updates import (
     BlockPhase,
     BlockText,
     BlockTool,
     InterruptOpened,
-    InterruptResolved,
-    LogEntry,
     Progress,
-    Update,
 )
 from opencode_a2a.domain.values import (
     AnsweredBy,
     Failure,
     ModelRef,
-    PermissionAsk,
     SessionRef,
     SubAgent,
-    TaskState,
     Usage,
 )
 from opencode_a2a.opencode.driver import Defaults
@@ -52,6 +45,17 @@ from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
 from opencode_a2a.opencode.v1.session import Driver
 from opencode_a2a.opencode.v1.wire import parent_of, session_of, translate
+from tests.opencode.replay import (
+    CANCELED,
+    COMPLETED,
+    FAILED,
+    STEP,
+    TWO_STEPS,
+    Seen,
+    Story,
+    check_same,
+    words,
+)
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 PROMPTING = re.compile(r"/session/(ses_\w+)/(?:message|prompt_async|command|shell|summarize)")
@@ -200,13 +204,11 @@ class Stored:
         return await self.call(method, *path, query=query), {}
 
 
-# -- our side: a turn, and everything it said
+# -- our side
 
 
 @dataclass
-class Replay:
-    turn: Turn
-    updates: list[Update] = field(default_factory=list)
+class Replay(Seen):
     stored: Stored = field(default_factory=Stored)
     known_at_end: frozenset[str] = frozenset()
     family: set[str] = field(default_factory=set)
@@ -229,54 +231,10 @@ class Replay:
                 self.family.add(event.child.session)
             if isinstance(event, ChildStarted):
                 self.family.add(event.session)
-            self.updates += self.turn.feed(event)
+        super().feed(events)
 
     async def look(self) -> None:
         self.feed(await self.stored.read(self.turn.session, self.turn.message_id))
-
-    @property
-    def task(self) -> Task:
-        entries = [LogEntry(n, n, update) for n, update in enumerate(self.updates, 1)]
-        return Task.of(TaskHead("task", "context", "caller", 0), entries)
-
-    @property
-    def blocks(self) -> list[str]:
-        return [
-            f"{b.call.tool}: {b.call.status}" if b.call is not None else f"{b.kind.value}: {b.text}"
-            for b in self.task.visible_blocks()
-        ]
-
-    @property
-    def texts(self) -> list[str]:
-        return [b.text for b in self.task.visible_blocks() if b.kind is BlockKind.TEXT]
-
-    @property
-    def sayings(self) -> list[BlockText]:
-        return [update for update in self.updates if isinstance(update, BlockText)]
-
-    @property
-    def progress(self) -> str:
-        return " ".join(update.type for update in self.updates if isinstance(update, Progress))
-
-    @property
-    def interrupts(self) -> str:
-        said = []
-        for update in self.updates:
-            if isinstance(update, InterruptResolved):
-                said.append(update.resolution)
-            elif isinstance(update, InterruptOpened):
-                ask = update.interrupt
-                said.append(f"{ask.permission if isinstance(ask, PermissionAsk) else 'question'}?")
-        return " ".join(said)
-
-    @property
-    def failure(self) -> Failure | None:
-        problem = self.turn.outcome.problem if self.turn.outcome is not None else None
-        return problem.type if problem is not None else None
-
-    @property
-    def state(self) -> TaskState | None:
-        return self.turn.outcome.state if self.turn.outcome is not None else None
 
     def answer(self) -> Iterator[tuple[str, list[Json]]]:
         """The messages OpenCode stored in answer, each with its parts, as it tells them itself.
@@ -336,41 +294,6 @@ async def play(
 
 
 # -- what must come of each prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Story:
-    """One prompt of a recording and all that follows from it.
-
-    A block is written `kind: text` or `tool: status`; `…` stands for the rest of a long
-    text, which is compared with the stored one all the same. Interrupts are what was
-    asked, with a question mark, and how each was resolved.
-    """
-
-    recording: str
-    state: TaskState | None
-    blocks: Sequence[str] = ()
-    usage: tuple[int, int, int] = (0, 0, 0)
-    progress: str = ""
-    interrupts: str = ""
-    failure: Failure | None = None
-    files: bool = False
-    prompt: int = 0
-    merged: bool = False  # prompted while another prompt was being answered
-
-    def __str__(self) -> str:
-        return f"{self.recording}#{self.prompt}"
-
-
-STEP = "step-start step-finish"
-TWO_STEPS = f"{STEP} {STEP}"
-COMPLETED, CANCELED, FAILED = TaskState.COMPLETED, TaskState.CANCELED, TaskState.FAILED
-WORDS = ("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel")
-
-
-def words(count: int) -> str:
-    """What the recorded model says when told to say so many words."""
-    return "".join(f"{WORDS[n % 8]} " for n in range(count))
 
 
 # fmt: off
@@ -610,18 +533,7 @@ def test_every_recorded_prompt_has_its_story() -> None:
 
 @pytest.mark.parametrize("story", STORIES, ids=str)
 async def test_a_recorded_run_is_reported_as_it_happened(story: Story) -> None:
-    replay = await told(story)
-    assert (replay.state, replay.failure) == (story.state, story.failure)
-    assert len(replay.blocks) == len(story.blocks)
-    for shown, expected in zip(replay.blocks, story.blocks, strict=True):
-        beginning, long, _ = expected.partition("…")
-        assert shown == expected or (long and shown.startswith(beginning))
-    usage = replay.turn.usage
-    assert (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens) == story.usage
-    assert replay.progress == story.progress
-    assert replay.interrupts == story.interrupts
-    assert replay.turn.files_changed == story.files
-    assert story.state is None or not replay.turn.requests.open
+    story.check(await told(story))
 
 
 @pytest.mark.parametrize("story", ENDED, ids=str)
@@ -741,7 +653,7 @@ async def test_losing_events_anywhere_makes_no_difference_in_the_end(story: Stor
         first = dice.randrange(prompted.line, len(lines))
         after = dice.randrange(first + 1, len(lines) + 1)
         loss = Loss(first, after, dice.choice([0, 0, 3]), dice.choice([0, 0, 3, 10]))
-        _same(await play(lines, prompted, loss), whole, loss)
+        check_same(await play(lines, prompted, loss), whole, loss)
 
 
 @pytest.mark.parametrize("story", ALONE, ids=str)
@@ -753,7 +665,7 @@ async def test_looking_without_need_makes_no_difference_in_the_end(story: Story)
         at = dice.randrange(prompted.line + 1, len(lines) + 1)
         look = Loss(at, at, ahead=dice.choice([0, 0, 3, 10]))
         replay = await play(lines, prompted, look)
-        _same(replay, whole, look)
+        check_same(replay, whole, look)
         assert len(replay.progress) <= len(whole.progress), look
 
 
@@ -771,14 +683,6 @@ def _alone(story: Story) -> tuple[Sequence[Line], Prompted]:
             if not harmless:
                 return lines[:number], prompted
     return lines, prompted
-
-
-def _same(replay: Replay, whole: Replay, loss: Loss) -> None:
-    assert (replay.state, replay.failure) == (whole.state, whole.failure), loss
-    assert sorted(replay.blocks) == sorted(whole.blocks), loss  # held-back text may come later
-    assert replay.texts[-1:] == whole.texts[-1:], loss
-    assert replay.turn.usage == whole.turn.usage, loss
-    assert replay.turn.files_changed == whole.turn.files_changed, loss
 
 
 async def test_after_a_lost_connection_the_closing_text_brings_what_was_missed() -> None:

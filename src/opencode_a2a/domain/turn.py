@@ -28,7 +28,7 @@ When it is over
   OpenCode stores an answer before it asks the model;
 * some agents say once and for all how a run has ended (`RunEnd`): then nothing else is waited for;
 * a sub-agent in the background begins another run of its parent when it ends: until then, and until
-  nothing more is found to come, the end of a run is not the end;
+  nothing more is found to come twice, the end of a run is not the end;
 * what was open is closed then, as far as it got.
 """
 
@@ -293,7 +293,9 @@ class Turn:
             return []
         self._idle = True
         self._run_end = event.end if self.prompt_is_stored else None
-        # Somebody else may have stopped it: what is stored tells whether the session is still there.
+        if self._run_end is None and event.end is not None:  # it may have failed before the prompt
+            self._error = self._error or event.end.problem
+        # Somebody else may have stopped it. What is stored tells whether the session still exists.
         self._needs_reconcile |= self._run_end is not None and self._run_end.aborted
         return self._end_if_over()
 
@@ -554,7 +556,8 @@ class Turn:
 
     def _on_caught_up(self, event: CaughtUp) -> list[Update]:
         self._needs_reconcile = self.not_begun = False
-        self._may_begin_again &= not self._idle
+        # Twice: between the end of a sub-agent and the run that it begins, nothing is at work.
+        self._may_begin_again &= not self._idle or self._idle_reads == 0
         for request_id in self._unexplained.keys() - event.open_requests:
             del self._unexplained[request_id]
         updates = self._open_explained()
