@@ -33,6 +33,8 @@ class Defaults:
 class Driver(Protocol):
     """How to talk to a generation of OpenCode."""
 
+    tells_of_disposals: bool  # and of the MCP servers that are gone with them
+
     async def connected(self) -> None:
         """Called after each connection."""
         ...

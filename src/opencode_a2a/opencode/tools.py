@@ -67,9 +67,9 @@ class OpenCodeTools:
 
     async def _register(self, directory: str) -> None:
         instance, known = self._feed.instance(directory), self._registered.get(directory)
-        if known is not None and instance == known.instance:
-            return
         driver = self._driver()
+        if driver.tells_of_disposals and known is not None and instance == known.instance:
+            return
         # A connection that was lost does not mean that OpenCode was: to register again would break
         # the calls that are going on.
         status = await driver.mcp_status(directory, SERVER)
@@ -82,6 +82,8 @@ class OpenCodeTools:
                 logger.warning("tools.not_connected", directory=directory, status=status)
                 return
             logger.info("tools.registered", directory=directory)
+        elif instance == known.instance:
+            return
         agents = await driver.agent_rules(directory)
         self._registered.put(directory, _Registered(instance, agents))
 

@@ -73,6 +73,8 @@ class _McpStatus(Wire):
 class Driver:
     """Implements `opencode.driver.Driver`."""
 
+    tells_of_disposals = True
+
     def __init__(self, http: Http, feed: Feed, defaults: Defaults) -> None:
         self._http = http
         self._feed = feed

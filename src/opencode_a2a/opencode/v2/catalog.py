@@ -368,13 +368,13 @@ class OpenCode2Catalog:
         return found.model.ref if found.model is not None else None
 
     async def default_model(self, location: c.Location) -> ModelRef | None:
-        await self._loaded(location)
+        await self.loaded(location)
         where = ("api", "model", "default")
         found = await self._http.call("GET", *where, query=_where(location))
         return read(_DefaultModel, found).ref
 
     async def providers(self, location: c.Location) -> c.Providers:
-        await self._loaded(location)
+        await self.loaded(location)
         providers = await self._list(_Provider, "provider", query=_where(location))
         models = [m.info() for m in await self._list(_Model, "model", query=_where(location))]
         return c.Providers(
@@ -408,18 +408,18 @@ class OpenCode2Catalog:
 
     async def list_agents(self, location: c.Location) -> Sequence[wire.Agent]:
         """The default agent first: before it OpenCode lists sub-agents and hidden ones only."""
-        await self._loaded(location)
+        await self.loaded(location)
         found = await self._list(wire.Agent, "agent", query=_where(location))
         return sorted(found, key=lambda agent: not agent.can_be_default)
 
     async def commands(self, location: c.Location) -> Sequence[c.CommandInfo]:
-        await self._loaded(location)
+        await self.loaded(location)
         return [
             c.CommandInfo(each.name, each.description, source="command", template=None)
             for each in await self._list(_Command, "command", query=_where(location))
         ]
 
-    async def _loaded(self, location: c.Location) -> None:
+    async def loaded(self, location: c.Location) -> None:
         """Wait until OpenCode has read the configuration of a directory.
 
         Before that it lists what comes with it, and its own gateway as the only provider. It counts
@@ -449,6 +449,8 @@ class OpenCode2Catalog:
             known = {each.id: each for each in await self.list_agents(here)}
             default = next(iter(known), None)
             wanted = agent or default
+            if agent is not None and agent not in known:
+                raise UpstreamHttpError(f'Agent not found: "{agent}".', name="AgentNotFound")
             if wanted is not None and wanted != (session.agent or default):
                 await self._call_session(session.id, "POST", "agent", body={"agent": wanted})
             if model is None and wanted in known and (own := known[wanted].model) is not None:
@@ -479,7 +481,7 @@ class OpenCode2Catalog:
         )
 
     async def workspaces(self, location: c.Location) -> Sequence[c.Workspace]:
-        _refuse(release.WORKSPACES)
+        return []
 
     async def workspace_types(self, location: c.Location) -> Sequence[str]:
         _refuse(release.WORKSPACES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Unpack
@@ -27,6 +28,7 @@ from ..http import Http, NotFound, Options, Requests
 from . import wire
 from .catalog import OpenCode2Catalog
 
+TOOLS_SECONDS = 0.3  # until sessions have the tools of a server that is connected; nothing tells
 PAGE_SIZE = 200  # messages read at once; OpenCode gives no more
 INSTRUCTIONS = "opencode-a2a"  # the name of the deployment's system text in a session
 
@@ -41,6 +43,8 @@ class _McpServer(Wire):
 
 class Driver:
     """Implements `opencode.driver.Driver`."""
+
+    tells_of_disposals = False
 
     def __init__(self, http: Http, feed: Feed, defaults: Defaults) -> None:
         self._http = http
@@ -87,6 +91,7 @@ class Driver:
     async def add_mcp(
         self, directory: str, server: str, *, url: str, headers: Mapping[str, str]
     ) -> None:
+        await self._catalog.loaded(Location(directory))  # only then it connects at once
         config = {
             "type": "remote",
             "url": url,
@@ -101,6 +106,7 @@ class Driver:
             query=wire.at(directory),
             body={"config": config},
         )
+        await asyncio.sleep(TOOLS_SECONDS)
 
     async def agent_rules(self, directory: str) -> Mapping[str, Sequence[PermissionRule]]:
         agents = await self._catalog.list_agents(Location(directory))
@@ -158,6 +164,8 @@ class Session:
         """Have the session answer as the prompt wants it: each choice holds until it is changed."""
         defaults = self._defaults
         found = read(wire.Session, (await self._call("GET"))["data"])
+        if self._subscription is not None and found.title:  # it may have got it after its last run
+            self._subscription.put([ev.TitleChanged(self.ref.id, found.title)])
         if self._rules and not found.permissions:  # OpenCode drops them where it is upgraded
             await self._catalog.restrict(self.ref.id, self._rules)
         if defaults.system:
@@ -306,8 +314,7 @@ class Session:
                 if decision.message:
                     await self._pass_on(session, request_id, decision.message)
                 # "always" would hold for every session of the project, and for good.
-                reply = "reject" if decision.reply == "reject" else "once"
-                body = {"decision": reply}
+                body = {"decision": "reject" if decision.reply == "reject" else "once"}
                 body |= {"message": decision.message} if decision.message else {}
                 where = ("permission", request_id, "reply")
                 await self._call("POST", *where, session=session, body=body)

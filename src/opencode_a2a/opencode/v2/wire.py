@@ -400,10 +400,11 @@ def _tool_events(known: ev.ToolSnapshot, state: ToolState) -> Iterator[ev.AgentE
     texts = [each.text for each in state.content if each.type == "text"]
     error = state.error
     told = {key: value for key, value in given.items() if isinstance(value, str)}
+    title = next((told[key] for key in _TITLES if key in told), None)
     call = replace(
         known.call,
         status="pending" if state.status == "streaming" else state.status,
-        title=next((told[key] for key in _TITLES if key in told), None),
+        title=title if state.status == "completed" else None,
         subtitle=told.get("description"),
         input=given or None,
         output="\n".join(texts) if state.content else None,
