@@ -27,7 +27,9 @@ class Tools:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     canceled: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def serve(self, tool: str, arguments: Mapping[str, Any], report: Report) -> ToolResult:
+    async def serve(
+        self, tool: str, arguments: Mapping[str, Any], report: Report, session: str | None = None
+    ) -> ToolResult:
         self.calls.append((tool, arguments))
         if arguments.get("peer") == "slow":
             await report("goes on")

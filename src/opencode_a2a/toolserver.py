@@ -28,10 +28,12 @@ from .domain.peer_calls import SERVER, Report, ToolResult, ToolSpec
 from .web.server import QuietServer
 
 HOST, PATH = "127.0.0.1", "/mcp"
+SESSION = "ai.opencode/sessionID"  # in what a call says about itself
 # Longer than OpenCode keeps a connection: a call on one that is being closed would be lost.
 KEEP_ALIVE_SECONDS = 86_400
 Specify = Callable[[], Sequence[ToolSpec]]  # the tools as the model is told of them now
-Serve = Callable[[str, Mapping[str, Any], Report], Awaitable[ToolResult]]
+# The last is the session of OpenCode that calls; OpenCode 1.x does not tell it.
+Serve = Callable[[str, Mapping[str, Any], Report, str | None], Awaitable[ToolResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,9 @@ def _server(tools: Specify, serve: Serve) -> Server[Any]:
             reports += 1
             await context.session.report_progress(reports, message=note)
 
-        result = await serve(params.name, params.arguments or {}, report)
+        session: object = (params.meta or {}).get(SESSION)
+        caller = session if isinstance(session, str) else None
+        result = await serve(params.name, params.arguments or {}, report, caller)
         text = types.TextContent(type="text", text=result.text)
         return types.CallToolResult(content=[text], is_error=result.failed)
 

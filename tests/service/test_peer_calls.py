@@ -276,7 +276,9 @@ async def test_a_call_that_is_allowed_twice_waits_for_its_turn_all_the_same() ->
     session.sift([ToolSnapshot("ses_0", "answer", "part", call)])
     inner.open_requests = frozenset({"per_two"})
     async with asyncio.timeout(PATIENCE), calls.running():
-        first = calls.announce(call, allow=yes, start=lambda: asyncio.create_task(done()))
+        first = calls.announce(
+            call, session="ses_1", allow=yes, start=lambda: asyncio.create_task(done())
+        )
         assert await first.allowed()
         answers = [asyncio.create_task(session.settle(ask, ONCE)) for _ in range(2)]
         for _ in range(5):  # whatever happens, they wait for the first to arrive

@@ -208,6 +208,7 @@ class CallingSession:
         if announced is None or announced.over.is_set():
             announced = self._announced[call.call_id] = self.calls.announce(
                 call,
+                session=self.ref.id,
                 allow=lambda: self.inner.settle(ask, ONCE),
                 start=lambda: self._begin(call.call_id, self._make(call)),
             )

@@ -1,14 +1,15 @@
 """The agent's calls to other agents: whose task each belongs to.
 
-A call arrives over MCP, which does not tell the session. Before that, OpenCode has asked for
-permission, and that request names the session. `PeerCalls` notes the call, allows it, and takes the
-next request with this tool and these arguments for it. Of calls that cannot be told apart it allows
-one at a time, and the next when the first has arrived, or when OpenCode has said that it is over,
-and a while later. So no call is taken for one of another task. What nobody has announced, such as a
-call from a terminal in the same directory, is refused.
+A call arrives over MCP. OpenCode 2 tells with it which session calls, OpenCode 1.x does not. Before
+that, OpenCode has asked for permission, and that request names the session. `PeerCalls` notes the
+call, allows it, and takes the next request with this tool and these arguments for it. Of calls with
+the same arguments it allows one at a time, and the next when the first has arrived, or when
+OpenCode has said that it is over, and a while later. So no call is taken for one of another task.
+What nobody has announced, such as a call from a terminal in the same directory, is refused.
 
-One gap remains. A call that somebody allows in OpenCode's own interface, before this service does,
-arrives unannounced: it is refused, unless a task waits for the very same call just then.
+One gap remains with OpenCode 1.x. A call that somebody allows in OpenCode's own interface, before
+this service does, arrives unannounced: it is refused, unless a task waits for the very same call
+just then.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class OfferedTools(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class AnnouncedCall:
+    session: str
     start: Start
     given_up: bool = False  # nobody waits for it: if it arrives, it is not made
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,12 +118,14 @@ class PeerCalls:
             if left := self._work | self._expecting:
                 await asyncio.wait(left, timeout=GOODBYE_SECONDS)
 
-    def announce(self, call: ToolCall, *, allow: Allow, start: Start) -> AnnouncedCall:
+    def announce(
+        self, call: ToolCall, *, session: str, allow: Allow, start: Start
+    ) -> AnnouncedCall:
         """Allow a call when no other like it is on its way; `start` it when it arrives.
 
         Whoever announces it gives it up when OpenCode does not wait for it any more.
         """
-        announced = AnnouncedCall(start)
+        announced = AnnouncedCall(session, start)
         key = call_key(call.tool, call.input or {})
         expecting = asyncio.create_task(self._expect(key, announced, allow))
         self._expecting.add(expecting)
@@ -145,12 +149,16 @@ class PeerCalls:
                 call.over.set()
                 self._expected.pop(key, None)
 
-    async def serve(self, tool: str, arguments: Mapping[str, Any], report: Report) -> ToolResult:
+    async def serve(
+        self, tool: str, arguments: Mapping[str, Any], report: Report, session: str | None = None
+    ) -> ToolResult:
         """Make a call for the task that it belongs to. `report` says that it still goes on."""
-        expected = self._expected.pop(call_key(f"{SERVER}_{tool}", arguments), None)
-        if expected is None:
+        key = call_key(f"{SERVER}_{tool}", arguments)
+        expected = self._expected.get(key)
+        if expected is None or session not in (None, expected.session):
             logger.warning("peer.call.refused", tool=tool, reason="no task has announced it")
             return NOT_EXPECTED
+        del self._expected[key]
         expected.arrived.set()
         expected.over.set()
         if expected.given_up:
