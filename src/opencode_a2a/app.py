@@ -35,7 +35,7 @@ from .domain.addresses import is_loopback, origin_of, url_of_listener
 from .domain.limits import UNLIMITED, Limits
 from .domain.nodes import Node
 from .domain.ports import Agent, PeerInspector
-from .domain.release import Release
+from .domain.release import SHARED_ALWAYS, Release
 from .domain.values import Caller, PermissionRule, Root
 from .errors import PeerFailed, ServiceError, StoreError
 from .extensions import ALL
@@ -765,7 +765,11 @@ def _services(
             log=adapters.log,
             scheduler=scheduler,
             store=adapters.interrupts,
-            always=server.permission_always,
+            shares_always=lambda: (
+                server.permission_always == "workspace"
+                and (release := adapters.opencode.release) is not None
+                and SHARED_ALWAYS not in release.lacks
+            ),
             limiter=limiter,
         ),
         limiter=limiter,

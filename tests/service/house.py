@@ -184,7 +184,7 @@ async def house(
             log=log,
             scheduler=scheduler,
             store=SqlInterrupts(database),
-            always=always,
+            shares_always=lambda: always == "workspace",
             limiter=limiter,
         )
         tasks = Tasks(

@@ -70,6 +70,12 @@ COMMAND_TEMPLATES = Feature(
 LIVE_TOOL_OUTPUT = Feature(
     "live_tool_output", "The output of a tool is shown when the tool has ended.", only_in=1
 )
+SHARED_ALWAYS = Feature(
+    "shared_always",
+    'OpenCode 2 would remember "always" for good, so it holds for the context of its caller, also '
+    "with A2A_PERMISSION_ALWAYS=workspace.",
+    only_in=1,
+)
 FEATURES = (
     NAMED_REFUSALS,
     TODOS,
@@ -81,6 +87,7 @@ FEATURES = (
     REVERT_OF_PARTS,
     COMMAND_TEMPLATES,
     LIVE_TOOL_OUTPUT,
+    SHARED_ALWAYS,
 )
 
 

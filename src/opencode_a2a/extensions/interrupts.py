@@ -69,7 +69,9 @@ HUMAN_IN_THE_LOOP = Extension(
 
 RequestId = Annotated[
     str,
-    Field(pattern=r"^(per|que|frm)_[A-Za-z0-9]+$", max_length=64, description="As in the interrupt"),
+    Field(
+        pattern=r"^(per|que|frm)_[A-Za-z0-9]+$", max_length=64, description="As in the interrupt"
+    ),
 ]
 _ERRORS = (
     InterruptRequestNotFound,

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from ..contract.declare import Extension, Toggle
 from ..contract.params import Directory, Params, Result, WorkspaceId
+from ..domain import release
 from ..domain.catalog import Location, Project, Workspace, Worktree
 from ..domain.isolation import ContextWorktree, FinishAction, Finished, FinishOptions
 from ..domain.scopes import Scope
@@ -89,7 +90,7 @@ class WorkspaceResult(Result):
     item: Workspace
 
 
-@_read("opencode.workspaces.list", upstream_stability="experimental")
+@_read("opencode.workspaces.list", needs=release.WORKSPACES, upstream_stability="experimental")
 async def list_workspaces(services: Services, caller: Caller, params: LocationParams) -> Workspaces:
     """OpenCode's workspaces for the project."""
     location = await params.location(services, caller)
@@ -105,7 +106,9 @@ class CreateWorkspace(LocationParams):
     request: NewWorkspace
 
 
-@_mutation("opencode.workspaces.create", upstream_stability="experimental")
+@_mutation(
+    "opencode.workspaces.create", needs=release.WORKSPACES, upstream_stability="experimental"
+)
 async def create_workspace(
     services: Services, caller: Caller, params: CreateWorkspace
 ) -> WorkspaceResult:
@@ -128,7 +131,9 @@ class RemoveWorkspace(LocationParams):
     workspace_id: WorkspaceId
 
 
-@_mutation("opencode.workspaces.remove", upstream_stability="experimental")
+@_mutation(
+    "opencode.workspaces.remove", needs=release.WORKSPACES, upstream_stability="experimental"
+)
 async def remove_workspace(
     services: Services, caller: Caller, params: RemoveWorkspace
 ) -> Acknowledgement:
@@ -221,7 +226,9 @@ async def remove_worktree(
     return Acknowledgement()
 
 
-@_mutation("opencode.worktrees.reset", upstream_stability="experimental")
+@_mutation(
+    "opencode.worktrees.reset", needs=release.WORKTREE_RESET, upstream_stability="experimental"
+)
 async def reset_worktree(
     services: Services, caller: Caller, params: ExistingWorktree
 ) -> Acknowledgement:

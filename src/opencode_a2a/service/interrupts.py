@@ -71,14 +71,15 @@ class Interrupts:
         log: TaskLog,
         scheduler: Scheduler,
         store: InterruptStore,
-        always: Literal["context", "workspace"] = "context",
+        shares_always: Callable[[], bool] = lambda: False,
         limiter: Limiter | None = None,
     ) -> None:
+        """`shares_always`: whether "always" is OpenCode's to remember, for every session."""
         self._limiter = limiter or Limiter()
         self._log = log
         self._scheduler = scheduler
         self._store = store
-        self._always = always
+        self._shares_always = shares_always
 
     async def pending(self, caller: Caller) -> Sequence[Pending]:
         """The requests that this caller can decide now."""
@@ -198,7 +199,7 @@ class Interrupts:
             return InterruptAnswered(ask, decision, resolution=word, still_open=still_open, by=by)
         grants: tuple[str, ...] = ()
         delivered = decision
-        if decision.reply == "always" and self._always == "context":
+        if decision.reply == "always" and not self._shares_always():
             delivered = PermissionDecision("once")
             grants = ask.always if isinstance(ask, PermissionAsk) else ()
         return InterruptAnswered(
