@@ -44,6 +44,14 @@ def is_2() -> bool:
     return release().generation == 2
 
 
+# What the shell is said to have printed where it has printed nothing.
+_NOTHING = '{"exit":0,"truncated":false,"output":"","status":"completed"}'
+
+
+def no_output() -> str:
+    return _NOTHING if is_2() else "(no output)"
+
+
 def tool_name(name: str) -> str:
     """What the OpenCode of this run calls a tool of 1.x, or the permission for it."""
     return tools.NAMES.get(name, name) if is_2() else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -143,8 +144,13 @@ class Behind2(Behind):
         return [
             (
                 roles[message["type"]],
-                message.get("text")
-                or "".join(block.get("text", "") for block in message.get("content", ())),
+                "".join(
+                    [
+                        message.get("text", ""),
+                        *(block.get("text", "") for block in message.get("content", ())),
+                        *(b64decode(file["data"]).decode() for file in message.get("files", ())),
+                    ]
+                ),
             )
             for message in await self.messages(session)
             if message["type"] in roles

@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 from tests.e2e.seen import tool
+from tests.features import no_output
 from tests.running import Upstream
 
 
@@ -33,5 +34,5 @@ class Gate:
             title=self.command,
             subtitle="Waits",
             input={"command": self.command, "description": "Waits"},
-            output="(no output)",
+            output=no_output(),
         )

@@ -13,6 +13,7 @@ from tests.e2e.clients import LINES, PythonClient, ask, every_way, on_every_line
 from tests.e2e.gate import Gate
 from tests.e2e.protojson import to_json
 from tests.e2e.seen import BASH, SHELL, TASK, facts, reaches, shared, shown, shows, state, tool
+from tests.features import is_2, require, tool_input
 from tests.running import Service, Upstream
 
 THINKING = "thought 0 thought 1 thought 2 "
@@ -101,7 +102,8 @@ async def test_a_failed_tool_call_is_shown_as_such(
     task, _ = await every_way(
         either, '[[tool:read {"filePath": "nosuch.txt"}]] [[text:Never mind.]]'
     )
-    missing = f"File not found: {opencode.workspace}/nosuch.txt"
+    named = "nosuch.txt" if is_2() else f"{opencode.workspace}/nosuch.txt"
+    missing = f"File not found: {named}"
     assert shown(task) == [
         tool("read", "error", input={"filePath": "nosuch.txt"}, error=missing),
         ("answer", "Never mind."),
@@ -125,7 +127,7 @@ async def test_a_sub_agent_works_for_the_answer_but_does_not_speak_in_it(
             [(name, child), spoken] = shown(task)
             assert name == TASK
             assert child["status"] == "completed"
-            assert child["input"] == given
+            assert child["input"] == tool_input(**given)
             assert "The child speaks." in child["output"]
             assert spoken == ("answer", "The parent speaks.")
             usage = shared(task)["usage"]
@@ -163,7 +165,7 @@ async def test_what_a_sub_agent_does_is_reported_with_its_name_from_its_beginnin
         assert (who["agent"], who["call_id"]) == ("general", call["call_id"])
         assert who["session_id"] in call["output"]
         assert who["session_id"] != shared(task)["session"]["id"]
-    assert {(p["tool"], p["title"]) for p in others if "tool" in p} >= {("bash", "Looks around")}
+    assert {(p["tool"], p["title"]) for p in others if "tool" in p} >= {(BASH, "Looks around")}
     [running, completed] = [p for p in others if p["type"] == "tool-call"]
     assert "ended_at" not in running
     assert running["started_at"] == completed["started_at"] <= completed["ended_at"]
@@ -180,17 +182,16 @@ async def test_usage_is_reported_however_a_task_ends(either: PythonClient, gate:
         canceled = await either.cancel(stream.task.id)
         streamed = await stream.rest()
     assert state(canceled) == "canceled"
-    assert shared(canceled)["usage"] == {
-        "input_tokens": 1000,
-        "output_tokens": 20,
-        "total_tokens": 1020,
-        "cost": 0.00104,
-        "unreported_steps": 1,
-    }
+    one = {"input_tokens": 1000, "output_tokens": 20, "total_tokens": 1020, "cost": 0.00104}
+    # OpenCode 2 tells also what a step has used whose call is interrupted.
+    told = {name: 2 * figure for name, figure in one.items()} if is_2() else one
+    assert shared(canceled)["usage"] == told | ({} if is_2() else {"unreported_steps": 1})
     assert shared(streamed)["usage"] == shared(canceled)["usage"]
     nothing = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
     failed = await either.send(ask("[[error:400]]"))
-    assert (state(failed), shared(failed)["usage"]) == ("failed", nothing)
+    # OpenCode 2 begins a step before it asks the model.
+    unknown = {"unreported_steps": 1} if is_2() else {}
+    assert (state(failed), shared(failed)["usage"]) == ("failed", nothing | unknown)
     async with either.stream(ask("[[hangmid:1]] Hello")) as stream:
         await stream.until(shows("answer"))
         stopped = await either.cancel(stream.task.id)
@@ -198,6 +199,7 @@ async def test_usage_is_reported_however_a_task_ends(either: PythonClient, gate:
 
 
 async def test_todos_are_progress(either: PythonClient) -> None:
+    require("todos")
     todos = (
         '[{"content": "Look", "status": "completed", "priority": "high"},'
         ' {"content": "Leap", "status": "pending", "priority": "low"}]'
@@ -229,9 +231,10 @@ async def test_changed_files_are_shown_as_a_diff(
         task = await stream.rest()
     assert [name for name, _ in shown(task)] == ["tool:read", "tool:edit", "changes", "answer"]
     diff, files = shown(task)[-2][1]
-    assert diff.splitlines()[2:] == [
-        f"--- {name}\t",
-        f"+++ {name}\t",
+    before, after = (f"a/{name}", f"b/{name}") if is_2() else (f"{name}\t", f"{name}\t")
+    assert diff.splitlines()[2 if not is_2() else -7 :] == [
+        f"--- {before}",
+        f"+++ {after}",
         "@@ -1,3 +1,3 @@",
         " one",
         "-two",

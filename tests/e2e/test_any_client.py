@@ -128,7 +128,7 @@ async def test_a_question_of_the_agent_is_answered(anyone: Client) -> None:
 async def test_a_permission_is_given_in_words(anyone: Client, tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("from outside\n")
-    task = await anyone.send(ask(f'[[tool:bash {{"command": "cat {outside}"}}]]'))
+    task = await anyone.send(ask(f'[[tool:read {{"filePath": "{outside}"}}]]'))
     assert state(task) == "input-required"
     assert says(task).startswith("The agent asks for permission: external_directory")
     unclear = await anyone.send(ask("what for?", task=task.id))
@@ -136,7 +136,7 @@ async def test_a_permission_is_given_in_words(anyone: Client, tmp_path: Path) ->
     assert says(unclear).startswith("“what for?” is neither yes, always nor no.")
     done = await anyone.send(ask("Yes, go ahead", context=task.context_id))
     assert (state(done), done.id) == ("completed", task.id), "an answer need not name its task"
-    assert shown(done)[-1] == ("answer", "TOOL RESULT: from outside\n")
+    assert "from outside" in shown(done)[-1][1]
 
 
 async def test_what_is_not_there_is_not_found(anyone: Client) -> None:

@@ -19,6 +19,7 @@ from tests.e2e.behind import Behind
 from tests.e2e.clients import Client, Line, PythonClient, Refusal, ask
 from tests.e2e.protojson import from_json
 from tests.e2e.seen import answer, shared, shown, state
+from tests.features import is_2
 from tests.running import Service, Upstream, service
 
 PNG = base64.b64decode(
@@ -104,8 +105,12 @@ async def test_a_picture_that_a_tool_reads_is_handed_over(
     async with client.stream(ask(read)) as stream:
         await stream.rest()
     for task in (stream.task, await client.get(stream.task.id)):
-        assert [found for found, _ in shown(task)] == ["tool:read", "file", "answer"]
-        assert shown(task)[1][1] == (PNG, "image/png", "")
+        assert [found for found, _ in shown(task)] == [
+            "tool:read",
+            f"file:{name}" if is_2() else "file",
+            "answer",
+        ]
+        assert shown(task)[1][1] == (PNG, "image/png", name if is_2() else "")
     plain = await client.send(ask(read, modes=["text/plain"]))
     assert [found for found, _ in shown(plain)] == ["tool:read", "answer"]
 

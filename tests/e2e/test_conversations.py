@@ -11,7 +11,8 @@ from a2a.types.a2a_pb2 import Task
 from tests.e2e.behind import Behind
 from tests.e2e.clients import PythonClient, Refusal, ask
 from tests.e2e.gate import Gate
-from tests.e2e.seen import SHELL, error, facts, says, shared, shown, shows, state
+from tests.e2e.seen import PATIENCE, SHELL, error, facts, says, shared, shown, shows, state
+from tests.features import is_2
 from tests.running import Upstream
 
 
@@ -127,16 +128,24 @@ async def test_a_running_command_is_stopped_with_its_task(
     either: PythonClient, opencode: Upstream, behind: Behind
 ) -> None:
     mark = f"ran-{uuid.uuid4()}"
-    command = f'{{"command": "echo be$()gun; sleep 20; touch {mark}", "description": "Takes long"}}'
+    begun = opencode.workspace / f"begun-{mark}"
+    runs = f"echo be$()gun; touch {begun.name}; sleep 20; touch {mark}"
+    command = f'{{"command": "{runs}", "description": "Takes long"}}'
     async with either.stream(ask(f"[[say:Wait.]] [[tool:bash {command}]]")) as stream:
-        await stream.until(shows(SHELL, "begun"))
+        await stream.until(shows(SHELL, "running" if is_2() else "begun\n"))
+        async with asyncio.timeout(PATIENCE):
+            while not begun.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         canceled = await either.cancel(stream.task.id)
         streamed = await stream.rest()
     assert state(canceled) == "canceled"
     assert says(canceled) == "Canceled by the caller."
     assert facts(canceled) == facts(streamed)
     assert [name for name, _ in shown(canceled)] == ["answer", SHELL]
-    assert "User aborted the command" in shown(canceled)[1][1]["output"]
+    if is_2():
+        assert shown(canceled)[1][1]["status"] == "error"
+    else:
+        assert "User aborted the command" in shown(canceled)[1][1]["output"]
     assert not await behind.busy(session(canceled))
     assert not (opencode.workspace / mark).exists()
 

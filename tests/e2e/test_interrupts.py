@@ -13,7 +13,6 @@ from tests.e2e.asks import (
     INTERACTIVE,
     Callbacks,
     Mark,
-    bash,
     data,
     interrupt,
     kagent,
@@ -34,6 +33,7 @@ from tests.e2e.clients import (
 )
 from tests.e2e.protojson import to_json
 from tests.e2e.seen import BASH, PATIENCE, answer, reaches, says, shared, shown, state
+from tests.features import is_2
 from tests.running import Service, Upstream
 
 COLOUR = {
@@ -75,7 +75,7 @@ async def test_a_permission_is_asked_for_and_dies_with_the_task(
     task = await asking.get(stream.task.id)
     assert (state(task), says(task)) == (
         "input-required",
-        f"The agent asks for permission: bash\n\n    {mark.command}\n\n"
+        f"The agent asks for permission: {BASH}\n\n    {mark.command}\n\n"
         "The agent says: Leaves a mark\n\n"
         f"Answer yes for this once, always (from now on also touch *), or no. {HOW}",
     )
@@ -102,7 +102,7 @@ async def test_a_question_is_asked_with_its_options(client: PythonClient, behind
         "stop the agent."
     )
     told = interrupt(event)
-    assert told.pop("request_id").startswith("que_")
+    assert told.pop("request_id").startswith("frm_" if is_2() else "que_")
     [question] = told["details"]["questions"]
     assert (told["type"], told["phase"]) == ("question", "asked")
     assert {name: question[name] for name in COLOUR} == COLOUR
@@ -337,22 +337,22 @@ async def test_a_stream_that_is_kept_for_a_person_is_not_cut(
 # -- what may be asked
 
 
-async def test_a_place_outside_the_workspace_is_asked_for_before_the_command(
+async def test_a_place_outside_the_workspace_is_asked_for_before_the_edit(
     asking_service: Service, tmp_path: Path
 ) -> None:
-    outside = tmp_path / "outside.txt"
-    outside.write_text("a word from outside\n")
-
     async def body(client: PythonClient) -> None:
-        paused = await client.send(ask(bash(f"cat {outside}")))
+        outside = tmp_path / f"{client.line}.txt"
+        paused = await client.send(
+            ask(tool("write", filePath=str(outside), content="a word from outside\n"))
+        )
         assert says(paused).startswith("The agent asks for permission: external_directory (")
         assert str(tmp_path) in says(paused)
         again = await client.send(reply(paused, "yes"))
         assert state(again) == "input-required"
-        assert says(again).startswith(f"The agent asks for permission: {BASH}\n")
+        assert says(again).startswith("The agent asks for permission: edit")
         assert request_id(again) != request_id(paused)
         done = await client.send(reply(again, "yes"))
-        assert (state(done), answer(done)) == ("completed", "TOOL RESULT: a word from outside\n")
+        assert (state(done), outside.read_text()) == ("completed", "a word from outside\n")
 
     async with connect_all(asking_service) as clients:
         await on_every_line((clients[0], clients[3]), body)

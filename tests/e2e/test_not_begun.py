@@ -17,6 +17,7 @@ from tests.e2e.behind import Behind
 from tests.e2e.clients import LINES, PythonClient, ask
 from tests.e2e.seen import shared, shown, state
 from tests.faults.steering import ready
+from tests.features import is_2
 from tests.running import Upstream, service
 
 NOTE = Part(raw=b"a note", media_type="text/plain", filename="note.txt")
@@ -38,13 +39,14 @@ async def dropping_the_first_prompt(opencode: Upstream, *, stored: bool) -> Asyn
     async def pass_on(request: web.Request) -> web.StreamResponse:
         nonlocal prompts
         path, body = request.path_qs, await request.read()
-        prompts += (is_prompt := "/prompt_async" in path)
+        prompts += (is_prompt := path.partition("?")[0].endswith(("/prompt_async", "/prompt")))
         if drops := is_prompt and prompts == 1:
             if not stored:
                 cut_events()
                 return web.Response(status=204)
             path = path.replace("/prompt_async", "/message")
-            body = json.dumps({**json.loads(body), "noReply": True}).encode()
+            more = {"resume": False} if is_2() else {"noReply": True}
+            body = json.dumps({**json.loads(body), **more}).encode()
         headers = {
             "authorization": request.headers["authorization"],
             "content-type": "application/json",

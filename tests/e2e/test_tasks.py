@@ -14,6 +14,7 @@ from a2a.types.a2a_pb2 import TaskState
 from tests.e2e.clients import LINES, Line, PythonClient, Refusal, ask
 from tests.e2e.gate import Gate
 from tests.e2e.seen import BASH, SHELL, facts, shown, shows, state
+from tests.features import no_output
 from tests.running import Service
 
 
@@ -68,7 +69,7 @@ async def test_accepted_output_modes_are_kept_with_the_task(
         gate.open()
         followed = await stream.rest()
     assert shown(followed) == [
-        (SHELL, f"[{BASH}] completed: {gate.command}\n(no output)"),
+        (SHELL, f"[{BASH}] completed: {gate.command}\n{no_output()}"),
         ("answer", "Done."),
     ]
     assert facts(await client.get(task.id)) == facts(followed)

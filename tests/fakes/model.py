@@ -237,6 +237,8 @@ class ChatRequest:
         opening = "" if self.offered else self.system[:200].lower()
         if "title generator" in opening:
             return "title"
+        if not self.offered and self.text.startswith("You MUST summarize the conversation"):
+            return "summary"
         return "summary" if "summariz" in opening else "chat"
 
 
