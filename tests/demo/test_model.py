@@ -12,6 +12,7 @@ import pytest
 from opencode_a2a.demo.model import (
     LISTINGS,
     QUESTION,
+    SUMMARY,
     ChatRequest,
     Reply,
     ToolCall,
@@ -75,6 +76,7 @@ def test_words_that_opencode_adds_lead_to_nothing() -> None:
         {"type": "text", "text": "<system-reminder>\nUse no tool.\n</system-reminder>"},
         {"type": "text", "text": 'Called the Read tool with the following input: {"filePath": 1}'},
         {"type": "image_url", "image_url": {"url": "data:"}},
+        {"type": "text", "text": "Attached file: tools.txt\n\nuse a tool"},
     ]
     planned = reply({"role": "user", "content": parts})
     assert planned.call is None
@@ -92,6 +94,12 @@ def test_a_tool_result_is_shown_and_calls_no_tool_again() -> None:
 def test_titles_and_summaries_do_not_greet(agent: str) -> None:
     system = {"role": "system", "content": f"You are a {agent}."}
     assert "Hello" not in reply(system, user("List the files"), tools=()).text
+
+
+def test_a_summary_that_opencode_asks_for_as_a_user_calls_no_tool() -> None:
+    asked = user("You MUST summarize the conversation above.\n\nList the files and directories.")
+    assert reply(user("Hello!"), asked) == Reply(SUMMARY)
+    assert reply(asked, user("The previous response did not fill in the template.")).call is None
 
 
 def test_opencode_is_told_of_every_model() -> None:

@@ -30,7 +30,6 @@ from opencode_a2a.doctor.judgement import (
 )
 from opencode_a2a.doctor.verdict import Verdict
 from opencode_a2a.domain.release import Release
-from opencode_a2a.domain.release import Release
 from opencode_a2a.store.examine import StoreFacts
 from opencode_a2a.store.migrate import HEAD
 

@@ -26,6 +26,7 @@ from opencode_a2a.domain.events import (
     PartRemoved,
     PeerUsage,
     Retrying,
+    RunEnd,
     SessionErred,
     Speaker,
     StepFinished,
@@ -700,6 +701,12 @@ def test_todos_and_the_end_of_a_compaction_are_reported() -> None:
     ]
 
 
+def test_the_end_of_a_compaction_that_has_a_name_is_reported_once() -> None:
+    begins, ends = (Compacting(ROOT, done=done, part_id="msg_30") for done in (False, True))
+    both = [Progress("compaction", status, part_id="msg_30") for status in ("started", "completed")]
+    assert told(*WORKING, begins, ends, begins, ends) == both
+
+
 def test_a_compaction_before_the_prompt_is_not_the_turns() -> None:
     assert told(Compacting(ROOT, done=False, part_id="prt_c"), Compacting(ROOT, done=True)) == []
 
@@ -890,6 +897,155 @@ def test_a_run_that_is_lost_between_two_answers_is_not_completed(
     assert turn.outcome is None
     feed(turn, Idle(ROOT), CaughtUp(ROOT))
     assert turn.outcome == Outcome(TaskState.FAILED, LOST.message, LOST)
+
+
+# -- an agent that says once and for all how a run has ended
+
+
+ENDED_WELL = Idle(ROOT, RunEnd())
+ENDED_BADLY = Idle(ROOT, RunEnd(PROBLEM))
+STOPPED_BY_SOMEBODY = Idle(ROOT, RunEnd(aborted=True))
+READ = CaughtUp(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome"),
+    [
+        ((done(), ENDED_WELL), Outcome(TaskState.COMPLETED)),
+        ((done(finish="tool-calls"), ENDED_WELL), Outcome(TaskState.COMPLETED)),
+        ((done(), asked("msg_25", 25), ENDED_WELL), Outcome(TaskState.COMPLETED)),
+        ((done(finish="length"), ENDED_WELL), Outcome(TaskState.FAILED, CUT.message, CUT)),
+        ((ENDED_BADLY,), Outcome(TaskState.FAILED, PROBLEM.message, PROBLEM)),
+        (
+            (done(problem=CUT), ENDED_BADLY),
+            Outcome(TaskState.FAILED, CUT.message, CUT),  # the message knows better
+        ),
+        ((STOPPED_BY_SOMEBODY, READ), Outcome(TaskState.CANCELED, ABORTED)),
+        (
+            (tool("prt_t", "error", stops=True), done(finish="tool-calls"), STOPPED_BY_SOMEBODY),
+            Outcome(TaskState.CANCELED, STOPPED),
+        ),
+    ],
+)
+def test_the_end_of_a_run_that_is_said_once_and_for_all_is_not_waited_for(
+    events: Sequence[AgentEvent], outcome: Outcome
+) -> None:
+    turn = turn_after(*WORKING, *events)
+    feed(turn, READ)  # what is stored may have to be read first, and is not read twice
+    assert turn.outcome == outcome
+
+
+@pytest.mark.parametrize("end", [ENDED_BADLY, STOPPED_BY_SOMEBODY])
+def test_a_run_may_end_before_it_has_an_answer(end: Idle) -> None:
+    turn = turn_after(asked(), Busy(ROOT), end, READ)
+    assert turn.outcome is not None
+    assert turn.outcome.state is not TaskState.COMPLETED
+
+
+@pytest.mark.parametrize(
+    "later", [Busy(ROOT), begun("msg_30", 30)], ids=["busy again", "another answer"]
+)
+def test_another_run_takes_the_end_of_the_one_before_back(later: AgentEvent) -> None:
+    turn = turn_after(*WORKING, ENDED_WELL, later, done("msg_30", 30))
+    assert turn.outcome is None
+    feed(turn, ENDED_WELL)
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+@pytest.mark.parametrize("end", [ENDED_WELL, ENDED_BADLY, STOPPED_BY_SOMEBODY])
+def test_the_end_of_a_run_before_the_prompt_is_not_the_end(end: Idle) -> None:
+    turn = turn_after(end, asked(), Busy(ROOT), begun(), done())
+    assert turn.outcome is None
+    feed(turn, ENDED_WELL)
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_a_prompt_that_was_never_taken_fails_with_why_the_run_failed() -> None:
+    turn = turn_after(Busy(ROOT), ENDED_BADLY, Idle(ROOT), READ)
+    assert turn.outcome is None
+    feed(turn, Idle(ROOT), READ)
+    assert turn.outcome == Outcome(TaskState.FAILED, PROBLEM.message, PROBLEM)
+
+
+def test_a_run_that_ends_without_an_answer_has_not_begun() -> None:
+    turn = turn_after(asked(), Busy(ROOT), ENDED_WELL, READ, READ)
+    assert turn.outcome is None
+    assert turn.not_begun
+
+
+# -- answers that do not name their prompt
+
+
+def unnamed(message_id: str, created: int, **how: Any) -> MessageSeen:
+    return MessageSeen(ROOT, message_id, Speaker.AGENT, created, **how)
+
+
+def test_an_answer_that_names_no_prompt_is_to_the_prompt_before_it() -> None:
+    old = closed("prt_old", "old", message_id="msg_06")
+    turn = turn_after(asked("msg_05", 5), unnamed("msg_06", 6), old)
+    updates = feed(
+        turn,
+        *(asked(), unnamed(ANSWER, 20), opened("prt_a"), said("prt_a", "Hi")),
+        *(asked("msg_25", 25), unnamed("msg_30", 30), closed("prt_b", "!", message_id="msg_30")),
+        *(unnamed("msg_06", 6, completed=True), old),
+    )
+    assert shown(updates) == {"prt_a": "Hi", "prt_b": "!"}
+
+
+def test_the_end_of_an_answer_need_not_tell_when_it_began_or_who_gave_it() -> None:
+    by = AnsweredBy(ModelRef("demo", "demo"))
+    turn = turn_after(asked(), unnamed(ANSWER, 20, answered_by=by))
+    feed(turn, unnamed("msg_30", 30), unnamed(ANSWER, 40, completed=True, finish="tool-calls"))
+    feed(turn, unnamed("msg_30", 50, completed=True, finish="stop"), ENDED_WELL)
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+    assert turn.answered_by == by
+
+
+# -- sub-agents that no call waits for
+
+
+def in_background(session: str = CHILD, status: Status = "completed") -> ToolSnapshot:
+    call = ToolCall("call_1", "subagent", status)
+    child = SubAgent(session, "general", "call_1", background=True)
+    return ToolSnapshot(ROOT, ANSWER, "prt_t", call, child)
+
+
+STARTED = (*WORKING, in_background(), done("msg_20"))
+AGAIN = (asked("msg_25", 25), Busy(ROOT), unnamed("msg_30", 30), done("msg_30", 30))
+
+
+def test_the_task_goes_on_until_what_a_sub_agent_in_the_background_begins_has_ended() -> None:
+    turn = turn_after(*STARTED, ENDED_WELL, Busy(ROOT), READ)
+    assert not turn.in_doubt, "a look has shown that the sub-agent works"
+    feed(turn, ENDED_WELL, Idle(CHILD, RunEnd()), *AGAIN, ENDED_WELL)
+    assert turn.outcome is None, "more may be coming that nobody has heard of"
+    feed(turn, Idle(CHILD), Idle(ROOT, RunEnd()), READ)
+    assert turn.outcome is None
+    feed(turn, Idle(CHILD), Idle(ROOT, RunEnd()), READ)
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_nothing_is_at_work_between_a_sub_agent_and_the_run_that_it_begins() -> None:
+    turn = turn_after(*STARTED, ENDED_WELL, Gap(ROOT), Idle(CHILD), ENDED_WELL, READ)
+    assert turn.outcome is None
+    feed(turn, *AGAIN, closed("prt_b", "It is done.", message_id="msg_30"), ENDED_WELL)
+    feed(turn, ENDED_WELL, READ)
+    assert turn.outcome is None
+    feed(turn, ENDED_WELL, READ)
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_each_sub_agent_in_the_background_is_waited_for() -> None:
+    turn = turn_after(*STARTED, in_background("ses_other"), ENDED_WELL, Idle(CHILD), ENDED_WELL)
+    feed(turn, READ, READ)
+    assert turn.outcome is None
+    feed(turn, Idle("ses_other"), ENDED_WELL, READ, READ)
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
+
+
+def test_one_that_could_not_be_started_is_not_waited_for() -> None:
+    turn = turn_after(*WORKING, in_background(status="error"), done(), ENDED_WELL)
+    assert turn.outcome == Outcome(TaskState.COMPLETED)
 
 
 def test_nothing_is_said_after_the_outcome() -> None:

@@ -28,8 +28,12 @@ ABOUT_TOOLS = re.compile(r"\b(tools?|commands?|files?|director(y|ies)|folders?|l
 ABOUT_QUESTIONS = re.compile(r"\b(ask me|questions?)\b", re.I)
 # OpenCode adds words of its own to a user's message; they must not decide what happens.
 ADDED_BY_OPENCODE = re.compile(
-    r"<system-reminder>.*?</system-reminder>|Called the Read tool with[^\n]*", re.DOTALL
+    r"<system-reminder>.*?</system-reminder>|Called the Read tool with[^\n]*|Attached file: .*",
+    re.DOTALL,
 )
+# How OpenCode 2 asks for a summary: as a user, and again where the first heading is not there.
+ASKS_FOR_SUMMARY = re.compile(r"You MUST summarize the conversation|The previous response did not")
+SUMMARY = "## Objective\n- Try the demo model of opencode-a2a."
 GREETING = (
     "Hello! I am the demo model of opencode-a2a. Message {number} of this conversation reached me: "
     "“{quote}” I cannot think, so please configure a model provider: stop the service, run "
@@ -112,12 +116,14 @@ def reply_to(request: ChatRequest) -> Reply:
     if not offered and "title generator" in system:
         return Reply("A talk with the demo model")
     if not offered and "summariz" in system:
-        return Reply("The user tried the demo model of opencode-a2a.")
+        return Reply(SUMMARY)
     last = request.messages[-1]
     if last.role == "tool":
         return Reply(f"The tool call gave this result:\n\n{last.text[:RESULT_CHARS]}")
     prompts = [message.text for message in request.messages if message.role == "user"]
     said = ADDED_BY_OPENCODE.sub("", prompts[-1] if prompts else "").strip()
+    if ASKS_FOR_SUMMARY.match(said):
+        return Reply(SUMMARY)
     if ABOUT_QUESTIONS.search(said) and "question" in offered:
         return Reply("I have a question.", ToolCall("question", {"questions": [QUESTION]}))
     tool = next((name for name in LISTINGS if name in offered), None)
