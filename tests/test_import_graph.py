@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "outbound": frozenset({"domain", "errors", "locks", "observe"}),
     "toolserver": frozenset({"domain", "web"}),
     "web": frozenset({"domain.addresses", "domain.values", "errors", "observe", "redaction"}),
-    "contract": frozenset({"errors"}),
+    "contract": frozenset({"domain.release", "errors"}),
     "extensions": frozenset({"contract", "service", "domain", "errors", "observe"}),
     "inbound": frozenset(
         {"extensions", "contract", "service", "domain", "errors", "observe", "web"}

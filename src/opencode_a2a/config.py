@@ -668,8 +668,8 @@ class Server(SettingsGroup):
     permission_always: Annotated[Literal["context", "workspace"], Spellings()] = Field(
         default="context",
         description='What "always" covers: this caller\'s context, or (`workspace`) every session '
-        "of the directory until OpenCode restarts. OpenCode 2 would remember it for good, so with it "
-        "`workspace` means the context as well.",
+        "of the directory until OpenCode restarts. OpenCode 2 would remember it for good, so with "
+        "it `workspace` means the context as well.",
     )
     permission_rules: Annotated[list[RuleSetting], *Json] = Field(
         default=[],

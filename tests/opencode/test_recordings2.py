@@ -23,7 +23,7 @@ from opencode_a2a.domain.events import AgentEvent, Gap
 from opencode_a2a.domain.ports import SessionGone
 from opencode_a2a.domain.turn import Turn
 from opencode_a2a.domain.updates import InterruptOpened, Progress
-from opencode_a2a.domain.values import Failure, SessionRef, SubAgent
+from opencode_a2a.domain.values import Failure, PermissionAsk, SessionRef, SubAgent
 from opencode_a2a.opencode.driver import Defaults
 from opencode_a2a.opencode.feed import Feed, Subscription
 from opencode_a2a.opencode.http import Http, NotFound
@@ -559,7 +559,9 @@ async def test_what_a_sub_agent_does_and_asks_says_who_it_is() -> None:
     progress = [update for update in replay.updates if isinstance(update, Progress)]
     asked = [u.interrupt for u in replay.updates if isinstance(u, InterruptOpened)]
     assert {update.subagent for update in progress} == {None, who}
-    assert [(ask.subagent, ask.command) for ask in asked] == [(who, "echo from child")]
+    [ask] = asked
+    assert isinstance(ask, PermissionAsk)
+    assert (ask.subagent, ask.command) == (who, "echo from child")
 
 
 @pytest.mark.parametrize("story", ALONE, ids=str)

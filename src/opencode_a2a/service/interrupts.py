@@ -10,8 +10,7 @@ itself: OpenCode would apply it to everybody who works in the same directory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
 
 from ..domain.exchange import refuses
 from ..domain.permissions import AllowRule, covers
