@@ -49,7 +49,7 @@ async def start(lab: Lab) -> Result:
 
 def _imports() -> str:
     """What loading takes, by package, the dearest first."""
-    program = "import opencode_a2a.__main__ as m; m.load_faster(); import opencode_a2a.cli.program"
+    program = "import opencode_a2a.cli.program"
     command = [sys.executable, "-X", "importtime", "-c", program]
     told = subprocess.run(command, check=True, capture_output=True, text=True)
     spent: Counter[str] = Counter()

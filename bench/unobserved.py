@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import Any
 
 from opencode_a2a import cli
-from opencode_a2a.__main__ import load_faster
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -17,7 +16,6 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def load_unobserved() -> None:
-    load_faster()
     from opencode_a2a.inbound import endpoints
     from opencode_a2a.observe import audit, metrics, tasks
     from opencode_a2a.opencode import http
@@ -40,4 +38,5 @@ def load_unobserved() -> None:
 
 
 if __name__ == "__main__":
-    cli.main(before_loading=load_unobserved)
+    load_unobserved()
+    cli.main()

@@ -11,8 +11,6 @@ from tests.running import TOKEN, isolated
 # As far as it goes before anybody is asked: settings, the tables of a new file, the public card.
 START = """
 import asyncio, sys
-import opencode_a2a.__main__
-opencode_a2a.__main__.load_faster()
 import opencode_a2a.cli.program
 from opencode_a2a.app import publication
 from opencode_a2a.config import load
@@ -37,7 +35,7 @@ for model in below(BaseModel):
         print(model.__module__, model.__qualname__, sep=".")
 """
 
-TERMINAL = {"rich.console", "markdown_it", "prompt_toolkit"}  # for `call` on one
+TERMINAL = {"markdown_it", "prompt_toolkit"}  # for `call` on one
 LATER = {
     *("alembic", "mako"),  # to migrate an older database
     "fastapi",  # to describe the API
@@ -84,7 +82,7 @@ def test_a_start_builds_no_model_of_what_may_be_sent_one_day(tmp_path: Path) -> 
 
 
 def test_a_call_loads_nothing_that_only_a_terminal_needs() -> None:
-    code = "import sys, opencode_a2a.__main__ as m; m.load_faster(); import opencode_a2a.cli.call"
+    code = "import sys, opencode_a2a.cli.call"
     command = [sys.executable, "-c", f"{code}; {LOADED}"]
     ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     loaded = set(ran.stdout.split())

@@ -59,7 +59,7 @@ def test_help_and_version_load_nothing_of_the_service() -> None:
 import sys
 from opencode_a2a import cli
 try:
-    cli.main(sys.argv[1:], before_loading=sys.exit)
+    cli.main(sys.argv[1:])
 except SystemExit:
     print(*sys.modules, file=sys.stderr)
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,10 @@ if TYPE_CHECKING:
     import argparse
 
 
-def main(
-    argv: Sequence[str] | None = None, before_loading: Callable[[], None] | None = None
-) -> None:
-    """Run a command; call `before_loading` before the larger part of the program is loaded."""
+def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(argv)
     try:
-        _run(arguments, before_loading)
+        _run(arguments)
     except CommandError as exc:
         print(f"opencode-a2a: {exc}", file=sys.stderr)
         sys.exit(exc.code)
@@ -36,7 +33,7 @@ def main(
         sys.exit(130)
 
 
-def _run(arguments: argparse.Namespace, before_loading: Callable[[], None] | None) -> None:
+def _run(arguments: argparse.Namespace) -> None:
     if arguments.command == "status" and arguments.ready:
         from .ready import check_ready
 
@@ -56,8 +53,6 @@ def _run(arguments: argparse.Namespace, before_loading: Callable[[], None] | Non
 
         deploy.run(arguments)
         return
-    if before_loading is not None:
-        before_loading()
     if arguments.command.startswith("token "):
         from .tokens import run_token
 
@@ -97,14 +92,12 @@ def _run(arguments: argparse.Namespace, before_loading: Callable[[], None] | Non
     run(arguments)
 
 
-def server_main(
-    argv: Sequence[str] | None = None, before_loading: Callable[[], None] | None = None
-) -> None:
+def server_main(argv: Sequence[str] | None = None) -> None:
     """The same program under its older name: without a command it serves."""
     given = list(sys.argv[1:] if argv is None else argv)
     if not given or (given[0].startswith("-") and not {"-h", "--help", "--version"} & set(given)):
         given.insert(0, "serve")
-    main(given, before_loading)
+    main(given)
 
 
 def _lines(arguments: argparse.Namespace) -> Sequence[str]:

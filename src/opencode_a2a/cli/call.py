@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import math
 import os
@@ -38,7 +37,6 @@ STREAM_HINTS = f"{SPECIFICATIONS}#shared-stream-hints-v1"
 
 def run_client(arguments: argparse.Namespace) -> int:
     """Run one of the commands; its exit code."""
-    gc.enable()  # all is loaded
     try:
         settings = client_settings(arguments)
         if arguments.command == "peers":
@@ -147,8 +145,6 @@ def _call(arguments: argparse.Namespace, settings: ClientSettings, target: Targe
 def _printer(output: str) -> Printer:
     """The printer for the streams of this process."""
     if output == "answer" and has_cursor(sys.stderr):
-        if sys.modules.get("rich", sys) is None:  # it was not to be loaded by anything else
-            del sys.modules["rich"]
         from .rich_printer import RichPrinter  # loads rich, which takes a moment
 
         return RichPrinter.open()

@@ -6,7 +6,6 @@ They work on the database that `serve` would open with the same settings.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import re
@@ -62,7 +61,6 @@ SERVICE_RUNS = "{what}: a service, or another program, works on it. Stop it firs
 
 def run_data(arguments: argparse.Namespace) -> int:
     """Run one of the commands; its exit code."""
-    gc.enable()  # all is loaded
     logs.configure("error")
     try:
         settings = _settings(arguments)

@@ -41,7 +41,6 @@ from .instances import RegisteredInstance, Registration
 from .observing import observing
 from .terminal import Terminal, has_cursor, task_line
 
-GC_THRESHOLD = 10_000  # new objects before a collection: a thousand open streams have many
 BACKLOG = 1024  # connections that may wait to be accepted
 DEFAULT_OPENCODE = "http://127.0.0.1:4096"  # where `opencode serve` listens unless told otherwise
 LOOK_SECONDS = 0.5  # after which the machine is examined: the first clients are served meanwhile
@@ -306,8 +305,6 @@ async def run_server(
         server = _Server(config, on_started)
         metrics.CONNECTIONS.read = guard.connections.kinds
         gc.freeze()  # these objects stay, so the collector need not search them
-        gc.set_threshold(GC_THRESHOLD)
-        gc.enable()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         looking = asyncio.create_task(_log_findings(settings))
         try:
