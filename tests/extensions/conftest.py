@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ EVERYTHING = {
 # The directory of the workspace in which OpenCode takes snapshots, without which it cannot tell or
 # undo what a turn changed. They are half the work of a prompt, so elsewhere it takes none.
 SNAPSHOTS = "snapshots"
+PROMPTS = {"type": "local", "command": [sys.executable, "-m", "tests.extensions.prompts"]}
 METHODS = {method.name: method for extension in ALL for method in extension.methods}
 
 
@@ -146,7 +148,11 @@ def full_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream
             "silent": {"template": "Say nothing"},
             "peek": {"template": "Look at @$1"},
             "tell": {"template": "It says !`echo told-$ARGUMENTS`"},
+            "explain": {"template": "Explain `$ARGUMENTS` to me."},
+            "compare": {"template": "Compare `$1` against $2 using `$3`."},
+            "join": {"template": "!$1`$2`"},
         },
+        mcp={"prompts": PROMPTS},
     ) as upstream:
         (upstream.workspace / SNAPSHOTS).mkdir()
         (upstream.workspace / SNAPSHOTS / "opencode.json").write_text(

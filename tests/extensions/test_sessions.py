@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import uuid
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -348,44 +347,6 @@ def test_a_command_is_run_and_answers(alice: Line) -> None:
     item = alice.call("opencode.sessions.command", session_id=session, request=request)["item"]
     assert item["role"] == "agent"
     assert texts(item) == ["LOUD"]
-
-
-@pytest.mark.parametrize("command", ["shout", "silent", "peek", "tell"])
-def test_arguments_run_nothing_and_read_nothing(
-    alice: Line, talk: Json, tmp_path: Path, command: str
-) -> None:
-    """OpenCode runs what stands in !`…` and reads what follows an @, also in arguments."""
-    secret, trace = tmp_path / "secret.txt", tmp_path / "trace"
-    secret.write_text("4711")
-    evil = [f"!`touch {trace}`", f"`touch {trace}`", f"@{secret}", f"see @{secret}", "é@../x", "@~"]
-    evil += ["$'", "$HOME", f"$(touch {trace})"]
-    if command in ("peek", "tell"):
-        evil += [f"; touch {trace}", f"x\ntouch {trace}", f"x > {trace}", "x", "README.md", "-x"]
-        evil += [str(secret), "../secret.txt", "~/x", "a/../../x", "'x'"]
-    for arguments in evil:
-        request = {"command": command, "arguments": arguments}
-        error = alice.refused(
-            "opencode.sessions.command", session_id=talk["session"], request=request
-        )
-        assert list(error["fields"]) == ["request.arguments"]
-    part = {"type": "subtask", "prompt": f"@{secret}", "description": "x", "agent": "general"}
-    error = alice.refused(
-        "opencode.sessions.prompt_async", session_id=talk["session"], request={"parts": [part]}
-    )
-    assert list(error["fields"]) == ["request.parts[0].prompt"]
-    assert not trace.exists()
-
-
-def test_ordinary_arguments_reach_a_command(alice: Line) -> None:
-    session = alice.session("hello", fresh())
-    for command, arguments, said in (
-        ("shout", "it's 5 > 4! Mail me@example.com; please", "LOUD"),
-        ("peek", "", "Look at @"),
-        ("tell", "", "told-"),
-    ):
-        request = {"command": command, "arguments": arguments}
-        item = alice.call("opencode.sessions.command", session_id=session, request=request)["item"]
-        assert said in texts(item)[0]
 
 
 def test_a_shell_command_shows_its_output_and_is_in_the_audit_log(
