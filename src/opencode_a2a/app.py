@@ -27,7 +27,7 @@ from starlette.types import Scope as RequestScope
 
 from . import __version__, logs
 from .access import TokenWatch, credentials_of, declared_schemes, open_issuer
-from .config import ConfigError, Server, Settings, State
+from .config import ConfigError, Server, Settings
 from .contract.declare import Json
 from .contract.dispatch import Contract
 from .credentials import StoredToken
@@ -36,7 +36,7 @@ from .domain.limits import UNLIMITED, Limits
 from .domain.nodes import Node
 from .domain.ports import Agent, PeerInspector
 from .domain.release import SHARED_ALWAYS, Release
-from .domain.values import Caller, PermissionRule, Root
+from .domain.values import Caller, PermissionRule
 from .errors import PeerFailed, ServiceError, StoreError
 from .extensions import ALL
 from .extensions.peers import PEER_TOGGLE
@@ -69,7 +69,6 @@ from .peers import callable_peers, egress_of, limits_of, may_call_peers
 from .service.calls import DEPTH_HEADER
 from .service.cluster import Cluster
 from .service.creator import Creator
-from .service.git import in_root, in_root_only
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
 from .service.interrupts import Interrupts
 from .service.isolation import ContextWorktrees
@@ -92,7 +91,6 @@ from .store.bindings import SqlBindings
 from .store.conversations import SqlPeerConversations
 from .store.database import Database
 from .store.interrupts import SqlInterrupts
-from .store.legacy import take_over
 from .store.log import Retention, SqlTaskLog
 from .store.nodes import SqlNodes
 from .store.push import SqlPush
@@ -432,7 +430,7 @@ class _Adapters:
     """The service's connections to the database, to OpenCode, and to files by URL."""
 
     database: Database
-    root: Root
+    root: str
     log: SqlTaskLog
     bindings: SqlBindings
     interrupts: SqlInterrupts
@@ -449,27 +447,25 @@ async def _open_adapters(
     settings: Settings, endpoints: Sequence[Endpoint], *, rules: Rules
 ) -> AsyncIterator[_Adapters]:
     root = settings.upstream.workspace_root
-    own_root = Root(str(root), partial(in_root, root))
     name = settings.node.opencode or opencode_name(endpoints[0], root)
     async with (
         sole_service(settings.state.url(root), root=root) as has_file_lock,
         Database.open(settings.state.url(root)) as database,
-        _move_from_shared_database(settings.state, root),
         _open_log(
-            settings, database, root=own_root, opencode=name, has_file_lock=has_file_lock
+            settings, database, root=str(root), opencode=name, has_file_lock=has_file_lock
         ) as log,
         _connect(settings, endpoints, rules=rules) as opencode,
         NamedFiles.open(egress_of(settings.outbound), root) as files,
     ):
         yield _Adapters(
             database=database,
-            root=own_root,
+            root=str(root),
             log=log,
-            bindings=SqlBindings(database, own_root, log.opencode),
-            interrupts=SqlInterrupts(database, own_root),
-            worktrees=SqlWorktrees(database, own_root),
+            bindings=SqlBindings(database, str(root), log.opencode),
+            interrupts=SqlInterrupts(database, str(root)),
+            worktrees=SqlWorktrees(database, str(root)),
             conversations=SqlPeerConversations(database, database.clock),
-            push=SqlPush(database, database.clock, own_root),
+            push=SqlPush(database, database.clock, str(root)),
             opencode=opencode,
             opencode_name=name,
             files=files,
@@ -478,7 +474,7 @@ async def _open_adapters(
 
 @asynccontextmanager
 async def _open_log(
-    settings: Settings, database: Database, *, root: Root, opencode: str, has_file_lock: bool
+    settings: Settings, database: Database, *, root: str, opencode: str, has_file_lock: bool
 ) -> AsyncIterator[SqlTaskLog]:
     if has_file_lock:  # a killed process need not be waited for until its leases have run out
         with suppress(StoreError):
@@ -662,14 +658,6 @@ async def _serve_tools(current: _CurrentSettings, adapters: _Adapters, calls: Pe
     finally:
         if not calls.tools.done():
             calls.tools.set_result(None)
-
-
-@asynccontextmanager
-async def _move_from_shared_database(state: State, root: Path) -> AsyncIterator[None]:
-    """Move what an earlier version stored for this root into the root's own database."""
-    if (shared := state.shared_url) is not None:
-        await take_over(shared, state.url(root), root=Root(str(root), partial(in_root_only, root)))
-    yield
 
 
 def _retention(settings: Settings) -> Retention:

@@ -992,17 +992,6 @@ class State(SettingsGroup):
         url = self.database_url or ""
         return self.backend == "database" and url.startswith("postgresql")
 
-    @property
-    def shared_url(self) -> str | None:
-        """The database that all roots of a user shared in earlier versions, if it exists.
-
-        None where another database is configured.
-        """
-        if self.backend == "memory" or self.database_url is not None:
-            return None
-        file = state_home() / "tasks.db"
-        return f"sqlite:///{file}" if file.is_file() else None
-
 
 class NodeSettings(SettingsGroup):
     """This process among others that share its PostgreSQL database."""

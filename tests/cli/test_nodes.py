@@ -9,7 +9,6 @@ import pytest
 
 from opencode_a2a.cli import main
 from opencode_a2a.domain.nodes import Node
-from opencode_a2a.domain.values import Root
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.nodes import SqlNodes
 from tests.postgres import Postgres
@@ -34,7 +33,7 @@ def test_nodes_are_listed_and_drained(
 
     async def beat() -> None:
         async with Database.open(url) as database:
-            await SqlNodes(database, Root("/w", lambda _: True), "h/1").beat(node)
+            await SqlNodes(database, "/w", "h/1").beat(node)
 
     asyncio.run(beat())
     code, said = run(["list"], url, capsys, monkeypatch)

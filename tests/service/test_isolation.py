@@ -23,7 +23,6 @@ from opencode_a2a.domain.values import (
     ModelRef,
     RequestOptions,
     Role,
-    Root,
     Selection,
     SessionRef,
     TaskState,
@@ -111,7 +110,7 @@ class Desk:
         self.catalog = cast(
             Catalog, SimpleNamespace(worktrees=nothing, workspaces=nothing, statuses=statuses)
         )
-        root = Root(str(self.root), lambda _: True)
+        root = str(self.root)
         self.bindings = SqlBindings(self.database, root)
         self.store = SqlWorktrees(self.database, root)
         self.locations = Locations(

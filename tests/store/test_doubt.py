@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.domain.ports import Key, KeyTaken
-from opencode_a2a.domain.values import ANY_ROOT, SessionRef, TaskState
+from opencode_a2a.domain.values import SessionRef, TaskState
 from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable, TaskNotFound
 from opencode_a2a.store import log as log_module
 from opencode_a2a.store.bindings import SqlBindings
@@ -409,7 +409,7 @@ async def test_a_command_whose_taking_was_not_answered_is_taken_again(
     postgres: Postgres, wire: Wire
 ) -> None:
     async with soon(), Database.open(postgres.url(wire)) as database:
-        asking, mine = (SqlNodes(database, ANY_ROOT, holder) for holder in ("asking", "mine"))
+        asking, mine = (SqlNodes(database, "", holder) for holder in ("asking", "mine"))
         await asking.ask("c-1", "cancel", b"{}", holder="mine")
         wire.cut = "after"
         with pytest.raises(OutcomeUnknown):
@@ -427,7 +427,7 @@ async def test_a_command_that_was_withdrawn_without_an_answer_is_gone(
     postgres: Postgres, wire: Wire
 ) -> None:
     async with soon(), Database.open(postgres.url(wire)) as database:
-        asking, other = (SqlNodes(database, ANY_ROOT, holder) for holder in ("asking", "other"))
+        asking, other = (SqlNodes(database, "", holder) for holder in ("asking", "other"))
         await asking.ask("c-1", "cancel", b"{}", holder="other")
         wire.cut = "after"
         with pytest.raises(OutcomeUnknown):

@@ -15,7 +15,6 @@ from opencode_a2a.domain.updates import (
     Started,
 )
 from opencode_a2a.domain.values import (
-    ANY_ROOT,
     Isolation,
     PermissionAsk,
     Selection,
@@ -30,12 +29,12 @@ from opencode_a2a.store.holder import LEASE
 from opencode_a2a.store.log import SqlTaskLog
 from opencode_a2a.store.statements import ADOPTION_MS, SWEEP_ROWS
 from tests.postgres import Postgres
-from tests.store.support import HELLO, OWNER, Clock, claim_all, claimed_ids, delta, head, rest, soon
+from tests.store.support import HELLO, OWNER, Clock, claimed_ids, delta, head, rest, soon
 from tests.store.test_sharing import process
 
 RETURN_MS = 60_000
 STARTED = Started("ses_1", "title")
-MINE = Node("h-two", "two", opencode="two", root=ANY_ROOT.path, labels=frozenset({"gpu"}))
+MINE = Node("h-two", "two", opencode="two", root="", labels=frozenset({"gpu"}))
 
 
 @pytest.fixture
@@ -123,24 +122,6 @@ async def test_a_task_that_nobody_returns_for_fails(
         assert (await rest(other.follow("t", 0)))[-1].state is TaskState.FAILED
         clock.now += ADOPTION_MS + 1
         assert await other.fail_abandoned(clock.now - RETURN_MS) == ["queued"]
-
-
-async def test_what_a_newer_version_wrote_is_left_to_it(
-    url: str, clock: Clock, postgres: Postgres
-) -> None:
-    saw(postgres, "one", clock.now)
-    async with soon(), process(url, clock, "two") as other, process(url, clock, "one") as newer:
-        await newer.create(head("t"), [HELLO, STARTED])
-        postgres.say("UPDATE entries SET kind = 'KindOfLater' WHERE seq = 2")
-        clock.now += RETURN_MS + LEASE + 1
-        async with process(url, clock, "one") as older:
-            assert await claimed_ids(older) == []
-        assert await other.note_lost(clock.now, return_ms=RETURN_MS) == ["t"]
-        assert await other.fail_abandoned(clock.now - RETURN_MS) == []
-        postgres.say("UPDATE entries SET kind = 'Started' WHERE seq = 2")
-        async with process(url, clock, "one") as back:
-            (task,) = await claim_all(back)
-            assert (task.state, task.last_seq) == (TaskState.WORKING, 2)
 
 
 async def test_what_a_lost_node_has_not_begun_is_begun_by_another_one(

@@ -22,7 +22,7 @@ from opencode_a2a.domain.push import (
 )
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.updates import Ended, Started, Update, state_after
-from opencode_a2a.domain.values import Root, TaskState
+from opencode_a2a.domain.values import TaskState
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import Retention, SqlTaskLog
 from opencode_a2a.store.push import (
@@ -366,7 +366,7 @@ async def test_a_letter_whose_event_is_gone_is_no_other_event(
 
 
 def elsewhere(database: Database, clock: Clock) -> SqlPush:
-    return SqlPush(database, clock, Root("/elsewhere", lambda _: False))
+    return SqlPush(database, clock, "/elsewhere")
 
 
 async def test_letters_of_another_workspace_root_are_shown_by_nodes_only(

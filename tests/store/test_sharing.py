@@ -12,7 +12,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencode_a2a.domain.ports import Cursor
-from opencode_a2a.domain.values import Root, SessionRef, TaskState
+from opencode_a2a.domain.values import SessionRef, TaskState
 from opencode_a2a.errors import OtherOpenCode
 from opencode_a2a.store import following
 from opencode_a2a.store import log as log_module
@@ -426,7 +426,7 @@ async def test_a_process_takes_up_only_tasks_of_its_own_opencode(url: str, clock
 
 async def test_a_context_stays_with_the_opencode_that_has_its_session(url: str) -> None:
     async with soon(), Database.open(url) as database:
-        root = Root("/r", lambda _: True)
+        root = "/r"
         one, two = (SqlBindings(database, root, name) for name in ("one", "two"))
         await one.bind(OWNER, "context", SessionRef("ses_1", "title", "/r"))
         assert await one.session_of(OWNER, "context") is not None

@@ -25,7 +25,6 @@ from ..errors import (
 from ..opencode.process import ManagedProcessFailed
 from ..redaction import secrets_in
 from ..store.copies import CopyNotMade
-from ..store.legacy import NotMoved
 from ..store.migrate import ForeignDatabase, SchemaTooNew
 from ..store.sole import FileInUse
 from ..systemd import ServiceManager, SocketNotUsable
@@ -44,7 +43,7 @@ a SQLite file needs a directory that exists and is writable."""
 
 
 _NOT_STARTED = (
-    *(ManagedProcessFailed, CopyNotMade, SchemaTooNew, ForeignDatabase, NotMoved),
+    *(ManagedProcessFailed, CopyNotMade, SchemaTooNew, ForeignDatabase),
     FileInUse,
 )
 

@@ -239,7 +239,7 @@ class InterruptAnswered:
     resolution: str
     still_open: int = 0
     grants: tuple[str, ...] = ()
-    by: DecidedBy | None = None  # None in the logs of earlier versions
+    by: DecidedBy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -42,20 +42,6 @@ class CallPath:
 def deepest(paths: Iterable[CallPath]) -> CallPath:
     """The first of those with the greatest depth."""
     return max(paths, key=lambda path: path.depth, default=CallPath())
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """The workspace root of this process. Tasks and sessions belong to the root they began in.
-
-    `contains` decides for the directory of a session that was stored without its root.
-    """
-
-    path: str
-    contains: Callable[[str], bool]
-
-
-ANY_ROOT = Root("", lambda _: True)  # for a store that has one root only
 
 
 class TaskState(StrEnum):

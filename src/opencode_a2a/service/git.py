@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 
 NOT_A_PATH = (OSError, RuntimeError, ValueError)  # no access, too long, a loop of links, a null
@@ -216,46 +216,6 @@ def worktree_directory(worktree: Path) -> Path | None:
     if text is None or not text.startswith("gitdir: "):
         return None
     return _resolve(worktree / text.removeprefix("gitdir: "))
-
-
-def in_root(root: Path, directory: str) -> bool:
-    """Whether a session in this directory can belong to a root.
-
-    The directory lies inside the root, or in a worktree of the root's repository or of a
-    repository inside the root. A directory that cannot be read does not belong to any root.
-    """
-    path = Path(directory)
-    if not path.is_absolute():
-        return False
-    try:
-        real = path.resolve()
-        if real.is_relative_to(root):
-            return True
-        shared = repository(real)
-        if shared is None or not (shared == repository(root) or shared.is_relative_to(root)):
-            return False
-        return _in_worktree(real, shared)
-    except NOT_A_PATH:
-        return False
-
-
-def in_root_only(root: Path, directory: str) -> bool:
-    """Like `in_root`, but False for a directory in a repository of its own below the root.
-
-    Several roots once shared one database. A root such as a home directory contains nearly all of
-    their directories, so a repository below it is as likely to be a root itself.
-    """
-    if not in_root(root, directory):
-        return False
-    try:
-        real = Path(directory).resolve()
-        below = takewhile(lambda each: each != root, (real, *real.parents))
-        own = repository(root)
-        if own is not None and _in_worktree(real, own):
-            return True
-        return not any((each / ".git").exists() for each in below)
-    except NOT_A_PATH:
-        return False
 
 
 def _in_worktree(path: Path, shared: Path) -> bool:

@@ -91,11 +91,7 @@ class Request:
         """The same for the same content and options in the same context and task."""
         message = asdict(self.message)
         del message["message_id"]
-        options = asdict(self.options)
-        for name in ("isolation", "node"):  # the digests of earlier versions are without them
-            if options[name] is None:
-                del options[name]
-        content = [message, self.context_id, self.task_id, options]
+        content = [message, self.context_id, self.task_id, asdict(self.options)]
         content += ["new task"] if self.new_task else []
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

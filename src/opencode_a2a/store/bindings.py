@@ -11,11 +11,10 @@ from sqlalchemy import Connection, bindparam, delete, insert, or_, select, updat
 from sqlalchemy.exc import IntegrityError
 
 from ..domain.catalog import SessionOwner
-from ..domain.values import ANY_ROOT, ModelRef, Root, SessionRef, WorktreeRef
+from ..domain.values import ModelRef, SessionRef, WorktreeRef
 from ..errors import OtherOpenCode, OtherWorkspace, SessionForbidden, StoreUnavailable
 from .database import Conflict, Database
 from .prepared import Prepared
-from .roots import adopt
 from .tables import contexts, home_models, places, sessions, tasks, worktrees
 
 T = TypeVar("T")
@@ -24,9 +23,7 @@ IDS_PER_QUERY = 500  # databases limit the number of parameters
 
 
 class SqlBindings:
-    def __init__(
-        self, database: Database, root: Root = ANY_ROOT, opencode: str | None = None
-    ) -> None:
+    def __init__(self, database: Database, root: str = "", opencode: str | None = None) -> None:
         self._database = database
         self._root = root
         self._opencode = opencode  # None where there is only one
@@ -36,17 +33,14 @@ class SqlBindings:
         if found is None:
             return None
         session, root, opencode = found
-        if root is None:
-            root = (await self._adopted({session.id: session.directory}))[session.id]
-            root = root or session.directory
-        if root != self._root.path:
+        if root != self._root:
             raise OtherWorkspace.of_context(context_id, root)
         if self._opencode is not None and opencode not in (None, self._opencode):
             raise OtherOpenCode.of_context(context_id, opencode)
         return session
 
     async def former_directory(self, owner: str, context_id: str) -> str | None:
-        return await self._database.read(_former_directory, owner, context_id, self._root.path)
+        return await self._database.read(_former_directory, owner, context_id, self._root)
 
     async def context_of(self, owner: str, session_id: str) -> str | None:
         return await self._database.read(_context_of, owner, session_id)
@@ -58,27 +52,13 @@ class SqlBindings:
             session,
             context_id=context_id,
             at=self._database.clock(),
-            root=self._root.path,
+            root=self._root,
             opencode=self._opencode,
         )
 
     async def owners(self, sessions: Sequence[str]) -> Mapping[str, SessionOwner]:
         rows = await self._database.read(_owners, sessions, self._database.clock())
-        rootless = {row.session_id: row.directory for row in rows if row.root is None}
-        adopted = await self._adopted(rootless)
-        return {
-            row.session_id: SessionOwner(row.owner, adopted.get(row.session_id, row.root))
-            for row in rows
-        }
-
-    async def _adopted(self, directories: Mapping[str, str]) -> dict[str, str | None]:
-        """The roots of sessions stored without one: this root, if it contains their directory."""
-        roots: dict[str, str | None] = dict.fromkeys(directories)
-        ours = [id for id, directory in directories.items() if self._root.contains(directory)]
-        for start in range(0, len(ours), IDS_PER_QUERY):
-            some = ours[start : start + IDS_PER_QUERY]
-            roots |= await self._database.write(adopt, some, self._root)
-        return roots
+        return {row.session_id: SessionOwner(row.owner, row.root) for row in rows}
 
     async def claim(self, owner: str, session: SessionRef, until: int | None = None) -> str:
         return await self._claiming(
@@ -87,7 +67,7 @@ class SqlBindings:
             session,
             at=self._database.clock(),
             until=until,
-            root=self._root.path,
+            root=self._root,
             opencode=self._opencode,
         )
 
@@ -139,7 +119,7 @@ def _former_directory(db: Connection, owner: str, context_id: str, root: str) ->
 
 def _session_of(
     db: Connection, owner: str, context_id: str
-) -> tuple[SessionRef, str | None, str | None] | None:
+) -> tuple[SessionRef, str, str | None] | None:
     row = db.execute(
         select(
             sessions.c.session_id,
@@ -287,7 +267,7 @@ def _forget_places(db: Connection, names: Sequence[str]) -> None:
 def _owners(db: Connection, ids: Sequence[str], at: int) -> list[Any]:
     """The rows of the sessions that have an owner."""
     holds = or_(sessions.c.claimed_until.is_(None), sessions.c.claimed_until > at)
-    columns = (sessions.c.session_id, sessions.c.owner, sessions.c.root, sessions.c.directory)
+    columns = (sessions.c.session_id, sessions.c.owner, sessions.c.root)
     found: list[Any] = []
     for start in range(0, len(ids), IDS_PER_QUERY):
         some = sessions.c.session_id.in_(ids[start : start + IDS_PER_QUERY])
@@ -309,7 +289,7 @@ def _claim(
     if known is not None:
         this = sessions.c.session_id == session.id
         if known.claimed_until is None or known.claimed_until > at:
-            if known.owner == owner and known.root not in (None, root):
+            if known.owner == owner and known.root != root:
                 raise SessionForbidden.of_root(session.id, known.root)
             if known.owner == owner and known.claimed_until is not None:
                 db.execute(update(sessions).where(this).values(claimed_until=until))

@@ -30,14 +30,10 @@ def _reader(kind: str) -> TypeAdapter[Update]:
 
 
 class Unreadable(Internal):
-    """What is stored of a task was damaged, or written by a newer version of this program."""
+    """What is stored of a task was damaged."""
 
     def __init__(self) -> None:
         super().__init__("What is stored of this task cannot be read.")
-
-
-class UnknownKind(Unreadable):
-    """A newer version of this program works, or has worked, on the task."""
 
 
 def encode(update: Update) -> Encoded:
@@ -90,7 +86,5 @@ def unfold_end(head: TaskHead, folded: bytes) -> Task:
 
 
 def _entry(seq: int, at: int, kind: str, body: Any) -> LogEntry:
-    if kind not in _kinds:
-        raise UnknownKind
     # Not `validate_json`: it reads less depth than was written.
     return LogEntry(seq, at, _reader(kind).validate_python(body))

@@ -21,7 +21,7 @@ from ..domain.updates import (
     InterruptResolved,
     LogEntry,
 )
-from ..domain.values import ANY_ROOT, PermissionAsk, Root
+from ..domain.values import PermissionAsk
 from . import codec
 from .database import Database
 from .tables import grants, interrupts, tasks
@@ -30,9 +30,9 @@ from .tables import grants, interrupts, tasks
 class SqlInterrupts:
     """Implements `domain.ports.InterruptStore`."""
 
-    def __init__(self, database: Database, root: Root = ANY_ROOT) -> None:
+    def __init__(self, database: Database, root: str = "") -> None:
         self._database = database
-        self._root = root.path
+        self._root = root
 
     async def pending(self, owner: str) -> Sequence[Pending]:
         return await self._database.read(_pending, owner, self._root)

@@ -41,7 +41,7 @@ from ..domain.updates import (
     coalesce,
     state_after,
 )
-from ..domain.values import ANY_ROOT, Problem, Root, TaskQuery, TaskState
+from ..domain.values import TaskQuery, TaskState
 from ..errors import (
     OtherOpenCode,
     OtherWorkspace,
@@ -204,7 +204,7 @@ class SqlTaskLog:
         database: Database,
         holder: Holder,
         clock: Callable[[], int] | None = None,
-        root: Root = ANY_ROOT,
+        root: str = "",
         opencode: str | None = None,
     ) -> None:
         """`clock`: that of the database unless another is given. `opencode`: whose tasks this
@@ -226,7 +226,6 @@ class SqlTaskLog:
         self._loop = asyncio.get_running_loop()
         self._claiming = asyncio.Lock()
         self._claimed: set[str] = set()  # tasks held by this process and not open yet
-        self._newer: set[str] = set()  # tasks that only a newer version of this program can read
         self._adoption = sql.AdoptionRound()
         self._renewed_at = steady_seconds()  # all leases
         self._followers = Followers(database)
@@ -247,7 +246,7 @@ class SqlTaskLog:
         database: Database,
         retention: Retention = DEFAULT_RETENTION,
         clock: Callable[[], int] | None = None,
-        root: Root = ANY_ROOT,
+        root: str = "",
         opencode: str | None = None,
     ) -> AsyncIterator[SqlTaskLog]:
         """Open the log. When it closes, it releases its tasks for other processes to claim."""
@@ -263,7 +262,7 @@ class SqlTaskLog:
                         for task_id in list(self._open):
                             await self.flushed(task_id)
                         with suppress(StoreError):
-                            await self._database.write(sql.release, self._holder, self._root.path)
+                            await self._database.write(sql.release, self._holder, self._root)
             finally:
                 self._unsubscribe()
                 jobs = [sweeping, writing, *self._telling]
@@ -565,7 +564,7 @@ class SqlTaskLog:
             entries=[LogEntry(seq, at, update) for seq, update in enumerate(updates, first)],
             encoded=encoded,
             keys=[key for write in writes for key in write.keys],
-            root=self._root.path,
+            root=self._root,
             opencode=self.opencode,
             followers=self._interest.channels(open_task.task.head.id),
         )
@@ -682,7 +681,7 @@ class SqlTaskLog:
         stored = {each for each, open_task in self._open.items() if not open_task.is_new}
         began = steady_seconds()
         to_stop, lost = await self._database.write(
-            sql.renew_leases, self._lease(), ours=stored | self._claimed, root=self._root.path
+            sql.renew_leases, self._lease(), ours=stored | self._claimed, root=self._root
         )
         self._renewed_at = began
         self._claimed -= lost
@@ -698,15 +697,14 @@ class SqlTaskLog:
             root=self._root,
             opencode=self.opencode,
         )
-        self._newer.intersection_update(found)
         # A task that is open here may have a new holder already. It is not claimed back before
         # this process has noticed.
-        return [each for each in found if each not in self._open and each not in self._newer]
+        return [each for each in found if each not in self._open]
 
     async def claim(self, task_ids: Sequence[str]) -> Sequence[Task]:
         async with self._claiming:  # two at once would both claim the same tasks
             wanted = [task_id for task_id in task_ids if task_id not in self._open]
-            ours, unplaced = await self._database.write(
+            ours = await self._database.write(
                 sql.claim,
                 self._lease(),
                 wanted,
@@ -714,8 +712,6 @@ class SqlTaskLog:
                 root=self._root,
                 opencode=self.opencode,
             )
-            for task_id in unplaced:
-                _log_given_up("task.unplaced", task_id, sql.NO_DIRECTORY)
             # Commits and renewals go on meanwhile: to read a long log takes a while. A renewal
             # removes from `_claimed` what another process holds by now.
             self._claimed = ours
@@ -743,11 +739,10 @@ class SqlTaskLog:
         """A task that was just claimed; None if this process cannot continue it, or not now."""
         try:
             return await self._database.read(sql.load, task_id)
-        except codec.UnknownKind:  # for a process of the version that wrote it
-            self._newer.add(task_id)
         except codec.Unreadable:  # one damaged task must not keep the others from going on
             if await self._database.write(sql.give_up, task_id, self._holder, now=self._clock()):
-                _log_given_up("task.unreadable", task_id, sql.UNREADABLE)
+                logger.error("task.unreadable", task=task_id, advice="it has failed")
+                metrics.TASKS_ENDED.add(TaskState.FAILED.value, sql.UNREADABLE.type.value)
         except StoreError:
             raise
         except Exception:  # of this process, such as a lack of memory; what is stored may be sound
@@ -918,15 +913,13 @@ class SqlTaskLog:
     async def get_own(self, owner: str, task_id: str) -> Task:
         if task_id not in self._open:
             root = await self._database.read(sql.root_of_task, owner, task_id)
-            if root not in (None, self._root.path):
+            if root not in (None, self._root):
                 raise OtherWorkspace.of_task(task_id, root)
         return await self.get(owner, task_id)
 
     async def check_context(self, owner: str, context_id: str) -> None:
-        root, opencode = await self._database.read(
-            sql.home_of_context, owner, context_id, root=self._root
-        )
-        if root not in (None, self._root.path):
+        root, opencode = await self._database.read(sql.home_of_context, owner, context_id)
+        if root not in (None, self._root):
             raise OtherWorkspace.of_context(context_id, root)
         if self.opencode is not None and opencode not in (None, self.opencode):
             raise OtherOpenCode.of_context(context_id, opencode)
@@ -1107,11 +1100,6 @@ def _refusal(exc: Exception) -> StoreUnavailable:
     if not isinstance(exc, OutcomeUnknown):  # that was logged where it was raised
         logger.error("store.internal_error", exc_info=exc)
     return StoreUnavailable.nothing_changed()
-
-
-def _log_given_up(event: str, task_id: str, problem: Problem) -> None:
-    logger.error(event, task=task_id, advice="it has failed")
-    metrics.TASKS_ENDED.add(TaskState.FAILED.value, problem.type.value)
 
 
 def _has_ended(task_id: str) -> UnsupportedOperation:

@@ -10,7 +10,6 @@ import orjson
 from sqlalchemy import Connection, delete, insert, inspect, select, update
 
 from ..domain.nodes import ALIVE_MS, Node, Whereabouts
-from ..domain.values import Root
 from . import statements as sql
 from .clock import SERVER_TIME
 from .database import Database, make_engine
@@ -32,7 +31,7 @@ class Command:
 class SqlNodes:
     """Implements `service.cluster.NodeStore`."""
 
-    def __init__(self, database: Database, root: Root, holder: str) -> None:
+    def __init__(self, database: Database, root: str, holder: str) -> None:
         self._database = database
         self._root = root
         self.holder = holder
@@ -60,7 +59,7 @@ class SqlNodes:
         return await self._database.read(_of_task, owner, task_id)
 
     async def of_context(self, owner: str, context_id: str) -> Whereabouts:
-        return await self._database.read(_of_context, owner, context_id, self._root)
+        return await self._database.read(_of_context, owner, context_id)
 
     async def let_go(self, owner: str, context_id: str, opencode: str) -> None:
         await self._database.write(sql.let_go, owner, context_id, opencode)
@@ -168,13 +167,13 @@ def _whereabouts(row: Any) -> Whereabouts:
     )
 
 
-def _of_context(db: Connection, owner: str, context_id: str, root: Root) -> Whereabouts:
+def _of_context(db: Connection, owner: str, context_id: str) -> Whereabouts:
     """Where its newest open task is or, if it has none, its session."""
     its = (tasks.c.owner == owner, tasks.c.context_id == context_id, IS_OPEN)
     newest = _TASK.where(*its).order_by(tasks.c.created_at.desc()).limit(1)
     if (row := db.execute(newest).first()) is not None:
         return _whereabouts(row)
-    home, opencode = sql.home_of_context(db, owner, context_id, root)
+    home, opencode = sql.home_of_context(db, owner, context_id)
     return Whereabouts(opencode=opencode, root=home)
 
 

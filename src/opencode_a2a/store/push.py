@@ -50,7 +50,7 @@ from ..domain.updates import (
     Queued,
     Started,
 )
-from ..domain.values import ANY_ROOT, Root, TaskState
+from ..domain.values import TaskState
 from . import statements as sql
 from .database import Database
 from .following import announce
@@ -77,10 +77,10 @@ _POSITION = ("seq", "state", "status_at", "attempts", "next_at", "is_over")
 class SqlPush:
     """Implements `domain.push.PushStore`."""
 
-    def __init__(self, database: Database, clock: Callable[[], int], root: Root = ANY_ROOT) -> None:
+    def __init__(self, database: Database, clock: Callable[[], int], root: str = "") -> None:
         self._database = database
         self._clock = clock
-        self._root = root.path
+        self._root = root
         self._holder = Holder.this_process().name
         self._renewed_at: int | None = None
 

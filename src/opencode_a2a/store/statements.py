@@ -58,7 +58,6 @@ from ..domain.values import (
     Failure,
     OutputModes,
     Problem,
-    Root,
     SessionRef,
     TaskQuery,
     TaskState,
@@ -68,7 +67,6 @@ from .database import Conflict
 from .holder import Lease
 from .migrate import touch
 from .prepared import Prepared, RowsInsert
-from .roots import adopt
 from .tables import (
     CLEARED,
     CLEARING,
@@ -93,13 +91,8 @@ _ENTRIES = select(entries.c.seq, entries.c.at, entries.c.kind, entries.c.body).o
 )
 UNREADABLE = Problem(
     Failure.INTERNAL,
-    "What is stored of this task was damaged, or written by a newer version of this service. "
-    "Nobody can go on with it: send the request again in the same context.",
-)
-NO_DIRECTORY = Problem(
-    Failure.OTHER_WORKSPACE,
-    "An earlier version of this service left this task waiting and did not note which directory it "
-    "was for. Nothing of it was done. Send the request again where it belongs.",
+    "What is stored of this task was damaged. Nobody can go on with it: send the request again in "
+    "the same context.",
 )
 ABANDONED = Problem(
     Failure.UPSTREAM_INTERRUPTED,
@@ -670,12 +663,12 @@ def older_held_by_other(db: Connection, head: TaskHead, holder: str) -> str | No
     return found
 
 
-def _claimable(*, holder: str, now: int, root: Root, opencode: str | None) -> ColumnElement[bool]:
+def _claimable(*, holder: str, now: int, root: str, opencode: str | None) -> ColumnElement[bool]:
     """Whose lease ran out, or that nobody holds, or this holder itself.
 
     It may hold tasks that it has not opened, such as after a claim that was not answered.
     """
-    theirs = and_(or_(tasks.c.root == root.path, tasks.c.root.is_(None)), IS_OPEN)
+    theirs = and_(tasks.c.root == root, IS_OPEN)
     if opencode is not None:
         theirs &= or_(tasks.c.opencode == opencode, tasks.c.opencode.is_(None))
     return theirs & or_(
@@ -684,7 +677,7 @@ def _claimable(*, holder: str, now: int, root: Root, opencode: str | None) -> Co
 
 
 def find_expired(
-    db: Connection, holder: str, *, now: int, root: Root, opencode: str | None
+    db: Connection, holder: str, *, now: int, root: str, opencode: str | None
 ) -> list[str]:
     """The tasks that can be claimed, in the order in which to continue.
 
@@ -701,36 +694,25 @@ def claim(
     task_ids: Collection[str],
     *,
     now: int,
-    root: Root,
+    root: str,
     opencode: str | None,
-) -> tuple[set[str], list[str]]:
-    """Claim those of these tasks that can still be claimed.
-
-    Also returns those that failed instead, because nobody knows the root they belong to.
-    """
+) -> set[str]:
+    """Claim those of these tasks that can still be claimed."""
     claimable = _claimable(holder=lease.holder, now=now, root=root, opencode=opencode)
     statement = (
-        select(tasks.c.id, tasks.c.root)
+        select(tasks.c.id)
         .where(tasks.c.id.in_(task_ids), claimable)
         .order_by(tasks.c.id)
         # Of two processes each claims what the other is not claiming already.
         .with_for_update(skip_locked=True)
     )
-    ours: set[str] = set()
-    unplaced: list[str] = []
-    for row in db.execute(statement).all():
-        home = row.root if row.root is not None else _root_of_unplaced(db, row.id, root)
-        if home is None:
-            _give_up(db, row.id, now=now, problem=NO_DIRECTORY)
-            unplaced.append(row.id)
-        elif home == root.path:
-            ours.add(row.id)
+    ours = set(db.execute(statement).scalars())
     if ours:
         taken = update(tasks).where(tasks.c.id.in_(ours))
-        held = {"holder": lease.holder, "held_until": lease.until, "root": root.path}
+        held: dict[str, Any] = {"holder": lease.holder, "held_until": lease.until}
         db.execute(taken.values(held | ({"opencode": opencode} if opencode is not None else {})))
         notify(db, [f"claimed:{task_id}:0" for task_id in ours])
-    return ours, unplaced
+    return ours
 
 
 def release_one(db: Connection, task_id: str, holder: str) -> None:
@@ -743,28 +725,8 @@ def give_up(db: Connection, task_id: str, holder: str, *, now: int) -> bool:
     """Fail a task of this holder that cannot be read. False if it has another holder by now."""
     if not _held(db, [task_id], holder):
         return False
-    _give_up(db, task_id, now=now, problem=UNREADABLE)
+    _give_up(db, task_id, now=now)
     return True
-
-
-def _root_of_unplaced(db: Connection, task_id: str, root: Root) -> str | None:
-    """The root of a task that an earlier version wrote: that of its session, if it has one.
-
-    A directory that lies in another root, which nobody has served yet, is returned as it is.
-    """
-    session = _session_of_task(db, task_id)
-    if session is None:
-        return None
-    return adopt(db, [session.session_id], root)[session.session_id] or session.directory
-
-
-def _session_of_task(db: Connection, task_id: str) -> Any:
-    """The session of the task or, if it has not started, of its context."""
-    session = select(sessions.c.session_id, sessions.c.directory).where(tasks.c.id == task_id)
-    own = session.join(tasks, tasks.c.session_id == sessions.c.session_id)
-    served = and_(contexts.c.owner == tasks.c.owner, contexts.c.context_id == tasks.c.context_id)
-    bound = session.join(contexts, contexts.c.session_id == sessions.c.session_id)
-    return db.execute(own).first() or db.execute(bound.join(tasks, served)).first()
 
 
 def owner_of_task(db: Connection, task_id: str) -> str | None:
@@ -772,47 +734,41 @@ def owner_of_task(db: Connection, task_id: str) -> str | None:
 
 
 def root_of_task(db: Connection, owner: str, task_id: str) -> str | None:
-    """The root of somebody's task, where it is known."""
+    """The root of somebody's task; None if there is no such task."""
     this = (tasks.c.id == task_id, tasks.c.owner == owner)
     return db.execute(select(tasks.c.root).where(*this)).scalar()
 
 
 _CONTEXT_SESSION = Prepared(
-    select(sessions.c.root, sessions.c.directory, sessions.c.opencode)
+    select(sessions.c.root, sessions.c.opencode)
     .join(contexts, contexts.c.session_id == sessions.c.session_id)
     .where(contexts.c.owner == bindparam("owner"), contexts.c.context_id == bindparam("context"))
 )
 _CONTEXT_TASK = Prepared(
     select(tasks.c.root, tasks.c.opencode)
     .where(tasks.c.owner == bindparam("owner"), tasks.c.context_id == bindparam("context"))
-    .where(tasks.c.root.is_not(None), IS_OPEN)
+    .where(IS_OPEN)
 )
 
 
-def home_of_context(
-    db: Connection, owner: str, context_id: str, root: Root
-) -> tuple[str | None, str | None]:
+def home_of_context(db: Connection, owner: str, context_id: str) -> tuple[str | None, str | None]:
     """The root and the OpenCode of a context: of its session or, before it has one, its tasks."""
     context = {"owner": owner, "context": context_id}
-    bound = _CONTEXT_SESSION.first(db, context)
-    if bound is not None and bound.root is None:
-        home = root.path if root.contains(bound.directory) else str(bound.directory)
-        return home, bound.opencode
-    found = bound or _CONTEXT_TASK.first(db, context)
+    found = _CONTEXT_SESSION.first(db, context) or _CONTEXT_TASK.first(db, context)
     return (found.root, found.opencode) if found is not None else (None, None)
 
 
-def _give_up(db: Connection, task_id: str, *, now: int, problem: Problem) -> None:
-    """Fail a task that no process can continue; keep the entries that can be read."""
+def _give_up(db: Connection, task_id: str, *, now: int) -> None:
+    """Fail a task that cannot be read; keep the entries that can be read."""
     row = db.execute(select(tasks).where(tasks.c.id == task_id)).one()
     task = Task(head_of(row), status_at=row.status_at)
     for entry in db.execute(_ENTRIES.where(entries.c.task_id == task_id)):
         with suppress(Exception):  # damaged: it cannot be decoded, or does not fit the others
             task.apply(codec.decode(*entry))
         task.last_seq = entry.seq
-    ended = Ended(TaskState.FAILED, problem.message, problem)
+    ended = Ended(TaskState.FAILED, UNREADABLE.message, UNREADABLE)
     task.apply(LogEntry(task.last_seq + 1, now, ended))
-    end = {"state": task.state.value, "status_at": now, "message": problem.message}
+    end = {"state": task.state.value, "status_at": now, "message": UNREADABLE.message}
     given_up = update(tasks).where(tasks.c.id == task_id).values(end)
     db.execute(given_up.values(folded=codec.fold(task), cleared=CLEARED))
     db.execute(delete(entries).where(entries.c.task_id == task_id))
@@ -836,10 +792,8 @@ def fail_abandoned(db: Connection, lease: Lease, *, before: int, now: int) -> li
     for task_id in db.execute(statement).scalars().all():
         try:
             _append(db, task_id, ended, lease=lease, now=now)
-        except codec.UnknownKind:  # for a node of the version that wrote it
-            continue
         except codec.Unreadable:
-            _give_up(db, task_id, now=now, problem=UNREADABLE)
+            _give_up(db, task_id, now=now)
         abandoned.append(task_id)
     return abandoned
 

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ..domain.isolation import ContextWorktree
-from ..domain.values import ANY_ROOT, Root, WorktreeRef
+from ..domain.values import WorktreeRef
 from ..errors import StoreUnavailable
 from .database import Conflict, Database
 from .tables import worktrees
@@ -19,9 +19,9 @@ from .tables import worktrees
 class SqlWorktrees:
     """Implements `domain.isolation.WorktreeStore`."""
 
-    def __init__(self, database: Database, root: Root = ANY_ROOT) -> None:
+    def __init__(self, database: Database, root: str = "") -> None:
         self._database = database
-        self._root = root.path
+        self._root = root
 
     async def find(self, owner: str, context_id: str) -> ContextWorktree | None:
         found = await self._select(_is(owner, context_id))
