@@ -175,7 +175,7 @@ class Postgres:
     def without_tasks(self) -> str:
         """The URL of its database, in which there are the tables of this version, all empty."""
         if self._columns is not None and self.say(COLUMNS) == self._columns:
-            tables = {str(table) for table, _, _ in self._columns} - {"alembic_version"}
+            tables = {str(table) for table, _, _ in self._columns} - {"schema_version"}
             self.say(f"TRUNCATE {', '.join(sorted(tables))} RESTART IDENTITY")
             self._drop_other_schemas()
         else:  # the first time, or a test has changed the tables: making them takes a while
@@ -191,7 +191,7 @@ class Postgres:
         return self.url()
 
     def _drop_other_schemas(self) -> None:
-        """A restore keeps what it replaces in a schema of its own."""
+        """Those that a test has made."""
         for (name,) in self.say(OTHER_SCHEMAS):
             self.say(f'DROP SCHEMA "{name}" CASCADE')
 

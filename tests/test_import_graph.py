@@ -34,9 +34,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "deploy": frozenset(
         {
             *("domain.addresses", "opencode.guardian", "opencode.leftovers", "paths"),
-            "store.copies",
         }
     ),
+    "data": frozenset({"domain", "inbound", "paths", "store"}),
     "config": frozenset({"domain", "errors", "paths", "spellings"}),
     "credentials": frozenset({"paths"}),
     "access": frozenset({"config", "credentials", "domain", "inbound.security", "web"}),

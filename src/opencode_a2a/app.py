@@ -90,11 +90,11 @@ from .service.watching import TaskWatches
 from .store.bindings import SqlBindings
 from .store.conversations import SqlPeerConversations
 from .store.database import Database
+from .store.file_lock import sole_service
 from .store.interrupts import SqlInterrupts
 from .store.log import Retention, SqlTaskLog
 from .store.nodes import SqlNodes
 from .store.push import SqlPush
-from .store.sole import sole_service
 from .store.statements import release_all
 from .store.usage import SqlUsage
 from .store.worktrees import SqlWorktrees

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import aiohttp
 
-from opencode_a2a.store import backup
-from opencode_a2a.store.check import check
-from opencode_a2a.store.rows import opened, snapshot
+from opencode_a2a.data.backup import restore
+from opencode_a2a.data.check import check
+from opencode_a2a.data.opening import opened, snapshot
 from tests.chaos.checks import SETTLE_SECONDS
 from tests.chaos.ledger import TERMINAL, Ledger, state_of
 from tests.chaos.upstreams import Upstream
@@ -93,7 +93,7 @@ class Backups:
 
     def _check(self, taken: Taken, truth: Log) -> None:
         url = f"sqlite:///{taken.database}"
-        backup.restore(taken.file, url)
+        restore(taken.file, url)
         with opened(url) as engine, snapshot(engine) as db:
             for problem in check(db).problems:
                 self.ledger.blame(f"{taken.file.name}: {problem}")

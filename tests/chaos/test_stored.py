@@ -1,12 +1,11 @@
-"""Backups, moves and a soak in short; `tests.chaos`, `.moving` and `.soak` do them at length."""
+"""Backups and a soak in short; `tests.chaos` and `.soak` do them at length."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.chaos import moving, soak
+from tests.chaos import soak
 from tests.chaos.scenario import Plan, run
-from tests.postgres import Postgres
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -17,15 +16,6 @@ async def test_every_backup_of_a_storm_restores_all_that_was_acknowledged() -> N
     assert not ledger.violations, ledger.violations[:5]
     assert ledger.counts["backups restored"]
     assert ledger.counts["services on a restored database"]
-
-
-async def test_a_service_moves_to_postgresql_under_load_and_goes_on_there(
-    postgres: Postgres,
-) -> None:
-    plan = soak.Plan(tasks=20, seconds=300, clients=3)
-    moved = await moving.campaign(plan, postgres, kills=1)
-    assert not moved.wrong, moved.wrong[:5]
-    assert moved.counts["tasks"] > moved.counts["tasks before"] >= 20
 
 
 async def test_tasks_end_while_the_service_is_killed_reloaded_and_backed_up() -> None:

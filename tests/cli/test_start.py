@@ -37,7 +37,6 @@ for model in below(BaseModel):
 
 TERMINAL = {"markdown_it", "prompt_toolkit"}  # for `call` on one
 LATER = {
-    *("alembic", "mako"),  # to migrate an older database
     "fastapi",  # to describe the API
     *("aiohttp", "yarl"),  # to ask OpenCode, and to fetch files
     *("sqlalchemy.orm", "sqlalchemy.dialects.postgresql"),  # for other databases, or never

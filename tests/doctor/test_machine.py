@@ -259,10 +259,11 @@ async def test_a_damaged_database_is_found(file: File) -> None:
 
 
 async def test_the_schema_tells_databases_of_others_and_of_other_versions(file: File) -> None:
-    for revision, finding in (("0001", "store.old"), ("9999", "store.too_new")):
-        file.execute(f"UPDATE alembic_version SET version_num = '{revision}'")
-        assert (await look(STORE, "database schema", file.store())).finding == finding
-    file.execute("DROP TABLE alembic_version")
+    for version, age in ((0, "older"), (9999, "newer")):
+        file.execute(f"UPDATE schema_version SET version = {version}")
+        verdict = await look(STORE, "database schema", file.store())
+        assert (verdict.finding, age in verdict.says) == ("store.schema", True)
+    file.execute("DROP TABLE schema_version")
     assert (await look(STORE, "database schema", file.store())).finding == "store.foreign"
 
 

@@ -6,9 +6,8 @@ Both use one OpenCode, as the sessions of all OpenCodes of a user are in one dat
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from tests.faults.steering import Json, control, pending, session_of
 from tests.load.client import REST, STATES, Client, Refused, connected
 from tests.postgres import Postgres
 from tests.running import Service, Upstream, service
-from tests.store.earlier import forget_roots_in
 
 DEFAULT = {"A2A_TASK_STORE_DATABASE_URL": ""}  # where nobody says where
 ONE_AT_A_TIME = {"OPENCODE_MAX_CONCURRENT_STREAMS": "1"}
@@ -144,70 +142,6 @@ async def test_a_session_is_used_only_where_it_belongs(breakable: Upstream, tmp_
                     await there.send("go on", contextId=f"ctx:opencode-session:{session}")
                 assert refusal.value.reason in forbidden
                 assert await prompts(breakable) == before
-
-
-@pytest.mark.parametrize("state", ["default", "shared"])
-async def test_what_an_earlier_version_left_goes_on_in_its_root_and_nowhere_else(
-    breakable: Upstream, tmp_path: Path, state: str
-) -> None:
-    where = (DEFAULT if state == "default" else shared(tmp_path)) | ONE_AT_A_TIME
-    here, there = tmp_path / "a", tmp_path / "b"
-    with serving(breakable, tmp_path, here, **where) as first:
-        async with connected(first) as clients:
-            client = clients[REST]
-            done = await client.send("before")
-            busy = await client.send("[[tokens:20]] [[hang]]", wait=False)
-            await client.until(busy.id, "working")
-            queued = await client.send("queued", wait=False)
-            await until_bound(database_file(tmp_path), queued.context)
-        first.program.kill()
-    forget_roots_in(left := earlier_file(tmp_path))
-    with closing(sqlite3.connect(left)) as db, db:
-        db.execute("UPDATE tasks SET held_until = 0")  # the earlier version ended long ago
-    before = await prompts(breakable)
-    with serving(breakable, tmp_path, there, **where) as second:
-        async with connected(second) as clients:
-            assert (await clients[REST].send("my own")).state == "completed"
-        assert "state.moved" not in second.program.output
-    assert [text for *_, text in (await prompts(breakable))[len(before) :]] == ["my own"]
-    await control(breakable, "lose")  # the run that hangs
-    with serving(breakable, tmp_path, here, **where) as third:
-        async with connected(third) as clients:
-            client = clients[REST]
-            assert (await client.until(busy.id, "failed")).problem == "UPSTREAM_INTERRUPTED"
-            finished = await client.until(queued.id, "completed")
-            assert await directory_of(breakable, finished.session) == str(here)
-            assert (await client.send("after", contextId=done.context)).session == done.session
-        if state == "default":
-            assert "event=state.moved" in third.program.output
-            assert "tasks=3 contexts=3" in third.program.output
-
-
-def earlier_file(folder: Path) -> Path:
-    """The database of tasks, put where an earlier version had the default one."""
-    file = database_file(folder)
-    if file.name == "shared.db":
-        return file
-    state = file.parent.parent
-    for part in file.parent.iterdir():
-        part.rename(state / part.name)
-    return state / file.name
-
-
-def database_file(folder: Path) -> Path:
-    (file,) = [*folder.glob("shared.db"), *(folder / "home").rglob("tasks.db")]
-    return file
-
-
-async def until_bound(file: Path, context: str) -> None:
-    """Wait until a context has its session. No client can see that while its task is queued."""
-    async with asyncio.timeout(60):
-        while True:
-            with closing(sqlite3.connect(file)) as db:
-                named = "SELECT 1 FROM contexts WHERE context_id = ?"
-                if db.execute(named, (context,)).fetchone():
-                    return
-            await asyncio.sleep(0.05)
 
 
 async def test_a_root_is_the_same_by_any_of_its_names(breakable: Upstream, tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def upgrade(arguments: argparse.Namespace, machine: Machine) -> None:
 def rollback(arguments: argparse.Namespace, machine: Machine) -> None:
     with locked(machine, dry_run=arguments.dry_run):
         switch = _switch(arguments, machine)
-        switch.rollback(arguments.names, restore_database=arguments.restore_database)
+        switch.rollback(arguments.names)
 
 
 def _switch(arguments: argparse.Namespace, machine: Machine) -> Switch:

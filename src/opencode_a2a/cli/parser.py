@@ -274,9 +274,9 @@ made), 1 something is wrong, 2 wrong usage or settings, 130 left with Ctrl-C.
 
 BACKUP_HELP = """\
 Write everything that the service has stored (tasks, their events, sessions, who owns
-what) into one compressed file. The service goes on working meanwhile; the file has all
-that was acknowledged before the command began. It is read back and checked before it
-gets its name, so FILE is complete or is not there.
+what) into one file: of SQLite a database file, of PostgreSQL an archive of pg_dump,
+which must be installed. The service goes on working meanwhile; the file has all that was
+acknowledged before the command began. FILE is complete or is not there.
 
   opencode-a2a backup tasks-$(date +%F).backup
   opencode-a2a backup - | ssh vault 'cat > tasks.backup'
@@ -288,36 +288,31 @@ callers and the agent wrote: keep it as safe as the database.
 
 RESTORE_HELP = """\
 Put a backup into the database that the settings name. The service must not run. A
-backup of an earlier version is migrated; one of a newer version is refused. Until all of
-it is there and was checked, nothing is changed.
+backup belongs to its kind of database (SQLite or PostgreSQL) and to its schema. All of
+it is restored, or nothing is changed.
 
   opencode-a2a restore tasks-2026-11-17.backup
   opencode-a2a restore --force tasks-2026-11-17.backup
 
-If the database holds anything, --force is needed, and that is kept: an SQLite file
-beside the new one, tables of PostgreSQL in a schema of their own.
+If the database holds anything, --force is needed, and a backup of that is made first.
 """
 
 MIGRATE_HELP = """\
-Copy everything into another database, such as from SQLite to PostgreSQL. The service may
-work meanwhile: what changes is copied again. The last part needs the service stopped;
-then both sides are compared, row by row, and their digests are printed. The database it
-came from is not changed.
+Copy everything into another, empty database, such as from SQLite to PostgreSQL. Stop the
+service first. Both sides are compared, and their digests are printed. The database it
+came from is not changed: start the service on one of them only.
 
   opencode-a2a migrate --to postgresql://a2a@db.example.com/a2a
-  opencode-a2a migrate --to postgresql://a2a@db.example.com/a2a --wait
 
-If it is interrupted, run it again: it goes on where it was. No service starts on the new
-database before everything is there. PostgreSQL takes the password from PGPASSWORD or
-~/.pgpass, where no list of processes shows it.
+If it is interrupted, the target stays empty. PostgreSQL takes the password from
+PGPASSWORD or ~/.pgpass, where no list of processes shows it.
 """
 
 DB_HELP = """\
-Look after the database: check it, see what is in it, get one task out of it, or remove
-what is old or belongs to one caller. All but a full `vacuum` may run beside the service.
+Look after the database: check it, get one task out of it, or remove what is old or
+belongs to one caller. All of these may run beside the service.
 
   opencode-a2a db check
-  opencode-a2a db stats
   opencode-a2a db purge --before 90d
 """
 
@@ -327,21 +322,6 @@ have no gaps and must add up to what is stored of the task; requests must belong
 task. Nothing is changed. The exit code is 1 if something is wrong.
 
   opencode-a2a db check
-"""
-
-DB_STATS_HELP = """\
-Show how many rows and bytes each table has, how many tasks there are in each state, and
-what the service will remove next.
-
-  opencode-a2a db stats
-  opencode-a2a db stats --json
-"""
-
-DB_VACUUM_HELP = """\
-Give free space back to the disk. Beside a running service this frees what it can in
-small steps; without one, SQLite's file is written anew. PostgreSQL runs VACUUM ANALYZE.
-
-  opencode-a2a db vacuum
 """
 
 DB_EXPORT_HELP = """\
@@ -461,13 +441,11 @@ the other. One that does not work goes back at once, and the rest stays as it is
 """
 
 ROLLBACK_HELP = """\
-Go back to the release before. Where that cannot read the database any longer, nothing
-is changed and you are told; --restore-database then goes back to the copy that was kept
-before the upgrade. What was made since then is set aside in a file.
+Go back to the release before. If the newer release has another schema, the service of
+the older one refuses the database: restore the backup from before the upgrade.
 
   sudo opencode-a2a deploy rollback
   sudo opencode-a2a deploy rollback alpha
-  sudo opencode-a2a deploy rollback --restore-database
 """
 
 REMOVE_HELP = """\
@@ -620,10 +598,6 @@ CONFIRM = (
     Option("--yes", "do not ask"),
     Option("--dry-run", "show the plan and change nothing"),
 )
-RESTORE_DATABASE = Option(
-    "--restore-database",
-    "where it cannot read the database: go back to the copy from before the upgrade",
-)
 NO_MODEL = Option("--no-model", "do not ask the model anything")
 AS_JSON = Option("--json", "as JSON, for programs")
 NO_QUESTION = Option("--no-question", "do not ask it a question at the end")
@@ -652,17 +626,10 @@ STORE = (
 FILE = Option("file", "the backup, - for standard input or output", value="FILE", required=True)
 DATABASE = Command(
     "db",
-    "check, measure, export from or clean the database",
+    "check, export from or clean the database",
     DB_HELP,
     commands=(
         Command("check", "look for damage", about=DB_CHECK_HELP, options=STORE),
-        Command(
-            "stats",
-            "show what is in it",
-            about=DB_STATS_HELP,
-            options=(*STORE, Option("--json", "as JSON, for programs")),
-        ),
-        Command("vacuum", "give free space back", about=DB_VACUUM_HELP, options=STORE),
         Command(
             "export",
             "print a task and its events as JSON lines",
@@ -775,7 +742,7 @@ DEPLOY = Command(
             "rollback",
             "go back to the release before",
             ROLLBACK_HELP,
-            *(RESTORE_DATABASE, NO_QUESTION, *CONFIRM, INSTANCE_NAMES),
+            *(NO_QUESTION, *CONFIRM, INSTANCE_NAMES),
         ),
         _deploy("remove", "remove an instance", REMOVE_HELP, PURGE, *CONFIRM, INSTANCE_NAME),
         _deploy("uninstall", "remove everything", UNINSTALL_HELP, PURGE, *CONFIRM),
@@ -971,7 +938,6 @@ COMMANDS = (
         options=(
             *STORE,
             Option("--to", "the URL of the other database", value="URL", required=True),
-            Option("--wait", "go on copying until the service stops, then finish"),
         ),
     ),
     DATABASE,

@@ -24,9 +24,8 @@ from ..errors import (
 )
 from ..opencode.process import ManagedProcessFailed
 from ..redaction import secrets_in
-from ..store.copies import CopyNotMade
-from ..store.migrate import ForeignDatabase, SchemaTooNew
-from ..store.sole import FileInUse
+from ..store.file_lock import FileInUse
+from ..store.schema import SchemaError
 from ..systemd import ServiceManager, SocketNotUsable
 from .failure import CommandError
 from .output import print_result
@@ -43,7 +42,7 @@ a SQLite file needs a directory that exists and is writable."""
 
 
 _NOT_STARTED = (
-    *(ManagedProcessFailed, CopyNotMade, SchemaTooNew, ForeignDatabase),
+    *(ManagedProcessFailed, SchemaError),
     FileInUse,
 )
 

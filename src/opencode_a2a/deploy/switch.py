@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from . import database
 from .layout import Instance
 from .operator import NotConfirmed, Operator
 from .release import Releases, Source
@@ -67,34 +66,29 @@ class Switch:
         except DeployError as exc:
             name, goal = before.name, before.release
             self.operator.say(f"{name} does not work with {to}: back to {goal}.")
-            try:
-                self._perform(self._restore_steps(before, goal, agreed=True))
-            except DeployError as problem:  # the release before is still the better one
-                self.operator.say(str(problem))
             self._update(name, goal)
             self.operator.set_previous(name, before.previous)
             raise DeployError(f"the upgrade was stopped at {name}: {exc}") from None
 
-    def rollback(self, names: Sequence[str], *, restore_database: bool) -> None:
+    def rollback(self, names: Sequence[str]) -> None:
         """All that have a release before; one that fails does not keep the others from it."""
         manifest, say = self.operator.manifest, self.operator.say
         chosen = [manifest.instance(name) for name in names] or manifest.instances
         goals = {each.name: each.previous for each in chosen if each.previous is not None}
         if not goals:
             raise DeployError("there is no release before the present one.")
-        steps: dict[str, list[Step]] = {}
         for each in chosen:
             goal = goals.get(each.name)
             if goal is None:
                 say(f"{each.name} has no release before the present one, and stays as it is.")
                 continue
             say(f"Plan: {each.name}: {each.release} -> {goal}")
-            steps[each.name] = self._restore_steps(each, goal, agreed=restore_database)
+            if self.releases.opencode_of(goal) is None:
+                raise DeployError(f"the release {goal} is not installed here.")
         self._confirm()
         failed = []
         for name, goal in goals.items():
             try:
-                self._perform(steps[name])
                 self._update(name, goal)
             except DeployError as exc:
                 say(f"{name}: {exc}")
@@ -104,21 +98,6 @@ class Switch:
         if not names and len(set(goals.values())) == 1:
             (goal,) = set(goals.values())
             self.delegate(goal, "init", "--release", goal)
-
-    def _restore_steps(self, instance: Instance, goal: str, *, agreed: bool) -> list[Step]:
-        """None where the release to go back to can read the databases as they are."""
-        if self.releases.opencode_of(goal) is None:
-            raise DeployError(f"the release {goal} is not installed here.")
-        found = database.parse(self.operator.host.output(database.examine_words(instance, goal)))
-        database.check_restorable(instance.name, goal, found, agreed=agreed)
-        for each in found:
-            self.operator.say(f"  {database.describe(each)}")
-        return database.restore_steps(instance, goal) if found else []
-
-    def _perform(self, steps: Sequence[Step]) -> None:
-        for step in steps:
-            self.operator.say(f"  {step}")
-            self.operator.host.perform(step)
 
     def _update(self, name: str, release: str) -> None:
         options = () if self.question else ("--no-question",)

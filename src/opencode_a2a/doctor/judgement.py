@@ -15,7 +15,7 @@ from ..config import MIN_SECRET_LENGTH, SECRET_COMMAND
 from ..domain.release import SUPPORTED, TRIED, Release
 from ..store.database import MIN_FREE_BYTES
 from ..store.examine import StoreFacts
-from ..store.migrate import HEAD
+from ..store.schema import SCHEMA
 from .verdict import Finding, Level, Verdict, fine, found
 
 if TYPE_CHECKING:  # a service that starts does without
@@ -219,33 +219,25 @@ STORE_FOREIGN = Finding(
     means="Another program keeps its tasks in this database.",
     fix="Name another file or database with A2A_TASK_STORE_DATABASE_URL.",
 )
-STORE_TOO_NEW = Finding(
-    "store.too_new",
+STORE_SCHEMA = Finding(
+    "store.schema",
     ERROR,
-    means="A newer version of this program wrote the database.",
-    fix="Run the version that wrote it, or name another A2A_TASK_STORE_DATABASE_URL.",
-)
-STORE_OLD = Finding(
-    "store.old",
-    WARNING,
-    means="An earlier version wrote the database: the next start of the service changes its "
-    "schema, and the earlier version cannot read it then.",
-    fix="Make sure that the disk has room for a copy: before that, a service keeps one of a SQLite "
-    "file beside it (`.before-upgrade`). Make a backup of any other database.",
+    means="Another version of this program wrote the database, with another schema: the service "
+    "refuses to start on it.",
+    fix="Run the version that wrote it, or name another database with A2A_TASK_STORE_DATABASE_URL.",
 )
 
 
 def judge_schema(facts: StoreFacts) -> Verdict:
     if not facts.exists:
-        return fine(f"Schema {HEAD} will be made.")
-    if facts.is_unknown:
-        says = f"The schema is {facts.revision}; this version knows up to {HEAD}."
-        return found(STORE_TOO_NEW, says)
-    if facts.revision is None and facts.has_tasks:
+        return fine(f"Schema {SCHEMA} will be made.")
+    if facts.schema is None and facts.has_tasks:
         return found(STORE_FOREIGN, "There is a table `tasks` that this program has not made.")
-    if facts.revision is not None and not facts.is_current:
-        return found(STORE_OLD, f"The schema is {facts.revision}; this version needs {HEAD}.")
-    return fine(f"Schema {HEAD}, the newest.")
+    if facts.schema is not None and facts.schema != SCHEMA:
+        age = "newer" if facts.schema > SCHEMA else "older"
+        says = f"The schema is {facts.schema}, {age} than {SCHEMA}, which this version needs."
+        return found(STORE_SCHEMA, says)
+    return fine(f"Schema {SCHEMA}, that of this version.")
 
 
 STORE_READABLE = Finding(

@@ -236,7 +236,7 @@ STORE: tuple[Check[Store], ...] = (
         "database schema",
         "which version of this program has written the database",
         look=look_at_schema,
-        findings=(j.STORE_FOREIGN, j.STORE_TOO_NEW, j.STORE_OLD),
+        findings=(j.STORE_FOREIGN, j.STORE_SCHEMA),
     ),
     Check(
         "database rights",

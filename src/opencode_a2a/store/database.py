@@ -37,9 +37,8 @@ from ..errors import (
 from ..observe.metrics import STORE_ERRORS
 from ..paths import make_private_file, tighten
 from .clock import ServerClock, now_ms
-from .copies import drop_old_copy
-from .migrate import is_current, touch, upgrade
 from .prepared import run
+from .schema import is_current, prepare, touch
 from .threads import WorkerThreads
 from .wakeups import Wakeups
 
@@ -105,10 +104,9 @@ class Database:
             for part in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
                 if tighten(part):
                     logger.warning("store.tightened", file=str(part), mode="0600")
-            drop_old_copy(path)
         try:
             if not await self.read(is_current):
-                await self.write(upgrade)
+                await self.write(prepare)
             checking = asyncio.create_task(self.read(check))  # the service starts meanwhile
             try:
                 async with self.wakeups.listening():

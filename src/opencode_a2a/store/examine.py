@@ -19,9 +19,8 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from .copies import KNOWN_REVISIONS
 from .database import CHECK_BYTES, is_in_memory, sqlite_path
-from .migrate import HEAD, revision, touch
+from .schema import find_version, touch
 
 WAIT_SECONDS = 3  # for a database that another process holds, or a server that does not answer
 
@@ -34,20 +33,11 @@ class StoreFacts:
     exists: bool = True
     problem: str | None = None  # why it cannot be read, or not be written
     damage: str | None = None
-    revision: str | None = None
+    schema: int | None = None
     has_tasks: bool = False  # a table of that name, whosever it is
     size: int = 0
     free: int | None = None  # bytes on its disk that this user may still write
     modes: dict[Path, int] = field(default_factory=dict)  # of its files, and of their directory
-
-    @property
-    def is_current(self) -> bool:
-        return self.revision == HEAD
-
-    @property
-    def is_unknown(self) -> bool:
-        """Written by a version that this one does not know."""
-        return self.revision is not None and self.revision not in KNOWN_REVISIONS
 
 
 def examine(url: str, *, makes_folder: bool, opens: bool = True) -> StoreFacts:
@@ -110,9 +100,8 @@ def _look_inside(facts: StoreFacts, db: sqlite3.Connection) -> None:
     db.isolation_level = None
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
     facts.has_tasks = "tasks" in tables
-    if "alembic_version" in tables:
-        row = db.execute("SELECT version_num FROM alembic_version").fetchone()
-        facts.revision = row[0] if row else None
+    if "schema_version" in tables:
+        (facts.schema,) = db.execute("SELECT version FROM schema_version").fetchone()
     if facts.size <= CHECK_BYTES:
         (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
         facts.damage = None if result == "ok" else str(result)
@@ -133,7 +122,7 @@ def _examine_server(url: str) -> StoreFacts:
     engine = create_engine(url, connect_args={"connect_timeout": WAIT_SECONDS})
     try:
         with engine.connect() as db:
-            facts.revision = revision(db)
+            facts.schema = find_version(db)
             facts.has_tasks = inspect(db).has_table("tasks")
             facts.size = db.execute(
                 text("SELECT pg_database_size(current_database())")
@@ -149,7 +138,7 @@ def _examine_server(url: str) -> StoreFacts:
 
 
 def _try_to_write(facts: StoreFacts, db: Connection) -> None:
-    if facts.revision is not None:
+    if facts.schema is not None:
         touch(db)
     elif not db.execute(text("SELECT has_schema_privilege(current_schema(), 'CREATE')")).scalar():
         facts.problem = "this user may not make tables there"

@@ -65,8 +65,8 @@ from ..domain.values import (
 from . import codec, interrupts, usage
 from .database import Conflict
 from .holder import Lease
-from .migrate import touch
 from .prepared import Prepared, RowsInsert
+from .schema import touch
 from .tables import (
     CLEARED,
     CLEARING,

@@ -22,7 +22,6 @@ CLEARED, CLEARING = 1, 2  # … all of them, or some, in `tasks.cleared`
 
 OPEN_STATES = ("submitted", "working", "input-required")
 IS_OPEN = text("tasks.state IN ('submitted', 'working', 'input-required')")
-_is_open = text("state IN ('submitted', 'working', 'input-required')")
 
 tasks = Table(
     "tasks",
@@ -42,14 +41,12 @@ tasks = Table(
     Column("stop_asked", BigInteger, nullable=False, server_default="0"),
     Column("cleared", BigInteger, nullable=False, server_default="0"),  # entries were deleted …
     Column("folded", LargeBinary),  # behind what is read often, which is then read without it
-    Column("root", String(600)),  # the workspace root; nothing: an earlier version wrote it
+    Column("root", String(600), nullable=False),  # the workspace root
     Column("opencode", String(255)),  # which OpenCode works on it; nothing: they are not told apart
     Index("ix_tasks_owner", "owner", "status_at", "id"),
     # The context comes first: admins look for one whose owner they do not name.
     Index("ix_tasks_context", "context_id", "owner", "status_at", "id"),
     Index("ix_tasks_state", "state", "status_at", "id"),  # for lists of everybody's tasks
-    # Partial in PostgreSQL too, as its migration says. Stated here, it would load that dialect.
-    Index("ix_tasks_open", "root", "state", sqlite_where=_is_open),
     Index("ix_tasks_cleared", "cleared", "status_at"),
 )
 
@@ -84,8 +81,20 @@ _TRIGGERS = (
 )
 
 
+# SQLAlchemy would state these for each database apart, and load the dialects of all for that.
+_PARTIAL_INDEXES = (
+    """
+    CREATE INDEX ix_tasks_open ON tasks (root, state)
+        WHERE state IN ('submitted', 'working', 'input-required')
+    """,
+    "CREATE INDEX ix_sessions_claimed ON sessions (claimed_until) WHERE claimed_until IS NOT NULL",
+)
+
+
 @event.listens_for(metadata, "after_create")
-def _add_triggers(_: object, connection: Connection, **__: object) -> None:
+def _add_indexes_and_triggers(_: object, connection: Connection, **__: object) -> None:
+    for index in _PARTIAL_INDEXES:
+        connection.exec_driver_sql(index)
     if connection.dialect.name == "sqlite":
         for trigger in _TRIGGERS:
             connection.exec_driver_sql(trigger)
@@ -121,10 +130,8 @@ sessions = Table(
     Column("directory", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("claimed_until", BigInteger),  # nothing: for good
-    Column("root", String(600)),  # as of a task
+    Column("root", String(600), nullable=False),  # as of a task
     Column("opencode", String(255)),  # as of a task
-    # Partial in PostgreSQL too, as `ix_tasks_open` is.
-    Index("ix_sessions_claimed", "claimed_until", sqlite_where=text("claimed_until IS NOT NULL")),
 )
 
 places = Table(

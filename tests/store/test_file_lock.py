@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.store.sole import FileInUse, sole_service
+from opencode_a2a.store.file_lock import FileInUse, sole_service
 
 NOBODY = 65_534
 

@@ -5,7 +5,7 @@ another has written, or that it wants a task to be stopped. Services that work t
 server, which tells them.
 
 The lock is on a file beside the database, and the system releases it with the end of the process,
-however that comes. Commands such as `backup` do not need it.
+however that comes. Commands such as `backup` do not need it, and `restore` does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import asyncio
 import fcntl
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -34,6 +34,26 @@ class FileInUse(Exception):
     """Another service uses the database file."""
 
 
+def lock_path(database: Path) -> Path:
+    database = database.resolve()  # a file may have several names
+    return database.with_name(f"{database.name}.lock")
+
+
+def _open(lock: Path) -> int:
+    return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+@contextmanager
+def lock_now(database: Path) -> Iterator[None]:
+    """Lock an SQLite file for a command. `BlockingIOError`: a service uses it."""
+    descriptor = _open(lock_path(database))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 @asynccontextmanager
 async def sole_service(url: str, *, root: Path) -> AsyncIterator[bool]:
     """Lock the SQLite file of a database for this process, or raise `FileInUse`.
@@ -44,10 +64,9 @@ async def sole_service(url: str, *, root: Path) -> AsyncIterator[bool]:
     if path is None:  # in memory, or a server
         yield False
         return
-    path = path.resolve()  # a file may have several names
-    lock = path.with_name(f"{path.name}.lock")
+    lock = lock_path(path)
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _open(lock)
     except OSError as exc:  # what is wrong with the folder is said when the database is opened
         if isinstance(exc, PermissionError) and lock.exists():
             raise FileInUse(

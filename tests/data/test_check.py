@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from opencode_a2a.store.check import check
-from opencode_a2a.store.rows import opened, snapshot
+from opencode_a2a.data.check import check
+from opencode_a2a.data.opening import opened, snapshot
 from tests.postgres import Postgres
 from tests.store.filling import fill
 

@@ -5,29 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy import Connection, select, text
 
+from opencode_a2a.data.check import check
+from opencode_a2a.data.opening import InUse, beside_services, exclusive, opened, snapshot
+from opencode_a2a.data.purge import Selection, preview, purge
 from opencode_a2a.domain.updates import Ended
 from opencode_a2a.domain.values import TaskQuery, TaskState
 from opencode_a2a.errors import TaskNotFound
-from opencode_a2a.store import backup, tables
-from opencode_a2a.store.check import check
+from opencode_a2a.store import tables
 from opencode_a2a.store.clock import now_ms
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.holder import Holder
-from opencode_a2a.store.log import Retention, SqlTaskLog
-from opencode_a2a.store.purge import Selection, earlier_copies, preview, purge
-from opencode_a2a.store.rows import InUse, alone, beside_services, opened, shapes, snapshot
-from opencode_a2a.store.stats import stats, total_size, vacuum
+from opencode_a2a.store.log import SqlTaskLog
 from tests.postgres import Postgres
 from tests.store.filling import IDS, fill
 from tests.store.support import DONE, HELLO, head, soon
 
-FILLED = "INSERT INTO t VALUES (zeroblob(8000000))"
-EMPTIED = "DROP TABLE t"
 DECLARED = (
     *tables.DELETED_WITH_TASK,
     *tables.DELETED_WITH_OWNER,
@@ -53,9 +49,13 @@ def test_it_is_declared_for_every_table_what_becomes_of_a_callers_rows() -> None
     assert of_task == set(tables.DELETED_WITH_TASK)
 
 
+def quiet(_: str, __: int) -> None:
+    """Report nothing."""
+
+
 def remove(url: str, selection: Selection) -> list[str]:
     with opened(url) as engine:
-        return purge(engine, selection, backup.quiet)
+        return purge(engine, selection, quiet)
 
 
 def everything(url: str) -> str:
@@ -64,8 +64,9 @@ def everything(url: str) -> str:
         assert check(db).problems == []
         return "\n".join(
             str(tuple(row))
-            for shape in shapes(db)
-            for row in db.execute(text(f"SELECT * FROM {shape.name}"))
+            for table in tables.metadata.sorted_tables
+            if table not in tables.DERIVED
+            for row in db.execute(select(table))
         )
 
 
@@ -169,13 +170,13 @@ async def test_a_task_that_is_made_during_the_removal_is_stopped_first_as_well(u
 def test_a_task_is_at_work_as_long_as_its_lease_says_though_no_process_is_seen(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opencode_a2a.store.purge.STOP_SECONDS", 0)
+    monkeypatch.setattr("opencode_a2a.data.purge.STOP_SECONDS", 0)
     fill(url)
     held = {"holder": Holder.this_process().name, "held_until": now_ms() + 60_000}
     with opened(url) as engine:
         with engine.execution_options(writes=True).begin() as db:
             db.execute(tables.tasks.update().where(tables.tasks.c.id == "open-alice").values(held))
-        assert purge(engine, Selection(owner="alice"), backup.quiet) == ["open-alice"]
+        assert purge(engine, Selection(owner="alice"), quiet) == ["open-alice"]
 
 
 def test_nothing_is_removed_while_a_command_has_the_database_for_itself(
@@ -183,63 +184,10 @@ def test_nothing_is_removed_while_a_command_has_the_database_for_itself(
 ) -> None:
     url = postgres.without_tasks()
     with opened(url) as engine:
-        with alone(url), pytest.raises(InUse), beside_services(engine):
+        with exclusive(url), pytest.raises(InUse), beside_services(engine):
             pytest.fail("a purge would run beside a restore")
-        with beside_services(engine), pytest.raises(InUse), alone(url):
+        with beside_services(engine), pytest.raises(InUse), exclusive(url):
             pytest.fail("a restore would run beside a purge")
-
-
-def test_the_copies_that_still_hold_the_data_are_named(url: str, tmp_path: Path) -> None:
-    fill(url)
-    with opened(url) as engine:
-        backup.save(engine, tmp_path / "saved")
-    kept = backup.restore(tmp_path / "saved", url, force=True).kept
-    assert kept is not None
-    with opened(url) as engine:
-        (named,) = earlier_copies(engine)
-        assert named.startswith(f"{kept} of 20")
-
-
-def test_free_space_goes_back_and_stats_say_what_there_is(url: str) -> None:
-    fill(url)
-    with opened(url) as engine:
-        with snapshot(engine) as db:
-            found = stats(db, Retention(replay=0, tasks=1, keys=1))
-        rows = {each.name: each.rows for each in found.tables}
-        assert rows["tasks"] == sum(found.states.values()) == 14
-        assert found.states == {"completed": 12, "input-required": 2}
-        assert all(each.bytes for each in found.tables)
-        due = {each.what: each.within_a_day for each in found.due}
-        assert due == {
-            "events of ended tasks": 12,
-            "ended tasks": 12,
-            "keys of repeated requests": 12,
-        }
-        purge(engine, Selection(owner="alice"), backup.quiet)
-        assert vacuum(url, engine)
-
-
-async def test_a_vacuum_beside_a_service_frees_what_it_can_and_pauses(
-    file_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[float] = []
-    async with running(file_url) as (database, log):
-        await database.write(
-            lambda db: [db.execute(text(each)) for each in ("CREATE TABLE t (b)", FILLED, EMPTIED)]
-        )
-        with opened(file_url) as engine:
-            before = size_of(engine)
-            monkeypatch.setattr("opencode_a2a.store.purge.time.sleep", pauses.append)
-            assert not await asyncio.to_thread(vacuum, file_url, engine)
-            monkeypatch.undo()
-            assert size_of(engine) < before / 2
-        assert len(pauses) > 1, "the service has no turn"
-        await log.create(head("t"), [HELLO])
-
-
-def size_of(engine: Engine) -> int:
-    with snapshot(engine) as db:
-        return total_size(db)
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from sqlalchemy import (
@@ -21,17 +20,14 @@ from sqlalchemy import (
     and_,
     delete,
     func,
-    inspect,
     select,
     text,
     update,
 )
 
-from .clock import now_ms
-from .copies import KEPT_SCHEMA, copies_beside
-from .database import sqlite_path
-from .statements import SWEEP_ROWS, shrink
-from .tables import (
+from ..store.clock import now_ms
+from ..store.statements import SWEEP_ROWS, shrink
+from ..store.tables import (
     DELETED_WITH_OWNER,
     DELETED_WITH_TASK,
     DISOWNED,
@@ -187,16 +183,3 @@ def _remove_owner(db: Connection, selection: Selection) -> bool:
         forgotten = {"owner": NOBODY} | ({"title": ""} if "title" in table.c else {})
         db.execute(update(table).where(mine).values(forgotten))
     return True
-
-
-def earlier_copies(engine: Engine) -> list[str]:
-    """What upgrades and restores have kept beside a database, with its day. No purge changes it."""
-    if (path := sqlite_path(engine.url)) is not None:
-        return [f"{copy} of {_day(copy.stat().st_mtime)}" for copy in copies_beside(path)]
-    with engine.connect() as db:
-        names = [n for n in inspect(db).get_schema_names() if n.startswith(KEPT_SCHEMA)]
-    return [f"schema {n} of {_day(int(n.removeprefix(KEPT_SCHEMA)) / 1000)}" for n in sorted(names)]
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")

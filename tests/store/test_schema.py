@@ -9,15 +9,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy import Connection, create_engine, inspect
 
 from opencode_a2a.domain.values import TaskQuery
 from opencode_a2a.errors import StoreUnavailable
-from opencode_a2a.store import migrate
+from opencode_a2a.store import schema
 from opencode_a2a.store.database import Database, check
 from opencode_a2a.store.holder import Holder
 from opencode_a2a.store.log import SqlTaskLog
@@ -25,72 +21,49 @@ from opencode_a2a.store.tables import metadata
 from tests.store.support import HELLO, OWNER, claim_all, head, soon
 
 
-async def test_an_empty_database_gets_the_schema_that_the_tables_describe(
-    database: Database,
-) -> None:
-    def revision(db: Connection) -> str:
-        return str(db.execute(text("SELECT version_num FROM alembic_version")).scalar_one())
+async def test_an_empty_database_gets_the_tables_and_the_version(database: Database) -> None:
+    async with soon():
+        assert await database.read(schema.find_version) == schema.SCHEMA
+        names = await database.read(lambda db: inspect(db).get_table_names())
+    assert set(names) == {*metadata.tables, "schema_version"}
+
+
+async def test_open_tasks_are_found_in_a_partial_index(database: Database) -> None:
+    def conditions(db: Connection) -> dict[str, str]:
+        indexes = inspect(db).get_indexes("tasks")
+        where = f"{db.dialect.name}_where"
+        found = {each["name"]: each.get("dialect_options", {}).get(where) for each in indexes}
+        return {str(name): str(where) for name, where in found.items() if where is not None}
 
     async with soon():
-        assert await database.write(differences) == []
-        assert await database.read(revision) == migrate.HEAD
+        assert list(await database.read(conditions)) == ["ix_tasks_open"]
 
 
-def differences(db: Connection) -> list[object]:
-    return list(compare_metadata(MigrationContext.configure(db), metadata))
-
-
-def test_the_migrations_make_the_schema_that_the_tables_describe(url: str) -> None:
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        migrate.migrate(connection, None)
-        assert differences(connection) == []
-    engine.dispose()
-
-
-async def test_a_new_file_has_what_the_migrations_would_make_to_the_letter(
-    path: Path, file_url: str
+@pytest.mark.parametrize(("version", "age"), [(9999, "newer"), (0, "older")])
+async def test_a_database_of_another_version_is_refused_and_left_as_it_is(
+    path: Path, file_url: str, version: int, age: str
 ) -> None:
-    async with soon(), Database.open(file_url):
-        pass
-    migrated = path.with_name("migrated.db")
-    engine = create_engine(f"sqlite:///{migrated}")
-    with engine.begin() as connection:
-        migrate.migrate(connection, None)
-    engine.dispose()
-    assert schema(path) == schema(migrated)
-
-
-def schema(path: Path) -> set[str]:
-    """Tables, indexes and triggers, and the revision."""
-    with closing(sqlite3.connect(path)) as connection:
-        rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-        revision = connection.execute("SELECT version_num FROM alembic_version").fetchall()
-        return {" ".join(sql.split()) for (sql,) in rows} | {str(revision)}
-
-
-def test_the_head_is_the_newest_script_of_one_unbroken_line() -> None:
-    config = Config()
-    folder = Path(migrate.__file__).parent / "migrations"
-    config.set_main_option("script_location", str(folder))
-    scripts = ScriptDirectory.from_config(config)
-    assert scripts.get_heads() == [migrate.HEAD]
-    assert len(scripts.get_bases()) == 1
-
-
-async def test_a_newer_database_is_refused_and_left_as_it_is(path: Path, file_url: str) -> None:
     async with soon(), Database.open(file_url) as database, SqlTaskLog.open(database) as log:
         await log.create(head("t"), [HELLO])
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute(f"UPDATE schema_version SET version = {version}")
     before = fingerprint(path)
     for _ in range(2):
         async with soon():
-            with pytest.raises(migrate.SchemaTooNew, match="9999"):
+            with pytest.raises(schema.SchemaError, match=f"Run the {age} version"):
                 async with Database.open(file_url):
                     pass
     assert fingerprint(path) == before
     assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+async def test_a_database_of_another_program_is_refused(path: Path, file_url: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE tasks (mine)")
+    async with soon():
+        with pytest.raises(schema.ForeignDatabase, match="another program"):
+            async with Database.open(file_url):
+                pass
 
 
 def fingerprint(path: Path) -> str:
@@ -133,9 +106,9 @@ async def test_a_new_file_that_another_process_holds_is_waited_for(
             await opening
 
 
-async def test_an_upgrade_that_fails_leaves_nothing_behind(path: Path, file_url: str) -> None:
+async def test_tables_that_cannot_be_made_leave_nothing_behind(path: Path, file_url: str) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TABLE sessions (mine)")  # makes the last migration fail
+        connection.execute("CREATE TABLE sessions (mine)")  # it has the name of ours
     async with soon():
         with pytest.raises(StoreUnavailable):
             async with Database.open(file_url):
