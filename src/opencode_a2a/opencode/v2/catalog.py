@@ -206,15 +206,22 @@ class OpenCode2Catalog:
         return _data(list[FileChange], answer)
 
     async def messages(self, session: str, *, limit: int, before: str | None) -> c.MessagePage:
-        query = {"limit": str(limit)} | ({"cursor": before} if before else {})
+        """A page has a cursor only if there are older messages that are shown."""
+        shown: list[Message] = []
+        cursor, older = before, None
         while True:
+            missing = limit - len(shown)
+            query = {"limit": str(missing or limit)} | ({"cursor": cursor} if cursor else {})
             page = await self._page(session, query)
-            shown = [_message(session, each) for each in page.data if each.type in SHOWN]
-            # The last page may have a cursor, too; what comes after it is empty.
-            older = page.cursor.next if len(page.data) == limit else None
-            if shown or older is None:
+            found = [_message(session, each) for each in page.data if each.type in SHOWN]
+            if found and not missing:
                 return c.MessagePage(tuple(reversed(shown)), older)
-            query |= {"cursor": older}
+            shown += found
+            cursor = page.cursor.next
+            if cursor is None or not page.data:
+                return c.MessagePage(tuple(reversed(shown)), None)
+            if missing and len(shown) == limit:
+                older = cursor
 
     async def message(self, session: str, message: str) -> Message | None:
         found = await self._message(session, message)
