@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ...domain import events as ev
@@ -13,6 +14,7 @@ from ...domain.values import (
     Decision,
     FileChange,
     Interrupt,
+    PermissionAsk,
     PermissionDecision,
     PermissionRule,
     Prompt,
@@ -236,7 +238,9 @@ class Session:
             for event in events:
                 if isinstance(event, ev.ToolSnapshot) and not event.call.over:
                     self._subscription.calls.setdefault(event.part_id, event)
-        requests = [ev.InterruptAsked(ask.session, ask) for ask in await self._pending(family)]
+        known = {each.call.call_id for each in events if isinstance(each, ev.ToolSnapshot)}
+        pending = await self._pending(family, known)
+        requests = [ev.InterruptAsked(ask.session, ask) for ask in pending]
         open_requests = frozenset(each.interrupt.request_id for each in requests)
         events += [ev.Idle(each) for each in family - {self.ref.id} - active.keys()]
         if not family.isdisjoint(active):
@@ -247,16 +251,30 @@ class Session:
             events.append(ev.Idle(self.ref.id))
         return [*events, *requests, ev.CaughtUp(self.ref.id, open_requests)]
 
-    async def _pending(self, family: Collection[str]) -> list[Interrupt]:
+    async def _pending(self, family: Collection[str], calls: Collection[str]) -> list[Interrupt]:
+        """What these sessions wait for, with what is shown of calls other than these."""
         asks: list[Interrupt] = []
         for session in family:
             with suppress(NotFound):
                 permissions = await self._call("GET", "permission", session=session)
                 forms = await self._call("GET", "form", session=session)
-                asks += map(wire.permission, read(list[wire.Permission], permissions["data"]))
+                for info in read(list[wire.Permission], permissions["data"]):
+                    ask = wire.permission(info)
+                    unknown = info.action == "shell" and ask.call_id not in calls
+                    asks.append(await self._with_command(info, ask) if unknown else ask)
                 found = read(list[wire.Form], forms["data"])
                 asks += [wire.question(form) for form in found if wire.is_question(form)]
         return asks
+
+    async def _with_command(self, info: wire.Permission, ask: PermissionAsk) -> PermissionAsk:
+        """The same with its command, which only the call tells."""
+        if info.source is None:
+            return ask
+        where = ("message", info.source.message)
+        found = read(wire.Message, (await self._call("GET", *where, session=info.session))["data"])
+        calls = [e.call for e in wire.blocks(info.session, found) if isinstance(e, ev.ToolSnapshot)]
+        given = next((call.input for call in calls if call.call_id == info.source.id), None)
+        return replace(ask, command=(given or {}).get("command"))
 
     async def _done_by(self, subagent: str, since: int) -> list[ev.AgentEvent]:
         """What a sub-agent has done since then, and the sub-agents that it has started."""

@@ -23,7 +23,6 @@ from ...domain.values import (
     Attachment,
     Choice,
     Failure,
-    Interrupt,
     ModelRef,
     PermissionAction,
     PermissionAsk,
@@ -202,6 +201,7 @@ class Session(Wire):
 class Permission(Wire):
     class Source(Wire):
         id: str
+        message: str = Field(alias="messageID")
 
     class Metadata(Wire):
         class Change(Wire):
@@ -685,7 +685,7 @@ def _retry(session: str, retry: Message.Retry) -> ev.Retrying:
     return ev.Retrying(session, retry.attempt - 1, scrub(retry.error.message), retry.at)
 
 
-def permission(info: Permission) -> Interrupt:
+def permission(info: Permission) -> PermissionAsk:
     changes = info.metadata.files
     return PermissionAsk(
         request_id=info.id,
