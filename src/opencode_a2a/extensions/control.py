@@ -256,9 +256,10 @@ class Shell(Session):
 async def shell(
     services: Services, caller: Caller, params: Shell, *, session: SessionInfo
 ) -> MessageResult:
-    """Run a command in the session's directory, without asking anybody."""
+    """Run a command in the directory of an idle session, without asking anybody."""
     request = params.request
     services.limiter.check_shell(caller.principal)
+    await services.validator.idle(session)
     await services.validator.agent(session, request.agent, field="request.agent")
     model = request.model.ref if request.model else None
     await services.validator.model(session, model, field="request.model")
