@@ -75,8 +75,12 @@ class Contract:
         release = self.release()
         return release is not None and method.needs in release.lacks
 
+    def has_set(self, setting: str) -> bool:
+        """Whether this deployment has switched on what this setting is the toggle of."""
+        return setting in self._enabled
+
     def _is_on(self, method: Method) -> bool:
-        return method.toggle is None or method.toggle.setting in self._enabled
+        return method.toggle is None or self.has_set(method.toggle.setting)
 
     @property
     def available(self) -> list[str]:

@@ -261,10 +261,9 @@ class Published:
 
     def profile_on(self, release: Release | None) -> Json:
         contract, deployment = self.contract, self.deployment
-        toggled = {m.toggle.setting: m for _, m in methods_of(contract.extensions) if m.toggle}
 
         def feature(setting: str) -> Json:
-            return {"enabled": contract.enabled(toggled[setting]), "toggle": setting}
+            return {"enabled": contract.has_set(setting), "toggle": setting}
 
         return {
             "profile_id": PROFILE_ID,
