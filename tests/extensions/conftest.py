@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from jsonschema import Draft202012Validator
 
 from opencode_a2a.domain.scopes import Scope
 from opencode_a2a.extensions import ALL
+from tests.extensions.inside import Inside
+from tests.features import release
 from tests.running import Service, Upstream, real_opencode, service
 
 Json = dict[str, Any]
@@ -34,7 +38,14 @@ EVERYTHING = {
 # undo what a turn changed. They are half the work of a prompt, so elsewhere it takes none.
 SNAPSHOTS = "snapshots"
 PROMPTS = {"type": "local", "command": [sys.executable, "-m", "tests.extensions.prompts"]}
-METHODS = {method.name: method for extension in ALL for method in extension.methods}
+METHODS = {method.name.removeprefix("opencode."): method for each in ALL for method in each.methods}
+MISSING = {name for name, m in METHODS.items() if m.needs in release().lacks}
+MODEL = {"providerID": "demo", "modelID": "demo"}
+V1 = {"a2a-version": "1.0"}
+
+
+def full_name(method: str) -> str:
+    return method if method.startswith("a2a.") else f"opencode.{method}"
 
 
 @dataclass
@@ -73,6 +84,8 @@ class Line:
         return answer
 
     def call(self, method: str, **params: Any) -> Json:
+        """The result of an extension method."""
+        method = full_name(method)
         answer = self.ask(method, params)
         assert "result" in answer, answer
         requests, responses = self.schemas
@@ -83,7 +96,7 @@ class Line:
 
     def refused(self, method: str, **params: Any) -> Json:
         """The error's data; that the method declares such an error is checked on the way."""
-        answer = self.ask(method, params)
+        answer = self.ask(full_name(method), params)
         assert "error" in answer, answer
         error = answer["error"]
         declared = {kind.type: kind.rpc_code for kind in METHODS[method].all_errors}
@@ -91,46 +104,62 @@ class Line:
         data: Json = error["data"]
         return data
 
-    def converse(self, text: str, context: str, directory: str = ".") -> Json:
+    def refused_field(self, method: str, **params: Any) -> str:
+        """The one field for whose sake a request is refused."""
+        error = self.refused(method, **params)
+        assert error["type"] == "INVALID_PARAMS", error
+        [field] = error["fields"]
+        return str(field)
+
+    def send(self, text: str, context: str | None = None, **metadata: Any) -> Json:
+        """The task that comes of a message with this metadata, or the error."""
+        message: Json = {"messageId": fresh(), "role": "ROLE_USER", "parts": [{"text": text}]}
+        message |= {"contextId": context} if context else {}
+        modes = {"acceptedOutputModes": ["text/plain", "text/x-diff"]}
+        params = {"message": message, "metadata": metadata, "configuration": modes}
+        answer = self.ask("SendMessage", params, **V1)
+        found: Json = answer["result"]["task"] if "result" in answer else answer["error"]
+        return found
+
+    def converse(self, text: str, context: str | None = None, **metadata: Any) -> Json:
         """A task of this caller, to its end."""
-        message = {"messageId": text, "role": "ROLE_USER", "parts": [{"text": text}]}
-        params: Json = {"message": message | {"contextId": context}}
-        if directory != ".":
-            params["metadata"] = {"opencode": {"directory": directory}}
-        answer = self.ask("SendMessage", params, **{"a2a-version": "1.0"})
-        task: Json = answer["result"]["task"]
-        assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+        task = self.send(text, context, **metadata)
+        assert task["status"]["state"] == "TASK_STATE_COMPLETED", task
         return task
 
-    def session(self, text: str, context: str) -> str:
-        found: str = self.converse(text, context)["metadata"]["shared"]["session"]["id"]
-        return found
+    def session(self, text: str, context: str | None = None) -> str:
+        return session_of(self.converse(text, context))
+
+    def listed(self, **params: Any) -> list[str]:
+        """The ids of the sessions that it is shown."""
+        items = self.call("sessions.list", limit=100, **params)["items"]
+        return [item["id"] for item in items]
 
 
-@dataclass(frozen=True)
-class Inside:
-    """OpenCode itself, for what only its own users do."""
+def fresh() -> str:
+    return uuid.uuid4().hex
 
-    http: httpx.Client
-    workspace: Path
 
-    @contextmanager
-    def awaiting(self, kind: str, about: str = "") -> Iterator[None]:
-        """Leave only when OpenCode has said that such a thing has happened since.
+def session_of(task: Json) -> str:
+    found: str = task["metadata"]["shared"]["session"]["id"]
+    return found
 
-        A prompt that it has taken is not at work yet, nor even stored.
-        """
-        with self.http.stream("GET", "/global/event") as response:
-            lines = (line for line in response.iter_lines() if line.startswith("data:"))
-            next(lines)  # connected
-            yield
-            next(line for line in lines if f'"{kind}"' in line and about in line)
 
-    def session(self, title: str, directory: Path | None = None) -> str:
-        where = {"directory": str(directory or self.workspace)}
-        answer = self.http.post("/session", params=where, json={"title": title})
-        found: str = answer.json()["id"]
-        return found
+def git(folder: Path, *words: str) -> str:
+    author = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
+    ran = subprocess.run(
+        ["git", *author, *words], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return ran.stdout.strip()
+
+
+def tool(name: str, **arguments: Any) -> str:
+    """Has the scripted model call a tool, by the names that 1.x has for it and its arguments."""
+    return f"[[tool:{name} {json.dumps(arguments)}]]"
+
+
+def sub_agent(prompt: str) -> str:
+    return tool("task", description="sub", prompt=prompt, subagent_type="general")
 
 
 @pytest.fixture(scope="session")
@@ -163,9 +192,8 @@ def full_opencode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream
 
 @pytest.fixture(scope="session")
 def inside(full_opencode: Upstream) -> Iterator[Inside]:
-    login = ("opencode", full_opencode.password or "")
-    with httpx.Client(base_url=full_opencode.base_url, auth=login, timeout=60) as http:
-        yield Inside(http, full_opencode.workspace)
+    with Inside.of(full_opencode) as directly:
+        yield directly
 
 
 def settings(**more: str) -> dict[str, str]:
@@ -189,21 +217,18 @@ def full_service(full_opencode: Upstream, full_folder: Path) -> Iterator[Service
         yield running
 
 
-@pytest.fixture(scope="session")
-def plain_service(
-    full_opencode: Upstream, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
-    """Nothing switched on, and nothing shared."""
-    off = {"A2A_SHARED_SESSIONS": "false", "A2A_ALLOW_DIRECTORY_OVERRIDE": "false"}
-    with service(full_opencode, tmp_path_factory.mktemp("p"), **settings(**off)) as running:
-        yield running
-
-
 @contextmanager
-def line(running: Service, who: str) -> Iterator[Line]:
+def line(running: Service, who: str = "alice") -> Iterator[Line]:
     headers = {"authorization": f"Bearer {who}"}
     with httpx.Client(base_url=running.url, headers=headers, timeout=60) as http:
         yield Line(http)
+
+
+@contextmanager
+def line_of(upstream: Upstream, folder: Path, who: str = "alice", **more: str) -> Iterator[Line]:
+    """A caller of another service on this OpenCode."""
+    with service(upstream, folder, **settings(**more)) as running, line(running, who) as caller:
+        yield caller
 
 
 @pytest.fixture(scope="session")
@@ -225,6 +250,8 @@ def reader(full_service: Service) -> Iterator[Line]:
 
 
 @pytest.fixture(scope="session")
-def plain(plain_service: Service) -> Iterator[Line]:
-    with line(plain_service, "alice") as caller:
+def plain(full_opencode: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """Alice, where nothing is switched on, and nothing shared."""
+    off = {"A2A_SHARED_SESSIONS": "false", "A2A_ALLOW_DIRECTORY_OVERRIDE": "false"}
+    with line_of(full_opencode, tmp_path_factory.mktemp("p"), **off) as caller:
         yield caller

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.extensions.conftest import Inside, Line
+from tests.extensions.conftest import Line
+from tests.extensions.inside import Inside
+from tests.features import available, require
+
+EVIL = [
+    ("tell", "; touch canary"),
+    ("compare", 'x! "| touch canary |" y'),
+    ("join", '"" "touch canary"'),
+]
 
 
 @pytest.fixture
@@ -20,15 +28,12 @@ def canary(inside: Inside) -> Path:
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
+        *EVIL,
+        ("explain", "!$'\ntouch canary\n$'"),
         ("shout", "!`touch canary`"),
         ("shout", "see @README.md"),
         ("silent", "!`touch canary`"),
         ("peek", "README.md"),
-        ("tell", "; touch canary"),
-        ("tell", "x\ntouch canary"),
-        ("explain", "!$'\ntouch canary\n$'"),
-        ("compare", 'x! "| touch canary |" y'),
-        ("join", '"" "touch canary"'),
         ("review", "!`touch canary`"),
         ("prompts:tell", "touch canary"),
     ],
@@ -38,23 +43,16 @@ def test_arguments_that_could_run_or_read_something_are_refused(
 ) -> None:
     request = {"command": command, "arguments": arguments}
     session = inside.session(command)
-    error = alice.refused("opencode.sessions.command", session_id=session, request=request)
-    assert list(error["fields"]) == ["request.arguments"]
+    field = alice.refused_field("sessions.command", session_id=session, request=request)
+    assert field == "request.arguments"
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("command", ["tell", "explain", "compare", "join"])
+@pytest.mark.parametrize(("command", "arguments"), EVIL)
 def test_without_the_service_they_would_have_run(
-    inside: Inside, canary: Path, command: str
+    inside: Inside, canary: Path, command: str, arguments: str
 ) -> None:
-    arguments = {
-        "tell": "; touch canary",
-        "explain": "!$'\ntouch canary\n$'",
-        "compare": 'x! "| touch canary |" y',
-        "join": '"" "touch canary"',
-    }
-    body = {"command": command, "arguments": arguments[command]}
-    inside.http.post(f"/session/{inside.session(command)}/command", json=body)
+    inside.command(inside.session(command), command, arguments)
     assert canary.exists()
 
 
@@ -63,6 +61,7 @@ def test_without_the_service_they_would_have_run(
     [
         ("shout", "It's 5 > 4! Mail me@example.com; please", "LOUD"),
         ("explain", "HEAD~1 of feature/x", "ECHO: Explain `HEAD~1 of feature/x` to me."),
+        ("shout", "", "LOUD"),
         ("peek", "", "ECHO: Look at @"),
         ("tell", "", "ECHO: It says told-"),
         ("prompts:tell", "", "PROMPTED"),
@@ -71,24 +70,39 @@ def test_without_the_service_they_would_have_run(
 def test_other_arguments_reach_the_model(
     alice: Line, inside: Inside, command: str, arguments: str, said: str
 ) -> None:
-    """Also beside a prompt of an MCP server, whose text OpenCode does not show."""
-    request = {"command": command, "arguments": arguments}
-    session = inside.session(command)
-    item = alice.call("opencode.sessions.command", session_id=session, request=request)["item"]
+    """Where OpenCode shows the template, and where there are none."""
+    request = {"command": command, "arguments": arguments, "agent": "build"}
+    params = {"session_id": inside.session(command), "request": request}
+    if arguments and not available("command_templates"):
+        assert alice.refused_field("sessions.command", **params) == "request.arguments"
+        return
+    item = alice.call("sessions.command", **params)["item"]
     [text] = [part["text"] for part in item["parts"] if part["kind"] == "text"]
     assert text.strip() == said
 
 
 def test_prompts_are_no_templates(alice: Line, inside: Inside, canary: Path) -> None:
     text = "$ARGUMENTS !`touch canary` $1"
-    alice.converse(text, "no template")
-    subtask = {"type": "subtask", "prompt": text, "description": "x", "agent": "general"}
+    alice.converse(text)
+    request = {"parts": [{"type": "text", "text": text}]}
     session = inside.session("no template")
-    for part in ({"type": "text", "text": text}, subtask | {"command": "tell"}):
-        with inside.awaiting("session.idle", session):
-            request = {"parts": [part]}
-            alice.call("opencode.sessions.prompt_async", session_id=session, request=request)
-    request = {"parts": [subtask | {"prompt": "@README.md"}]}
-    error = alice.refused("opencode.sessions.prompt_async", session_id=session, request=request)
-    assert list(error["fields"]) == ["request.parts[0].prompt"]
+    with inside.awaiting("idle", session):
+        alice.call("sessions.prompt_async", session_id=session, request=request)
+    assert not canary.exists()
+
+
+def test_the_prompt_of_a_subtask_is_no_template_either(
+    alice: Line, inside: Inside, canary: Path
+) -> None:
+    require("subtasks")
+    session = inside.session("no template")
+    for prompt in ("$ARGUMENTS !`touch canary` $1", "@README.md"):
+        part = {"type": "subtask", "prompt": prompt, "description": "x", "agent": "general"}
+        params = {"session_id": session, "request": {"parts": [part | {"command": "tell"}]}}
+        if "@" in prompt:
+            field = alice.refused_field("sessions.prompt_async", **params)
+            assert field == "request.parts[0].prompt"
+        else:
+            with inside.awaiting("idle", session):
+                alice.call("sessions.prompt_async", **params)
     assert not canary.exists()

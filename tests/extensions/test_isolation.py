@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.extensions.conftest import Inside, Json, Line, line, settings
-from tests.extensions.test_worktrees import done, send, session_of, tool
-from tests.running import Upstream, service, until_ready
+from tests.extensions.conftest import (
+    MODEL,
+    Json,
+    Line,
+    fresh,
+    git,
+    line_of,
+    session_of,
+    tool,
+)
+from tests.extensions.inside import Inside
+from tests.running import Upstream, until_ready
 
-FINISH = "opencode.worktrees.finish"
-AUTHOR = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
-
-
-def git(folder: Path, *words: str) -> str:
-    told = subprocess.run(
-        ["git", *AUTHOR, *words], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return told.stdout.strip()
+FINISH = "worktrees.finish"
+ISOLATED = {"isolation": "worktree"}
 
 
 def bash(command: str) -> str:
@@ -48,7 +48,7 @@ def finish(caller: Line, task: Json, action: str, **more: object) -> Json:
 @pytest.fixture
 def shared(inside: Inside) -> Iterator[Path]:
     """A file of the main checkout that several contexts change."""
-    file = inside.workspace / f"shared-{uuid.uuid4().hex[:8]}.txt"
+    file = inside.workspace / f"shared-{fresh()}.txt"
     file.write_text("first\n")
     git(inside.workspace, "add", file.name)
     git(inside.workspace, "commit", "-q", "-m", f"add {file.name}")
@@ -59,29 +59,26 @@ def shared(inside: Inside) -> Iterator[Path]:
 def test_a_whole_round_of_an_isolated_context(
     alice: Line, bob: Line, inside: Inside, shared: Path
 ) -> None:
-    first = done(alice, bash(f"echo second > {shared.name}; pwd"), isolation="worktree")
+    first = alice.converse(bash(f"echo second > {shared.name}; pwd"), opencode=ISOLATED)
     context, worktree = first["contextId"], worktree_of(first)
     assert worktree["directory"] in json.dumps(first["artifacts"])
     assert worktree["base"] == git(inside.workspace, "rev-parse", "HEAD")
     assert worktree["base_branch"] == git(inside.workspace, "branch", "--show-current")
     [listed] = [
         each
-        for each in alice.call("opencode.worktrees.list")["items"]
+        for each in alice.call("worktrees.list")["items"]
         if each["directory"] == worktree["directory"]
     ]
     assert (listed["branch"], listed["context_id"]) == (worktree["branch"], context)
 
     asked = {"directory": worktree["directory"], "action": "drop", "discard": True}
-    assert bob.refused(FINISH, request=asked)["fields"].keys() == {"request.directory"}
-    wrong = send(alice, "move", context, isolation="none")
+    assert bob.refused_field(FINISH, request=asked) == "request.directory"
+    wrong = alice.send("move", context, opencode={"isolation": "none"})
     assert "metadata.opencode.isolation" in wrong["message"]
-    both = {"session": {"id": session_of(first)}}
-    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "x"}]}
-    metadata = {"shared": both, "opencode": {"isolation": "worktree"}}
-    taken = alice.ask("SendMessage", {"message": message, "metadata": metadata})
-    assert "result" in taken  # it is the session of an isolated context
+    # its session is that of an isolated context, also where it is named
+    alice.converse("x", shared={"session": {"id": session_of(first)}}, opencode=ISOLATED)
 
-    again = done(alice, bash(f"cat {shared.name}"), context)
+    again = alice.converse(bash(f"cat {shared.name}"), context)
     assert "second" in json.dumps(again["artifacts"])
     assert worktree_of(again) == worktree
 
@@ -90,7 +87,7 @@ def test_a_whole_round_of_an_isolated_context(
     assert shared.read_text() == "second\n"
     assert not Path(worktree["directory"]).exists()
 
-    after = done(alice, bash(f"cat {shared.name}; echo third >> {shared.name}"), context)
+    after = alice.converse(bash(f"cat {shared.name}; echo third >> {shared.name}"), context)
     assert worktree_of(after) == worktree | {"base": merged["commit"]}
     assert session_of(after) == session_of(first)
     assert "+third" in diff_of(after)
@@ -101,28 +98,14 @@ def test_a_whole_round_of_an_isolated_context(
 
 
 def test_a_deployment_can_isolate_every_new_context(
-    full_opencode: Upstream, inside: Inside, tmp_path: Path, shared: Path
+    full_opencode: Upstream, tmp_path: Path, shared: Path
 ) -> None:
-    everywhere = settings(A2A_ISOLATION="worktree", A2A_WORKTREE_DIRECTORY=str(tmp_path / "trees"))
-    with (
-        service(full_opencode, tmp_path, **everywhere) as running,
-        line(running, "alice") as caller,
-    ):
-        model = {"providerID": "demo", "modelID": "demo"}
-        message = {
-            "messageId": "m",
-            "role": "ROLE_USER",
-            "parts": [{"text": bash(f"echo mine > {shared.name}")}],
-            "metadata": {"shared": {"model": model}},
-        }
-        headers = {"a2a-version": "1.0"}
+    everywhere = {"A2A_ISOLATION": "worktree", "A2A_WORKTREE_DIRECTORY": str(tmp_path / "trees")}
+    with line_of(full_opencode, tmp_path, **everywhere) as caller:
         until_ready(caller.http)
-        answer = caller.ask("SendMessage", {"message": message}, **headers)
-        assert "result" in answer, answer
-        task = answer["result"]["task"]
+        task = caller.converse(bash(f"echo mine > {shared.name}"), shared={"model": MODEL})
         assert Path(worktree_of(task)["directory"]).parent == tmp_path / "trees"
         assert shared.read_text() == "first\n"
-        assert "worktree" not in done(caller, "hi", isolation="none")["metadata"].get(
-            "opencode", {}
-        )
+        free = caller.converse("hi", opencode={"isolation": "none"})
+        assert "worktree" not in free["metadata"].get("opencode", {})
         assert finish(caller, task, "drop", discard=True)["branch_deleted"]

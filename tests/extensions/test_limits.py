@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
-from tests.extensions.conftest import EVERYTHING, Inside, Json, Line, line, settings
+from tests.extensions.conftest import (
+    EVERYTHING,
+    MODEL,
+    Json,
+    Line,
+    line,
+    session_of,
+    settings,
+    sub_agent,
+)
+from tests.extensions.inside import Inside
+from tests.features import tool_name
 from tests.running import Service, Upstream, service
 
 LIMITS = """
@@ -19,6 +28,7 @@ agents = ["plan", "general"]
 directories = ["parts", "docs"]
 permission_rules = [{ permission = "bash", pattern = "rm *", action = "deny" }]
 """
+DENIED = {"permission": tool_name("bash"), "pattern": "rm *", "action": "deny"}
 
 
 @pytest.fixture(scope="module")
@@ -44,125 +54,105 @@ def free(house: Service) -> Iterator[Line]:
         yield caller
 
 
-def send(caller: Line, text: str, context: str | None = None, **metadata: Json) -> Json:
-    message = {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [{"text": text}]}
-    message |= {"contextId": context} if context else {}
-    params = {"message": message, "metadata": metadata}
-    return caller.ask("SendMessage", params, **{"a2a-version": "1.0"})
-
-
-def task_of(answer: Json) -> Json:
-    task: Json = answer["result"]["task"]
-    assert task["status"]["state"] == "TASK_STATE_COMPLETED", task
-    return task
-
-
-def stored(inside: Inside, task: Json) -> Json:
-    session = task["metadata"]["shared"]["session"]["id"]
-    found: Json = inside.http.get(f"/session/{session}").json()
+def model_of(task: Json) -> str:
+    found: str = task["metadata"]["opencode"]["model"]["modelID"]
     return found
 
 
 def test_who_names_nothing_gets_the_first_that_is_allowed(limited: Line, inside: Inside) -> None:
-    task = task_of(send(limited, "hello"))
-    by, session = task["metadata"]["opencode"], stored(inside, task)
-    assert by["model"] == {"providerID": "demo", "modelID": "demo-small"}
-    assert by["agent"] == "plan"
-    assert session["directory"] == str(inside.workspace / "parts")
-    again = task_of(send(limited, "and again", task["contextId"]))
-    assert again["metadata"]["opencode"]["model"]["modelID"] == "demo-small"
-    denied = {"permission": "bash", "pattern": "rm *", "action": "deny"}
-    assert denied in session["permission"]
+    task = limited.converse("hello")
+    session = session_of(task)
+    assert (model_of(task), task["metadata"]["opencode"]["agent"]) == ("demo-small", "plan")
+    assert inside.directory(session) == str(inside.workspace / "parts")
+    assert DENIED in inside.rules(session)
+    assert model_of(limited.converse("and again", task["contextId"])) == "demo-small"
 
 
 def test_what_is_allowed_can_be_chosen_and_nothing_else(limited: Line, inside: Inside) -> None:
-    vision = {"model": {"providerID": "demo", "modelID": "demo-vision"}}
-    chosen = task_of(
-        send(limited, "hi", shared=vision, opencode={"agent": "general", "directory": "docs/deep"})
+    chosen = limited.converse(
+        "hi",
+        shared={"model": MODEL | {"modelID": "demo-vision"}},
+        opencode={"agent": "general", "directory": "docs/deep"},
     )
-    assert chosen["metadata"]["opencode"]["model"]["modelID"] == "demo-vision"
-    assert stored(inside, chosen)["directory"] == str(inside.workspace / "docs" / "deep")
-    other = {"model": {"providerID": "demo", "modelID": "demo"}}
+    assert model_of(chosen) == "demo-vision"
+    assert inside.directory(session_of(chosen)) == str(inside.workspace / "docs" / "deep")
     for metadata, limit, field in (
-        ({"shared": other}, "models", "metadata.shared.model"),
+        ({"shared": {"model": MODEL}}, "models", "metadata.shared.model"),
         ({"opencode": {"agent": "build"}}, "agents", "metadata.opencode.agent"),
     ):
-        error = send(limited, "no", **metadata)["error"]
+        error = limited.send("no", **metadata)
         info = error["data"][0]
         assert (error["code"], info["reason"]) == (-32056, "AUTHORIZATION_FORBIDDEN")
         assert (info["metadata"]["limit"], info["metadata"]["field"]) == (limit, field)
     for directory in (".", "docs/..", "snapshots", "../docs", str(inside.workspace)):
-        error = send(limited, "no", opencode={"directory": directory})["error"]
+        error = limited.send("no", opencode={"directory": directory})
         assert error["code"] == -32602, directory
 
 
 def test_others_are_not_limited(free: Line, inside: Inside) -> None:
-    task = task_of(send(free, "hello"))
-    session = stored(inside, task)
-    assert task["metadata"]["opencode"]["model"]["modelID"] == "demo"
-    assert session["directory"] == str(inside.workspace)
-    assert not session.get("permission")
+    task = free.converse("hello")
+    session = session_of(task)
+    assert model_of(task) == "demo"
+    assert inside.directory(session) == str(inside.workspace)
+    assert not inside.rules(session)
 
 
 def test_a_session_elsewhere_cannot_be_claimed(limited: Line, inside: Inside) -> None:
+    request = {"title": "mine"}
     elsewhere = inside.session("somebody's")
-    error = limited.refused(
-        "opencode.sessions.rename", session_id=elsewhere, request={"title": "x"}
-    )
+    error = limited.refused("sessions.rename", session_id=elsewhere, request=request)
     assert error["type"] == "SESSION_FORBIDDEN"
-    there = inside.session("somebody's", inside.workspace / "docs")
-    limited.call("opencode.sessions.rename", session_id=there, request={"title": "mine"})
-    rules = inside.http.get(f"/session/{there}").json()["permission"]
-    assert {"permission": "bash", "pattern": "rm *", "action": "deny"} in rules
+    allowed = inside.session("somebody's", inside.workspace / "docs")
+    limited.call("sessions.rename", session_id=allowed, request=request)
+    assert DENIED in inside.rules(allowed)
 
 
-def test_what_would_work_without_a_task_is_refused_where_limits_need_one(limited: Line) -> None:
-    session = task_of(send(limited, "hello"))["metadata"]["shared"]["session"]["id"]
-    text = {"parts": [{"type": "text", "text": "hello"}]}
-    model = {"providerID": "demo", "modelID": "demo"}
-    for method, request in (
-        ("prompt_async", text),
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("prompt_async", {"parts": [{"type": "text", "text": "hello"}]}),
         ("command", {"command": "shout"}),
-        ("summarize", model),
-    ):
-        name = f"opencode.sessions.{method}"
-        error = limited.refused(name, session_id=session, request=request)
-        assert (error["type"], error["limits"]) == (
-            "AUTHORIZATION_FORBIDDEN",
-            ["models", "agents"],
-        )
+        ("summarize", MODEL),
+    ],
+)
+def test_what_would_work_without_a_task_is_refused_where_limits_need_one(
+    limited: Line, method: str, request_: Json
+) -> None:
+    session = limited.session("hello")
+    error = limited.refused(f"sessions.{method}", session_id=session, request=request_)
+    assert error["type"] == "AUTHORIZATION_FORBIDDEN"
+    assert error["limits"] == ["models", "agents"]
 
 
 def test_who_has_commands_denied_to_the_agent_has_no_shell(limited: Line) -> None:
-    session = task_of(send(limited, "hello"))["metadata"]["shared"]["session"]["id"]
     run = {"agent": "plan", "command": "true && rm nothing-here"}
-    error = limited.refused("opencode.sessions.shell", session_id=session, request=run)
+    error = limited.refused("sessions.shell", session_id=limited.session("hello"), request=run)
     assert (error["type"], error["limit"]) == ("AUTHORIZATION_FORBIDDEN", "permission_rules")
 
 
 def test_usage_is_that_of_the_steps_sub_agents_included(free: Line, inside: Inside) -> None:
-    before = free.call("opencode.usage.get", principal="bob", by=[])["total"]
-    sub = {"description": "d", "prompt": "[[usage:30:3]] part", "subagent_type": "general"}
-    task = task_of(send(free, f"[[usage:100:10]] [[tool:task {json.dumps(sub)}]] go"))
+    def total() -> Json:
+        found: Json = free.call("usage.get", principal="bob", by=[])["total"]
+        return found
+
+    before = total()
+    task = free.converse(f"[[usage:100:10]] {sub_agent('[[usage:30:3]] part')} go")
+    used, after = task["metadata"]["shared"]["usage"], total()
+    assert after["steps"] - before["steps"] == 3, "two of the agent, one of its sub-agent"
+    for figure in ("input_tokens", "output_tokens", "total_tokens", "cost"):
+        assert after[figure] - before[figure] == pytest.approx(used[figure])
+    session = session_of(task)
+    [child] = free.call("sessions.children", session_id=session)["items"]
+    stored = [inside.get(each) or {} for each in (session, child["id"])]
+    assert sum(each["tokens"]["input"] for each in stored) == used["input_tokens"]
     today = datetime.now(UTC).date().isoformat()
-    found = free.call(
-        "opencode.usage.get", principal="bob", by=["day", "model"], **{"from": today, "to": today}
-    )
+    days = {"from": today, "to": today}
+    found = free.call("usage.get", principal="bob", by=["day", "model"], **days)
     assert found["last_day"] == today
     assert {item["model"] for item in found["items"]} == {"demo/demo"}
-    after = free.call("opencode.usage.get", principal="bob", by=[])["total"]
-    used = task["metadata"]["shared"]["usage"]
-    assert after["steps"] - before["steps"] == 3, "two of the agent, one of its sub-agent"
-    for figure in ("input_tokens", "output_tokens", "total_tokens"):
-        assert after[figure] - before[figure] == used[figure]
-    assert after["cost"] - before["cost"] == pytest.approx(used["cost"])
-    session = task["metadata"]["shared"]["session"]["id"]
-    [child] = inside.http.get(f"/session/{session}/children").json()
-    own = stored(inside, task)["tokens"]
-    assert own["input"] + child["tokens"]["input"] == used["input_tokens"]
 
 
 def test_a_reader_of_sessions_does_not_see_usage(house: Service) -> None:
     with line(house, "reader") as reader:
-        error = reader.refused("opencode.usage.get")
+        error = reader.refused("usage.get")
     assert (error["type"], error["required_scope"]) == ("AUTHORIZATION_FORBIDDEN", "tasks:read")

@@ -26,11 +26,13 @@ from opencode_a2a.inbound.routes import add_routes
 from tests.api.forms import FORMS, Form
 from tests.cli.commands import run
 from tests.e2e.protojson import from_json
-from tests.extensions.conftest import EVERYTHING, METHODS, Json, Line, settings
+from tests.extensions.conftest import EVERYTHING, METHODS, MISSING, Json, Line, settings
+from tests.features import release
 from tests.running import ROOT, TOKEN
 
 CARD = "/.well-known/agent-card.json"
-TOGGLED = {name for name, method in METHODS.items() if method.toggle is not None}
+NAMES = {method.name for method in METHODS.values()}
+CONDITIONAL = {method.name for name, method in METHODS.items() if method.toggle or name in MISSING}
 
 
 def uri(anchor: str) -> str:
@@ -87,12 +89,6 @@ def test_the_extended_card_is_served_in_every_form(alice: Line, form: Form) -> N
     }
 
 
-def test_nobody_gets_it_without_a_credential(alice: Line) -> None:
-    base = str(alice.http.base_url)
-    for path in ("/extendedAgentCard", "/v1/card", "/openapi.json"):
-        assert httpx.get(base + path, timeout=60).status_code == 401
-
-
 def test_the_contract_of_a_method_is_complete(alice: Line) -> None:
     told = params(extended(alice))
     for extension in ALL:
@@ -130,8 +126,8 @@ def test_every_method_that_is_declared_is_there_and_no_other(
         *contract["extensions"]["jsonrpc_methods"],
     ]
     conditional = contract["extensions"]["conditionally_available_methods"]
-    assert set(conditional) == TOGGLED
-    for name in {*A2A.methods, *METHODS}:
+    assert set(conditional) == CONDITIONAL
+    for name in {*A2A.methods, *NAMES}:
         error = line.ask(name, {"nonsense": 1}).get("error", {"code": 0, "data": {}})
         assert error["code"] != -32601
         disabled = error["code"] == -32055
@@ -217,21 +213,6 @@ def test_every_reference_in_the_openapi_document_leads_somewhere(alice: Line) ->
     assert responses.keys() == {*names, "error"}
 
 
-def test_core_answers_have_the_published_shape(alice: Line) -> None:
-    requests, responses = alice.schemas
-    task = alice.converse("hello", "shapes")
-    for line, method, asked in (
-        ("1.0", "GetTask", {"id": task["id"]}),
-        ("0.3", "tasks/get", {"id": task["id"]}),
-        ("1.0", "ListTasks", {"pageSize": 1}),
-        ("1.0", "GetExtendedAgentCard", {}),
-    ):
-        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": asked}
-        requests[method].validate(body)
-        responses[method].validate(alice.ask(method, asked, **{"a2a-version": line}))
-    responses["error"].validate(alice.ask("GetTask", {"id": "none"}))
-
-
 # -- the profile
 
 
@@ -252,6 +233,20 @@ def test_the_profile_follows_the_settings(alice: Line, plain: Line) -> None:
     assert set(on["extension_retention"]) == {extension.uri for extension in ALL}
 
 
+def test_what_this_opencode_lacks_is_declared_and_refused_with_the_reason(alice: Line) -> None:
+    told = profile(alice)["runtime_features"]["opencode"]
+    conditional = wire(alice)["extensions"]["conditionally_available_methods"]
+    assert told["version"] == release().version
+    assert told["lacks"] == {each.name: {"effect": each.effect} for each in release().lacks}
+    for name in MISSING:
+        method = METHODS[name]
+        assert method.needs is not None
+        reason = method.needs.effect
+        assert conditional[method.name] == {"availability": "disabled", "reason": reason}
+        error = alice.ask(method.name, {})["error"]
+        assert (error["data"]["type"], error["message"]) == ("METHOD_DISABLED", reason)
+
+
 # -- on the command line
 
 
@@ -270,25 +265,21 @@ def without_opencode(node: Any) -> Any:
 
 
 def test_the_command_line_prints_what_is_served(alice: Line, tmp_path: Path) -> None:
+    """It does not ask OpenCode, so it prints what the newest version of 1.x has."""
     here = str(alice.http.base_url).rstrip("/")
     env = settings(A2A_PUBLIC_URL=here, **EVERYTHING)
-    for words, served in (
+    documents = (
         (["card"], httpx.get(here + CARD, timeout=60).json()),
         (["card", "--extended"], alice.ask("agent/getAuthenticatedExtendedCard")["result"]),
         (["openapi"], alice.published),
-    ):
+    )
+    for words, served in documents[: 1 if MISSING else None]:
         ran = run(tmp_path, "opencode-a2a", *words, **env)
         assert (ran.code, ran.err) == (0, "")
         assert without_opencode(json.loads(ran.out)) == without_opencode(served)
 
 
-# -- notifications, and the pages
-
-
-def test_a_request_without_an_id_is_answered_with_nothing(alice: Line) -> None:
-    body = {"jsonrpc": "2.0", "method": "opencode.sessions.list"}
-    answer = alice.http.post("/", json=body)
-    assert (answer.status_code, answer.content) == (204, b"")
+# -- the pages
 
 
 def test_every_extension_has_its_section() -> None:

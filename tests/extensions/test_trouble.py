@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -12,26 +11,24 @@ import pytest
 from opencode_a2a.extensions.providers import PROVIDERS
 from opencode_a2a.extensions.sessions import SESSIONS
 from opencode_a2a.extensions.workspaces import WORKSPACES
-from tests.extensions.conftest import EVERYTHING, Json, Line, settings
+from tests.extensions.conftest import EVERYTHING, MISSING, Json, Line, line_of
 from tests.extensions.test_access import of
-from tests.running import Upstream, fake_opencode, service, until_ready
-
-SESSION, MESSAGE = "ses_0", "msg_0"
+from tests.running import Upstream, fake_opencode, until_ready
 
 
 def requests(directory: Path) -> dict[str, Json]:
     """A well formed request to every method; what could be deleted is a directory of the test."""
     tree = {"request": {"directory": str(directory)}}
-    places: dict[str, Json] = {
-        "opencode.workspaces.create": {"request": {"type": "worktree"}},
-        "opencode.workspaces.remove": {"workspace_id": "wrk_0"},
-        "opencode.worktrees.remove": tree,
-        "opencode.worktrees.reset": tree,
+    asked: dict[str, Json] = of("ses_0") | {
+        "workspaces.create": {"request": {"type": "worktree"}},
+        "workspaces.remove": {"workspace_id": "wrk_0"},
+        "worktrees.remove": tree,
+        "worktrees.reset": tree,
     }
-    asked = of(SESSION, MESSAGE) | places
     methods = [*SESSIONS.methods, *PROVIDERS.methods, *WORKSPACES.methods]
-    names = {method.name for method in methods} - {"opencode.worktrees.finish"}  # asks git alone
-    return {name: asked.get(name, {}) for name in names}
+    names = {method.name.removeprefix("opencode.") for method in methods}
+    asks_git_alone = {"worktrees.finish"}
+    return {name: asked.get(name, {}) for name in names - asks_git_alone - MISSING}
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +42,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-@contextmanager
-def line_to(upstream: Upstream, store: Path, **more: str) -> Iterator[Line]:
-    with service(upstream, store, **settings(**EVERYTHING, **more)) as running:
-        headers = {"authorization": "Bearer alice"}
-        with httpx.Client(base_url=running.url, headers=headers, timeout=60) as http:
-            yield Line(http)
-
-
 @pytest.fixture(scope="module")
 def line(breakable: Upstream, store: Path) -> Iterator[Line]:
-    with line_to(breakable, store) as connected:
+    with line_of(breakable, store, **EVERYTHING) as connected:
         yield connected
 
 
@@ -68,31 +57,27 @@ def fault(breakable: Upstream, line: Line) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind"),
-    [
-        ({"mode": "down"}, "UPSTREAM_UNREACHABLE"),
-        ({"mode": "html"}, "UPSTREAM_PAYLOAD_ERROR"),
-    ],
+    ("mode", "kind"), [("down", "UPSTREAM_UNREACHABLE"), ("html", "UPSTREAM_PAYLOAD_ERROR")]
 )
 def test_a_broken_opencode_is_named(
-    line: Line, fault: httpx.Client, tmp_path: Path, mode: Json, kind: str
+    line: Line, fault: httpx.Client, tmp_path: Path, mode: str, kind: str
 ) -> None:
-    fault.post("/__fault", json=mode)
+    fault.post("/__fault", json={"mode": mode})
     for method, params in requests(tmp_path).items():
         assert line.refused(method, **params)["type"] == kind, method
 
 
 def test_a_slow_opencode_is_named(breakable: Upstream, fault: httpx.Client, tmp_path: Path) -> None:
-    impatient = {"OPENCODE_TIMEOUT": "0.3", "OPENCODE_TIMEOUT_STREAM": "1.5"}
-    with line_to(breakable, tmp_path, **impatient) as line:
+    impatient = {"OPENCODE_TIMEOUT": "0.3", "OPENCODE_TIMEOUT_STREAM": "1.5", **EVERYTHING}
+    with line_of(breakable, tmp_path, **impatient) as line:
         fault.post("/__fault", json={"mode": "slow", "seconds": 60})
         for method, params in requests(tmp_path).items():
             assert line.refused(method, **params)["type"] == "UPSTREAM_TIMEOUT", method
 
 
 def test_a_missing_store_is_named(line: Line, store: Path) -> None:
-    session = line.session("hello", "c")
+    session = line.session("hello")
     for file in store.glob("tasks.db*"):
         file.unlink()
-    for method, params in of(session, MESSAGE).items():
+    for method, params in of(session).items():
         assert line.refused(method, **params)["type"] == "STORE_UNAVAILABLE", method
