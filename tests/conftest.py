@@ -63,7 +63,7 @@ PROCESSES = tuple(
         "observe/test_restart.py",
         "observe/test_service.py",
         "opencode/test_agent.py",
-        "opencode/test_guardian.py",
+        "opencode/test_guard.py",
         "opencode/test_process.py",
         "store/test_encryption.py",
     )

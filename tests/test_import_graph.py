@@ -31,11 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"extensions", "contract", "service", "domain", "errors", "observe", "web"}
     ),
     "demo": frozenset(),
-    "deploy": frozenset(
-        {
-            *("domain.addresses", "opencode.guardian", "opencode.leftovers", "paths"),
-        }
-    ),
+    "deploy": frozenset({"domain.addresses", "paths"}),
     "data": frozenset({"domain", "inbound", "paths", "store"}),
     "config": frozenset({"domain", "errors", "paths", "spellings"}),
     "credentials": frozenset({"paths"}),

@@ -977,7 +977,6 @@ def endpoint_of(settings: Settings) -> Endpoint | None:
         base_url=upstream.base_url,
         username=upstream.auth_username,
         password=password.get_secret_value() if password is not None else None,
-        own_user_only=upstream.own_user_only,
     )
 
 

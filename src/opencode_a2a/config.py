@@ -273,12 +273,6 @@ class Upstream(SettingsGroup):
     )
     auth_username: str = Field(default="opencode", description="For OpenCode's HTTP login.")
     auth_password: Secret | None = Field(default=None, description="For OpenCode's HTTP login.")
-    own_user_only: bool = Field(
-        default=False,
-        description="Connect to OpenCode only if the Linux user of this service listens at its "
-        "port, so that no other user of the machine can take the port, and with it the password. "
-        "For an OpenCode on the same machine; deployed units set it.",
-    )
     agent: str | None = Field(
         default=None, examples=["plan"], description="OpenCode agent to use instead of `build`."
     )

@@ -71,15 +71,14 @@ def test_opencode_gets_credentials_as_variables_without_the_end_of_the_line(tmp_
     assert with_credentials({"HOME": "/h"}) == {"HOME": "/h"}
 
 
-def test_the_service_talks_to_nobody_else_and_runs_nothing_that_the_agent_configures() -> None:
-    assert "Environment=OPENCODE_OWN_USER_ONLY=true" in SERVICE
+def test_the_service_runs_nothing_that_the_agent_configures() -> None:
     assert "Environment=A2A_ISOLATION=never" in SERVICE
 
 
 def test_a_command_runs_as_the_service_does() -> None:
     command = as_service(ALPHA, SECRETS, ["doctor"])
     given = command[command.index("-p") + 1 : -1 : 2]
-    assert {"User=oca-alpha", "Environment=OPENCODE_OWN_USER_ONLY=true"} <= set(given)
+    assert {"User=oca-alpha", "Environment=A2A_ISOLATION=never"} <= set(given)
     token = "/etc/opencode-a2a/alpha/secrets/A2A_BEARER_TOKEN"
     assert f"LoadCredential=A2A_BEARER_TOKEN:{token}" in given
     assert not [word for word in command if "%" in word or "ANTHROPIC" in word]

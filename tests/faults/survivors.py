@@ -29,7 +29,7 @@ FOREGROUND, SHELL = "command in the foreground", "terminal (pty)"
 MCP, LSP = "MCP server", "language server"
 OPENCODE, AGAIN = "OpenCode", "OpenCode, started again"
 ALL = (FOREGROUND, *WAYS, SHELL, MCP, LSP)
-# Without any guardian: the one says nothing about its service, the other is found by luck only.
+# Without a guard: the one says nothing about its service, the other is found by luck only.
 NOT_FOUND = frozenset({EMPTY_ENVIRONMENT, NEW_PIDS})
 MCP_SERVER = """
 import json, sys
@@ -76,8 +76,7 @@ class AtWork:
 
     def __post_init__(self) -> None:
         self.service = self.program.process.pid
-        (self.outer,) = children(self.service)
-        (self.inner,) = children(self.outer)
+        (self.guard,) = children(self.service)
         self.opencode = opencode_pid(self.program)
         self.before = self.started.running()
 
@@ -174,7 +173,7 @@ def stop(at: AtWork, *numbers: signal.Signals) -> None:
 
 
 def start_again(at: AtWork) -> None:
-    kill_at_once(at.service, at.outer, at.inner)
+    kill_at_once(at.service, at.guard)
     at.program.process.wait(60)
     with up(at.workspace, at.env):
         pass
@@ -187,16 +186,13 @@ VICTIMS: dict[str, tuple[Callable[[AtWork], None], frozenset[str]]] = {
     "service: Ctrl-C twice": (lambda at: stop(at, signal.SIGINT, signal.SIGINT), frozenset()),
     "OpenCode: kill -9": (lambda at: kill_at_once(at.opencode), frozenset()),
     "OpenCode: crash (SIGSEGV)": (lambda at: os.kill(at.opencode, signal.SIGSEGV), frozenset()),
-    "outer guardian: kill -9": (lambda at: kill_at_once(at.outer), frozenset()),
-    "inner guardian: kill -9": (lambda at: kill_at_once(at.inner), frozenset()),
+    "guard: kill -9": (lambda at: kill_at_once(at.guard), NOT_FOUND),
     "service and OpenCode: kill -9": (
         lambda at: kill_at_once(at.service, at.opencode),
         frozenset(),
     ),
-    "service and outer: kill -9": (lambda at: kill_at_once(at.service, at.outer), frozenset()),
-    "service and inner: kill -9": (lambda at: kill_at_once(at.service, at.inner), frozenset()),
-    "both guardians: kill -9": (lambda at: kill_at_once(at.outer, at.inner), NOT_FOUND),
-    "service and both guardians: kill -9, then started again": (start_again, NOT_FOUND),
+    "guard and OpenCode: kill -9": (lambda at: kill_at_once(at.guard, at.opencode), NOT_FOUND),
+    "service and guard: kill -9, then started again": (start_again, NOT_FOUND),
 }
 
 

@@ -210,7 +210,7 @@ class Walkthrough:
         database = self._newer("broken") / "database.py"
         starts = "            if not await self.read(is_current):\n"
         ends = (
-            "            if 'OPENCODE_OWN_USER_ONLY' in os.environ:\n"
+            "            if 'A2A_ISOLATION' in os.environ:\n"
             "                raise SystemExit('broken')\n"
         )
         text = database.read_text()

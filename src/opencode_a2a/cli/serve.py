@@ -198,7 +198,7 @@ async def until_stopped(
 ) -> None:
     """Run until the work ends, or until Ctrl-C or SIGTERM: then shut down in good order.
 
-    A second signal ends the process at once. What is committed is safe, and the guardians end
+    A second signal ends the process at once. What is committed is safe, and the guard ends
     OpenCode. One Ctrl-C may arrive as several signals, such as from the terminal and from `uv run`,
     so those that follow the first closely are ignored.
 

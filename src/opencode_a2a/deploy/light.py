@@ -7,6 +7,7 @@ new file before the old one gets large, and restarts what has ended, after longe
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -22,8 +23,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from ..opencode.guardian import IS_LINUX, PR_SET_PDEATHSIG, prctl
-from ..opencode.leftovers import start_time
 from ..paths import make_private_directory, program_path, state_home
 from .layout import INSTANCE_NAME
 from .resources import DeployError
@@ -32,6 +31,7 @@ LOG_BYTES, LOG_FILES = 5_000_000, 4
 FIRST_PAUSE, LONGEST_PAUSE, STABLE_SECONDS = 0.5, 60.0, 30.0
 LINGER = Path("/var/lib/systemd/linger")  # has a file for each user whose systemd outlives a logout
 STOP_SECONDS, START_SECONDS, POLL = 320.0, 10.0, 0.05
+PR_SET_PDEATHSIG = 1
 # What a unit of `systemd --user` gets of the environment: how to find programs and files.
 KEPT_VARIABLES = (
     "PATH",
@@ -94,6 +94,14 @@ class Process:
             return self.boot == boot_id() and start_time(self.pid) == self.started
         except (OSError, ValueError):
             return False
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since the boot; 0 if it has ended."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19]) if fields[0] not in "ZX" else 0
+    return 0
 
 
 def boot_id() -> str:
@@ -342,8 +350,8 @@ class Supervisor:
 
 def _end_with_parent() -> None:
     """Without its supervisor nobody would restart it, or know that it runs."""
-    if IS_LINUX:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def has_systemd() -> bool:

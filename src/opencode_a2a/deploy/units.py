@@ -109,8 +109,6 @@ Type=notify
 User=oca-%i
 Group=oca-%i
 Environment=HOME={VAR}/%i/state XDG_STATE_HOME={VAR}/%i/state
-# Who has the port while OpenCode is down must not be sent its password.
-Environment=OPENCODE_OWN_USER_ONLY=true
 # Git follows links that the agent can make, to where the agent itself cannot write.
 Environment=A2A_ISOLATION=never
 ExecStart={INSTANCES}/%i/bin/opencode-a2a serve --config {ETC}/%i/config.toml

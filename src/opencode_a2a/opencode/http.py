@@ -1,4 +1,4 @@
-"""HTTP to OpenCode, by way of `client`.
+"""HTTP to OpenCode.
 
 Every path segment is encoded, and every answer's content type is checked: an unknown
 route answers 200 with a web page.
@@ -14,11 +14,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
+import aiohttp
 import orjson
+import structlog
+from yarl import URL
 
 from ..domain.release import SUPPORTED, Release
 from ..errors import (
@@ -32,10 +34,12 @@ from ..errors import (
 from ..observe import later, metrics, tracing
 from ..observe.tracing import SpanRef
 
-if TYPE_CHECKING:
-    from .client import Answer, Client
+logger = structlog.get_logger()
 
 FIRST_TRY_SECONDS = 5.0  # until a read is repeated
+CONNECT_SECONDS = 5.0  # for the stream of events
+MAX_LINE = 1 << 20  # one event is one line, and may hold a whole attachment
+_ERRORS = (aiohttp.ClientError, OSError)  # a TimeoutError is an OSError
 _ROUTE_WORDS = frozenset(  # of OpenCode's paths; what is none of these is an id or a name
     {
         *("abort", "active", "adapter", "agent", "api", "children", "command", "commit", "compact"),
@@ -59,7 +63,6 @@ class Endpoint:
     base_url: str
     username: str = "opencode"
     password: str | None = field(default=None, repr=False)
-    own_user_only: bool = False  # connect only if the user of this process runs it
     managed: bool = False  # this service has started it, and chosen its port
 
     @property
@@ -100,26 +103,28 @@ class Requests(ABC):
 class Http(Requests):
     """One OpenCode."""
 
-    def __init__(self, endpoint: Endpoint, timeout: float, concurrency: int) -> None:
-        self._endpoint = endpoint
-        self._base = endpoint.base_url.rstrip("/")
-        self._client: Client | None = None
+    def __init__(
+        self, base_url: str, client: aiohttp.ClientSession, timeout: float, concurrency: int
+    ) -> None:
+        self._base = base_url.rstrip("/")
+        self._client = client
         self._timeout = timeout
+        self._slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self._first_tries: set[asyncio.Timeout] = set()
         self.answered = asyncio.Event()  # set by every answer; cleared by those who wait for one
-        self._slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
 
     @classmethod
     @asynccontextmanager
     async def open(
         cls, endpoint: Endpoint, timeout: float = 30.0, concurrency: int = 0
     ) -> AsyncIterator[Http]:
-        self = cls(endpoint, timeout, concurrency=concurrency)
-        try:
-            yield self
-        finally:
-            if self._client is not None:
-                await self._client.close()
+        async with aiohttp.ClientSession(
+            headers=endpoint.authorization,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            read_bufsize=MAX_LINE,
+        ) as client:
+            yield cls(endpoint.base_url, client, timeout, concurrency)
 
     async def exchange(
         self, method: str, *segments: str, **options: Unpack[Options]
@@ -158,7 +163,6 @@ class Http(Requests):
 
     async def identify(self, timeout: float) -> Release:
         """Which OpenCode answers, supported or not."""
-        await self._load()
         if (version := await self._version("global", "health", timeout=timeout)) is not None:
             return Release(version)
         if (version := await self._version("api", "info", timeout=timeout)) is not None:
@@ -189,55 +193,53 @@ class Http(Requests):
         headers = {"content-type": "application/json"} if body is not None else {}
         data = orjson.dumps(body) if body is not None else None
         url = self._url(segments, options.get("query"))
-        began, outcome = time.time_ns(), "canceled"
+        began, outcome, status = time.time_ns(), "canceled", 0
         try:
-            answer, raw = await self._connection().request(
-                method, url, data=data, headers=headers, timeout=timeout
-            )
-            if answer.status < 500:  # from 500 on it may be the answer of a proxy
+            async with (
+                asyncio.timeout(timeout),
+                self._client.request(method, url, data=data, headers=headers) as answer,
+            ):
+                status, raw = answer.status, await answer.read()
+            if status < 500:  # from 500 on it may be the answer of a proxy
                 self.answered.set()
             parsed, outcome = _parse_answer(answer, raw), "ok"
+        except _ERRORS as exc:
+            error = _translated(exc)
+            outcome = error.type
+            raise error from exc
         except ServiceError as exc:
             outcome = exc.type
             raise
         finally:
+            ended = time.time_ns()
+            ms = round((ended - began) / 1e6, 1)
+            logger.debug("opencode.call", method=method, path=url.path, status=status, ms=ms)
             if metrics.process.counts or tracing.process.tracer is not None:
-                times, parent = (began, time.time_ns()), tracing.recorded()
-                later.do(partial(_observe, method, segments, times, outcome, parent))
+                parent = tracing.recorded()
+                later.do(partial(_observe, method, segments, (began, ended), outcome, parent))
         return parsed, answer.headers
 
     @asynccontextmanager
     async def stream(self, *segments: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """An endless answer in chunks."""
-        await self._load()
-        async with self._connection().listen(self._url(segments, None)) as answer:
-            if answer.status != 200:
-                _parse_answer(answer, await answer.read())
-            if answer.content_type != "text/event-stream":
-                raise _not_opencode(answer)
-            yield answer.content.iter_any()
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
+        try:
+            async with self._client.get(self._url(segments, None), timeout=timeout) as answer:
+                if answer.status != 200:
+                    _parse_answer(answer, await answer.read())
+                if answer.content_type != "text/event-stream":
+                    raise _not_opencode(answer)
+                yield answer.content.iter_any()
+        except _ERRORS as exc:
+            raise _translated(exc) from exc
 
-    async def _load(self) -> None:
-        """Import the library in a thread, so that the service can go on starting."""
-        if self._client is None:
-            await asyncio.to_thread(import_module, ".client", __package__)
-
-    def _connection(self) -> Client:
-        if self._client is None:
-            from .client import Client  # when needed: see there
-
-            self._client = Client(
-                self._endpoint.authorization, own_user_only=self._endpoint.own_user_only
-            )
-        return self._client
-
-    def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> str:
+    def _url(self, segments: tuple[str, ...], query: Mapping[str, str] | None) -> URL:
         if not all(segment.strip(".") for segment in segments):
             # Dots are resolved even if they are encoded: the request would go to another route.
             raise NotFound("OpenCode has nothing of that name.", upstream_status=404, name=None)
         path = "/".join(map(_quoted, segments))
         given = [f"{_quoted(name)}={_quoted(value)}" for name, value in (query or {}).items()]
-        return f"{self._base}/{path}{'?' if given else ''}{'&'.join(given)}"
+        return URL(f"{self._base}/{path}{'?' if given else ''}{'&'.join(given)}", encoded=True)
 
 
 @lru_cache(256)  # the words of the routes and the directory are in nearly every request
@@ -262,7 +264,16 @@ def _observe(
         tracing.record(f"OpenCode {route}", below=parent, kind="client", times=times, error=error)
 
 
-def _parse_answer(answer: Answer, raw: bytes) -> Any:
+def _translated(exc: Exception) -> UpstreamTimeout | UpstreamUnreachable:
+    if isinstance(exc, TimeoutError):  # aiohttp's own timeouts are among these
+        return UpstreamTimeout("OpenCode did not answer in time.")
+    return UpstreamUnreachable(
+        "OpenCode cannot be reached. Check that it runs and that OPENCODE_BASE_URL names it.",
+        retry_after=5,
+    )
+
+
+def _parse_answer(answer: aiohttp.ClientResponse, raw: bytes) -> Any:
     is_json = answer.content_type == "application/json"
     if answer.status >= 400:
         raise _http_error(answer.status, raw if is_json else b"")
@@ -286,9 +297,7 @@ def _http_error(status: int, raw: bytes) -> UpstreamError:
     name = name if isinstance(name, str) else None
     if status == 404 and name is not None and name.endswith("NotFoundError"):
         return NotFound("OpenCode has nothing of that name.", upstream_status=404, name=name)
-    if (
-        status == 404
-    ):  # after the answer of a proxy nothing is known: no prompt is sent twice for it
+    if status == 404:  # of a proxy: nothing is known, and no prompt is sent twice for it
         return UpstreamUnreachable(
             "Something else than OpenCode has answered.", upstream_status=404
         )
@@ -303,7 +312,7 @@ def _http_error(status: int, raw: bytes) -> UpstreamError:
     return error
 
 
-def _not_opencode(answer: Answer) -> UpstreamPayloadError:
+def _not_opencode(answer: aiohttp.ClientResponse) -> UpstreamPayloadError:
     return UpstreamPayloadError(
         f"The server at OPENCODE_BASE_URL answered {answer.content_type} where OpenCode's API "
         f"answers JSON. Check that it is `opencode serve`, of a supported version: {SUPPORTED}.",

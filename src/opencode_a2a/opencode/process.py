@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import os
 import re
 import secrets
 import shutil
@@ -20,10 +19,8 @@ from typing import Any, Self, cast
 import structlog
 
 from ..paths import program_path
-from . import guardian
-from .guardian import IS_LINUX
+from . import guard
 from .http import Endpoint
-from .leftovers import Marker, kill_marked
 
 HOST, USERNAME, PORT_ATTEMPTS = "127.0.0.1", "opencode", 5
 # The delay doubles with each restart until OpenCode was ready for STABLE_SECONDS.
@@ -86,7 +83,7 @@ class ManagedOpenCode:
         self._environment = child_environment(
             launch.environment, self._password, config=launch.config
         )
-        self._marker = Marker.new(launch.directory)
+        self._mark = f"{secrets.token_hex(8)}:{launch.directory}"
         self._settled = asyncio.Event()  # it was ready once, or never will be
         self._supervisor = asyncio.create_task(self._supervise())
         self._supervisor.add_done_callback(lambda _: self._settled.set())
@@ -94,8 +91,7 @@ class ManagedOpenCode:
     @classmethod
     @asynccontextmanager
     async def start(cls, launch: Launch) -> AsyncIterator[Self]:
-        root = launch.directory
-        if left := await asyncio.to_thread(kill_marked, lambda marker: marker.is_abandoned(root)):
+        if left := await asyncio.to_thread(guard.end_abandoned, str(launch.directory)):
             log.warning("opencode.leftovers_killed", pids=left)
         managed = cls(launch)
         try:
@@ -140,7 +136,7 @@ class ManagedOpenCode:
 
     async def _run(self) -> ManagedProcessFailed:
         """One process, until nothing it started is left; says how it ended."""
-        python = [sys.executable, "-I", "-S", guardian.__file__, str(self._marker)]
+        python = [sys.executable, "-I", guard.__file__, self._mark]
         serve = [self._executable, "serve", "--hostname", HOST, "--port", str(self._port)]
         try:
             transport, child = await asyncio.get_running_loop().subprocess_exec(
@@ -148,7 +144,7 @@ class ManagedOpenCode:
                 *(*python, *serve),
                 cwd=self._launch.directory,
                 env=self._environment,
-                stdin=asyncio.subprocess.PIPE,  # when we die it ends, which the guardians notice
+                stdin=asyncio.subprocess.PIPE,  # when we die it ends, which the guard notices
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is ours to handle
             )
@@ -186,12 +182,12 @@ class ManagedOpenCode:
         code = child.exited.result()
         log.info("opencode.stopped", pid=child.pid, code=code)
         await asyncio.wait({child.silent}, timeout=OUTPUT_GRACE)
-        if code < 0:  # the outer guardian was killed, and perhaps the inner one with it
-            await asyncio.to_thread(kill_marked, lambda marker: marker == self._marker)
+        if code < 0:  # the guard was killed
+            await asyncio.to_thread(guard.end_marked, self._mark.__eq__)
 
 
 class Child(asyncio.SubprocessProtocol):
-    """OpenCode and its guardians: what they print, and when the last of them has ended."""
+    """OpenCode and its guard: what they print, and when both have ended."""
 
     def __init__(self, ready_line: str) -> None:
         # Only the line says ready: a request sent between listen and the line is never answered.
@@ -212,16 +208,13 @@ class Child(asyncio.SubprocessProtocol):
         control = self._transport.get_pipe_transport(0)
         if control is not None:
             control.close()
-        if not IS_LINUX and self.pid is not None:  # a killed guardian leaves OpenCode running
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)  # uvloop's is no subclass
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if self.pid is None and (first := data.partition(b"\n"))[0].isdigit():
-            self.pid, data = int(first[0]), first[2]  # the guardian writes it in one piece
+            self.pid, data = int(first[0]), first[2]  # the guard writes it in one piece
         *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
         self._rest = rest[:LINE_LENGTH]
         self.tail.extend(line[:LINE_LENGTH] for line in lines)
@@ -239,9 +232,9 @@ class Child(asyncio.SubprocessProtocol):
 
 
 def describe_exit(code: int) -> str:
-    """In words, from the exit code of the outer guardian."""
+    """In words, from the exit code of the guard."""
     if code < 0:
-        return f"was lost: its guardian was killed by signal {-code}"
+        return f"was lost: its guard was killed by signal {-code}"
     if code - 128 in signal.valid_signals():  # as a shell says it
         return f"was killed by signal {code - 128}"
     return f"exited with code {code}"

@@ -13,14 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from opencode_a2a.opencode.guardian import MARKER
-from opencode_a2a.opencode.leftovers import Marker, kill_marked
+from opencode_a2a.opencode.guard import MARK, end_marked
 from tests.processes import EMPTY_ENVIRONMENT, NEW_PIDS, WAYS, Started, children
 from tests.running import ROOT, Program, isolated, running
 
@@ -29,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and
 READY = 'echo "opencode server listening on http://$3:$5"\n'
 
 
-# Without any guardian: the one says nothing about its service, the other is found by luck only.
+# Without a guard: the one says nothing about its service, the other is found by luck only.
 NOT_FOUND = {EMPTY_ENVIRONMENT, NEW_PIDS}
 FIRST, AGAIN = "OpenCode", "OpenCode, started again"
 
@@ -69,11 +67,10 @@ def busy(folder: Path, started: Started) -> Iterator[tuple[Program, dict[str, in
     with managed(folder, dedent(script)) as program:
         started.wait_until_running([*WAYS, FIRST])
         service = program.process.pid
-        (outer,) = children(service)
-        (inner,) = children(outer)
+        (guard,) = children(service)
         (opencode,) = started.running()[FIRST]
-        assert opencode in children(inner)
-        yield program, {"service": service, "outer": outer, "inner": inner, FIRST: opencode}
+        assert opencode in children(guard)
+        yield program, {"service": service, "guard": guard, FIRST: opencode}
 
 
 def kill_at_once(pids: list[int]) -> None:
@@ -82,11 +79,7 @@ def kill_at_once(pids: list[int]) -> None:
             os.kill(pid, number)
 
 
-@pytest.mark.parametrize(
-    "victims",
-    [["service"], ["service", "outer"], ["service", "inner"], ["service", FIRST]],
-    ids=str,
-)
+@pytest.mark.parametrize("victims", [["service"], ["service", FIRST]], ids=str)
 def test_nothing_is_left_when_the_service_is_killed(
     tmp_path: Path, started: Started, victims: list[str]
 ) -> None:
@@ -95,12 +88,9 @@ def test_nothing_is_left_when_the_service_is_killed(
         assert started.survivors() == set()
 
 
-@pytest.mark.parametrize("victim", [FIRST, "inner", "outer"])
-def test_nothing_is_left_when_opencode_is_started_again(
-    tmp_path: Path, started: Started, victim: str
-) -> None:
+def test_nothing_is_left_when_opencode_is_started_again(tmp_path: Path, started: Started) -> None:
     with busy(tmp_path, started) as (_, pids):
-        os.kill(pids[victim], signal.SIGKILL)
+        os.kill(pids[FIRST], signal.SIGKILL)
         started.wait_until_running([AGAIN])
         assert started.survivors(but={AGAIN}) == {AGAIN}
     assert started.survivors() == set()
@@ -126,33 +116,35 @@ def test_what_an_ended_opencode_leaves_is_asked_before_it_is_killed(
 # As on a system without /proc and prctl, which has no other way to find what it has started.
 ELSEWHERE = """
 import sys
-from opencode_a2a.opencode import guardian
-guardian.IS_LINUX = False
-guardian.main("marker", sys.argv[1:])
+from opencode_a2a.opencode import guard
+guard.IS_LINUX = False
+guard.main("mark", sys.argv[1:])
 """
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
-def test_elsewhere_all_ends_that_has_not_lost_its_parent(started: Started) -> None:
-    script = f"({started.command}\nwait) &\nexec sleep {started.tags[FIRST]}"
+def test_elsewhere_all_ends_that_has_not_lost_its_parent(tmp_path: Path, started: Started) -> None:
+    script = tmp_path / "script"  # as an argument it would count as running
+    script.write_text(f"({started.command}\nwait) &\nexec sleep {started.tags[FIRST]}")
     with subprocess.Popen(
-        [sys.executable, "-c", ELSEWHERE, "/bin/sh", "-c", script],
+        [sys.executable, "-c", ELSEWHERE, "/bin/sh", str(script)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
-    ) as guardian:
+    ) as guard:
         started.wait_until_running([*WAYS, FIRST])
-        assert guardian.stdin is not None
-        guardian.stdin.close()
+        assert guard.stdin is not None
+        guard.stdin.close()
     daemons = {way for way in WAYS if "daemon" in way} | {NEW_PIDS}
     assert started.survivors(but=daemons) <= daemons
 
 
-def test_the_service_finds_what_two_killed_guardians_leave(
-    tmp_path: Path, started: Started
+@pytest.mark.parametrize("victims", [["guard"], ["guard", FIRST]], ids=str)
+def test_the_service_finds_what_a_killed_guard_leaves(
+    tmp_path: Path, started: Started, victims: list[str]
 ) -> None:
     with busy(tmp_path, started) as (_, pids):
-        kill_at_once([pids["outer"], pids["inner"]])
+        kill_at_once([pids[name] for name in victims])
         started.wait_until_running([AGAIN])
         expected = {*NOT_FOUND, AGAIN}
         assert started.survivors(but=expected) | {NEW_PIDS} == expected
@@ -162,7 +154,7 @@ def test_the_next_start_in_the_same_folder_finds_what_was_left(
     tmp_path: Path, started: Started
 ) -> None:
     with busy(tmp_path, started) as (_, pids):
-        kill_at_once([pids[name] for name in ("service", "outer", "inner")])
+        kill_at_once([pids[name] for name in ("service", "guard")])
     assert started.survivors(but=WAYS) == WAYS.keys()  # the kernel has killed OpenCode
     with managed(tmp_path, f"{READY}exec sleep {started.tags[AGAIN]}") as program:
         started.wait_until_running([AGAIN])
@@ -180,27 +172,11 @@ def test_a_second_service_in_the_same_folder_leaves_the_first_alone(
         assert started.running()[FIRST] == {pids[FIRST]}
 
 
-def test_a_marker_is_abandoned_only_if_its_service_is_certain_to_have_ended() -> None:
-    ours = Marker.new(Path("/here"))
-    assert Marker.parse(str(ours)) == ours
-    assert not ours.is_abandoned(Path("/here"))
-    gone = replace(ours, started=ours.started - 1)  # another process has the pid now
-    assert gone.is_abandoned(Path("/here"))
-    assert not gone.is_abandoned(Path("/elsewhere"))
-    assert not replace(gone, namespace=1).is_abandoned(Path("/here"))
-
-
-@pytest.mark.parametrize("text", ["", "1", "1:2:3:4", "a:b:c:d:/here"])
-def test_a_marker_that_nobody_wrote_is_none(text: str) -> None:
-    assert Marker.parse(text) is None
-
-
-def test_only_what_carries_a_wanted_marker_is_killed() -> None:
-    ours, other = Marker.new(Path("/a:b")), Marker.new(Path("/a:b"))
-    environments = [{MARKER: str(ours)}, {MARKER: str(other)}, {MARKER: "nonsense"}, {}]
+def test_only_what_carries_a_wanted_mark_is_killed() -> None:
+    environments = [{MARK: "ours:/a:b"}, {MARK: "other:/a:b"}, {MARK: "nonsense"}, {}]
     sleepers = [subprocess.Popen(["/bin/sleep", "300"], env=env) for env in environments]
     try:
-        assert kill_marked(lambda marker: marker == ours) == [sleepers[0].pid]
+        assert end_marked("ours:/a:b".__eq__) == [sleepers[0].pid]
         assert [sleeper.poll() for sleeper in sleepers] == [-signal.SIGKILL, None, None, None]
     finally:
         for sleeper in sleepers:
@@ -209,16 +185,14 @@ def test_only_what_carries_a_wanted_marker_is_killed() -> None:
 
 
 ABANDONED = """
-from pathlib import Path
-from opencode_a2a.opencode.leftovers import kill_marked
-print(kill_marked(lambda marker: marker.is_abandoned(Path("/here"))))
+from opencode_a2a.opencode.guard import end_abandoned
+print(end_abandoned("/here"))
 """
 
 
-def test_the_service_and_the_shell_it_is_started_in_are_no_leftovers() -> None:
-    gone = replace(Marker.new(Path("/here")), started=1)
+def test_the_service_and_the_shell_it_is_started_in_are_not_ended() -> None:
     command = f"{sys.executable} -c '{ABANDONED}'; echo still here"
-    env = {**os.environ, MARKER: str(gone)}
+    env = {**os.environ, MARK: "gone:/here"}
     shell = subprocess.run(
         ["/bin/sh", "-c", command], env=env, capture_output=True, text=True, check=False
     )
