@@ -132,7 +132,7 @@ async def test_a_running_command_is_stopped_with_its_task(
     runs = f"echo be$()gun; touch {begun.name}; sleep 20; touch {mark}"
     command = f'{{"command": "{runs}", "description": "Takes long"}}'
     async with either.stream(ask(f"[[say:Wait.]] [[tool:bash {command}]]")) as stream:
-        await stream.until(shows(SHELL, "running" if is_2() else "begun\n"))
+        await stream.until(shows(SHELL, "running" if is_2() else "begun\\n"))
         async with asyncio.timeout(PATIENCE):
             while not begun.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

@@ -345,7 +345,7 @@ async def test_a_place_outside_the_workspace_is_asked_for_before_the_edit(
         paused = await client.send(
             ask(tool("write", filePath=str(outside), content="a word from outside\n"))
         )
-        assert says(paused).startswith("The agent asks for permission: external_directory (")
+        assert says(paused).startswith("The agent asks for permission: external_directory ")
         assert str(tmp_path) in says(paused)
         again = await client.send(reply(paused, "yes"))
         assert state(again) == "input-required"

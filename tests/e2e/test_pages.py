@@ -1,7 +1,7 @@
 """The commands of README, first hour and guide, run in their order against `opencode-a2a up`.
 
 What a page shows as their result is compared with what comes. `up` works as on the machine of a
-newcomer: the real OpenCode with the demo model, in a git repository with one file.
+newcomer: the real OpenCode 2 with the demo model, in a git repository with one file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from tests.cli.commands import BIN, command
 from tests.curl import DOCUMENTED_PORT
 from tests.pages import PAGES, Command, commands, difference, with_known
-from tests.running import Program, isolated, opencode_command, running
+from tests.running import Program, isolated, opencode2_command, opencode_command, running
 from tests.shell import Shell, shell
 
 # Commands that no test should run, each with the reason. Everything else on the pages is run.
@@ -50,6 +50,7 @@ ALWAYS_SET = {
     "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
     "A2A_SESSION_TITLES": "message",  # the model's title comes at any moment
 }
+OPENCODE = opencode2_command() or opencode_command()
 READY = r"OpenCode answers A2A at \S+:(\d+)\n(.*\n)*Stop with Ctrl-C\."
 WELCOME = "OpenCode answers A2A at"
 # The test has its own OpenCode; installing one is tried in tests/cli/test_executable.py.
@@ -108,7 +109,7 @@ class Reader:
         if self.up_on_page or wanted != self.settings:
             self.service.close()
             env = isolated(
-                self.home, **{**ALWAYS_SET, **wanted}, OPENCODE_COMMAND=opencode_command()
+                self.home, **{**ALWAYS_SET, **wanted}, OPENCODE_COMMAND=OPENCODE
             )
             env["PATH"] = f"{BIN}:{env['PATH']}"
             started = running(command("opencode-a2a", "up"), env, self.project)

@@ -129,7 +129,7 @@ async def test_the_version_is_read_at_each_connection() -> None:
         async with serve() as fake, asyncio.timeout(PATIENCE):
             fake.version = "1.17.19"
             async with agent_on(fake) as opencode:
-                await until_version(opencode, "1.17.19")
+                await opencode.available()
                 fake.version = "1.19.0"
                 fake.control("drop")
                 await until_version(opencode, "1.19.0")
