@@ -108,9 +108,7 @@ class Reader:
         wanted = dict(word.split("=", 1) for word in shlex.split(settings))
         if self.up_on_page or wanted != self.settings:
             self.service.close()
-            env = isolated(
-                self.home, **{**ALWAYS_SET, **wanted}, OPENCODE_COMMAND=OPENCODE
-            )
+            env = isolated(self.home, **{**ALWAYS_SET, **wanted}, OPENCODE_COMMAND=OPENCODE)
             env["PATH"] = f"{BIN}:{env['PATH']}"
             started = running(command("opencode-a2a", "up"), env, self.project)
             self.up = self.service.enter_context(started)
