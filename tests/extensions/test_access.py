@@ -82,7 +82,7 @@ def test_the_table_has_every_method_that_takes_a_session() -> None:
 
 
 @pytest.mark.parametrize("method", OFFERED)
-def test_a_session_of_another_cannot_be_told_from_none(
+def test_a_session_of_another_does_not_exist(
     bob: Line, inside: Inside, hers: tuple[str, str], method: str
 ) -> None:
     before = inside.get(hers[0])
