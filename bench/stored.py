@@ -157,7 +157,7 @@ async def growth(lab: Lab) -> Result:
         "Room on the disk",
         f"Finished tasks of {TOKENS} deltas, {BYTES // 1000} kB of text each, said at 1 000 a "
         "second; the database file after the service has stopped, before and after the single "
-        "events were swept (A2A_TASK_STORE_REPLAY_SECONDS after the end).",
+        "events were swept (15 minutes after the end).",
     )
     tasks = lab.count(20, 4)
     with lab.on_fake() as adapter:

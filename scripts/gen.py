@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -14,19 +15,8 @@ from dashboard import dashboard  # type: ignore[import-not-found]  # beside this
 
 from opencode_a2a import errors
 from opencode_a2a.app import publication
-from opencode_a2a.cli.settings import OWN_LIMITS_HEAD, describe, example
-from opencode_a2a.config import (
-    RELOADABLE,
-    RELOADABLE_OIDC,
-    TABLES,
-    LimitSettings,
-    Oidc,
-    PeerSetting,
-    Server,
-    SettingsGroup,
-    load,
-    setting_name,
-)
+from opencode_a2a.cli.settings import example
+from opencode_a2a.config import TABLES, load, reloadable, setting_name
 from opencode_a2a.contract.declare import COMMON_ERRORS
 from opencode_a2a.contract.publish import markdown
 from opencode_a2a.doctor.checks import ALL as CHECKS
@@ -73,63 +63,48 @@ def settings_page() -> str:
         "win over the TOML file.",
         "",
         "A wrong setting stops the start with one line per problem and exit code 2; so does an",
-        "`A2A_…` variable that is a known one misspelt. Other unknown ones are named in the log.",
+        "`A2A_…` variable that is no setting. Lists are JSON or have commas.",
         "",
-        "Words are understood in any case and with `-` or `_`, lists as JSON or with commas,",
-        "database URLs with other drivers of SQLite and PostgreSQL (`sqlite+aiosqlite`,",
-        "`postgresql+asyncpg`). The log says what was taken for what.",
-        "",
-        "[settings.toml](settings.toml) has them all as a file to begin with, which",
-        "`opencode-a2a config example` prints. `config check` finds mistakes, and `config show`",
-        "says which value comes from where.",
+        "[settings.toml](../../src/opencode_a2a/settings.toml) has them all as a file to",
+        "begin with, which `opencode-a2a config example` prints. `config check` finds",
+        "mistakes, and `config show` says which value comes from where.",
         "",
         "A running service takes over new values of these settings, of limits, roles and peers,",
         "at SIGHUP; all others need a restart:",
-        f"{_code([*_names(Server, RELOADABLE), *_names(Oidc, RELOADABLE_OIDC)])}.",
+        f"{_code(setting_name(kind, name) for kind in TABLES for name in reloadable(kind))}.",
     ]
-    for group, table in TABLES.items():
-        lines += ["", f"## {str(group.__doc__).rstrip('.')} (`[{table}]`)", ""]
-        lines += ["| variable | default | meaning |", "|---|---|---|"]
-        lines += [_setting(group, name) for name in group.model_fields]
-        if group is LimitSettings:
-            lines += ["", OWN_LIMITS_HEAD]
-    lines += [
-        "",
-        "## Names for sets of scopes (`[roles]`)",
-        "",
-        "Only in the TOML file: a list of scopes for each name, such as `auditor =",
-        '["tasks:read", "admin"]`. A role can stand wherever a scope can.',
-        "",
-        "## Agents that can be called by name (`[peers.NAME]`)",
-        "",
-        "Only in the TOML file: a table for each. `opencode-a2a call`, `peers` and `card` read",
-        "`~/.config/opencode-a2a/peers.toml` where `--config` names no other file.",
-        "",
-        "| in the table | default | meaning |",
-        "|---|---|---|",
-    ]
-    for name, field in PeerSetting.model_fields.items():
-        default = "required" if field.is_required() else _default(field.default)
-        lines.append(f"| `{name}` | {default} | {describe(field)} |")
+    names = {table: kind for kind, table in TABLES.items()}
+    for table, head, fields in _tables(example()):
+        kind = names.get(table)
+        lines += ["", f"## `[{table}]`", "", head, ""]
+        lines += [f"| {'variable' if kind else 'in the table'} | in the file | meaning |"]
+        lines += ["|---|---|---|"]
+        for name, value, meaning in fields:
+            shown = setting_name(kind, name) if kind else name
+            lines.append(f"| `{shown}` | `{value}` | {meaning} |")
     return NOTE + "\n".join(lines) + "\n"
 
 
-def _names(group: type[SettingsGroup], fields: Iterable[str]) -> list[str]:
-    return [setting_name(group, field) for field in fields]
+def _tables(text: str) -> Iterator[tuple[str, str, list[tuple[str, str, str]]]]:
+    """The tables of the example: name, what is said of it, and its settings with their value."""
+    for part in re.split(r"(?m)^#?(?=\[)", text)[1:]:
+        head, *settings = re.split(r"\n\n", part.strip())
+        title, _, said = head.partition("\n")
+        yield title.strip("[]"), _prose(said), [_setting(each) for each in settings]
 
 
-def _setting(group: type[SettingsGroup], name: str) -> str:
-    field = group.model_fields[name]
-    default = "the current directory" if field.default_factory else _default(field.default)
-    return f"| `{setting_name(group, name)}` | {default} | {describe(field)} |"
+def _setting(text: str) -> tuple[str, str, str]:
+    said, _, line = text.rpartition("\n")
+    name, _, value = line.removeprefix("#").partition(" = ")
+    return name, value, _prose(said)
+
+
+def _prose(comment: str) -> str:
+    return " ".join(line.removeprefix("# ") for line in comment.splitlines())
 
 
 def _code(words: Iterable[str]) -> str:
     return ", ".join(f"`{word}`" for word in words)
-
-
-def _default(value: object) -> str:
-    return "–" if value is None or value in ([], {}) else f"`{json.dumps(value)}`"
 
 
 def errors_page() -> str:
@@ -292,7 +267,6 @@ def documents() -> dict[str, str]:
     found = published()
     return {
         "docs/reference/settings.md": settings_page(),
-        "docs/reference/settings.toml": "\n".join(example()) + "\n",
         "docs/reference/errors.md": errors_page(),
         "docs/reference/methods.md": methods_page(),
         "docs/reference/extensions.md": extensions_page(),

@@ -174,9 +174,7 @@ class Victim:
                 A2A_PORT=self._port,
                 A2A_PUSH="true",
                 A2A_PUSH_PRIVATE_HOSTS="127.0.0.1",
-                A2A_PUSH_TIMEOUT_SECONDS=TIMEOUT_SECONDS,
-                A2A_MAX_QUEUED_TASKS="4000",
-                A2A_MAX_QUEUED_TASKS_PER_CALLER="4000",
+                A2A_MAX_QUEUED_TASKS="16000",
             )
         )
 

@@ -241,7 +241,6 @@ def service(
         OPENCODE_WORKSPACE_ROOT=str(upstream.workspace),
         A2A_TASK_STORE_DATABASE_URL=f"sqlite:///{directory / 'tasks.db'}",
         A2A_PORT="0",
-        A2A_SESSION_TITLES="message",  # otherwise each new context costs one more call of the model
     )
     if upstream.password is not None:
         env["OPENCODE_AUTH_PASSWORD"] = upstream.password

@@ -33,17 +33,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "demo": frozenset(),
     "deploy": frozenset({"domain.addresses", "paths"}),
     "data": frozenset({"domain", "inbound", "paths", "store"}),
-    "config": frozenset({"domain", "errors", "paths", "spellings"}),
+    "config": frozenset({"domain", "errors", "paths"}),
     "credentials": frozenset({"paths"}),
     "access": frozenset({"config", "credentials", "domain", "inbound.security", "web"}),
     "peers": frozenset({"config", "domain.addresses", "outbound", "redaction"}),
     "doctor": frozenset(
         {
             *("config", "credentials", "deploy", "domain", "errors", "opencode", "outbound"),
-            *("paths", "peers", "store"),
+            *("paths", "peers", "store", "web.connections"),
         }
     ),
-    "spellings": frozenset(),
     "redaction": frozenset(),
     "systemd": frozenset(),
     "logs": frozenset({"observe.ids", "redaction", "systemd"}),

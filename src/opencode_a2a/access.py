@@ -17,9 +17,9 @@ import structlog
 from .config import Settings
 from .credentials import CredentialsFile, CredentialsFileError, StoredToken
 from .domain.addresses import discovery_url
-from .domain.scopes import DEFAULT_SCOPES, OWN_SCOPES, SPELLINGS, Scope, UnknownScope, resolve
+from .domain.scopes import DEFAULT_SCOPES, OWN_SCOPES, Scope, UnknownScope, resolve
 from .domain.values import Caller, named_principal
-from .inbound.security import OidcFacts, SecurityScheme, security_schemes
+from .inbound.security import SecurityScheme, security_schemes
 from .web.auth import Credential, Credentials, Identity
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ logger = structlog.get_logger()
 
 LOOK_SECONDS = 1.0  # between two looks at the credentials file
 USED_SECONDS = 60.0  # between two notes of which tokens were used, at least
-EVERYBODY = "*"  # in A2A_MTLS_SCOPES
+EVERYBODY = "*"  # in A2A_MTLS_SCOPES and A2A_OIDC_SCOPE_MAP
 MTLS_PREFIX = "mtls:"  # of principals, so that nobody gets the name of another kind of caller
 
 
@@ -42,7 +42,7 @@ def credentials_of(
     if server.bearer_token is not None:
         caller = Caller("default", OWN_SCOPES)
         known.append(Credential.bearer(server.bearer_token.get_secret_value(), caller))
-    for entry in server.static_auth_credentials:
+    for entry in server.enabled_credentials:
         caller = Caller(entry.principal, resolve(entry.scopes, roles))
         if entry.token is not None:
             made = Credential.api_key if entry.scheme == "api_key" else Credential.bearer
@@ -93,30 +93,20 @@ def token_scopes(settings: Settings, words: Collection[str]) -> frozenset[str]:
     """
     oidc, roles = settings.oidc, settings.roles
     if oidc.scope_map:
-        found = resolve([name for word in words for name in oidc.scope_map.get(word, ())], roles)
-    else:
-        known = {*map(str, Scope), *SPELLINGS, *roles}
-        found = resolve([word for word in words if word in known], roles) - {Scope.ADMIN}
-    return found | resolve(oidc.default_scopes, roles)
+        mapped = (oidc.scope_map.get(word, ()) for word in (EVERYBODY, *words))
+        return resolve([name for names in mapped for name in names], roles)
+    known = {*map(str, Scope), *roles}
+    return resolve([word for word in words if word in known], roles) - {Scope.ADMIN}
 
 
 def declared_schemes(settings: Settings, credentials: Credentials) -> tuple[SecurityScheme, ...]:
     """How callers can log in, for cards and OpenAPI."""
-    oidc, facts, schemes = settings.oidc, None, credentials.schemes
-    if oidc.issuer is not None:
-        words = oidc.scope_map or {str(name): [str(name)] for name in sorted(OWN_SCOPES)}
-        facts = OidcFacts(
-            discovery_url=discovery_url(oidc.issuer),
-            scopes={
-                word: " ".join(names)
-                for word, names in words.items()
-                if Scope.ADMIN not in resolve(names, settings.roles)  # the card is public
-            },
-            token_url=oidc.token_url,
-            authorization_url=oidc.authorization_url,
-        )
+    issuer, discovery, schemes = settings.oidc.issuer, None, credentials.schemes
+    if issuer is not None:
+        discovery = discovery_url(issuer)
         schemes = list(dict.fromkeys(["bearer", *schemes]))
-    return security_schemes(schemes, oidc=facts, certificates=bool(settings.server.mtls_header))
+    certificates = bool(settings.server.mtls_header)
+    return security_schemes(schemes, discovery_url=discovery, certificates=certificates)
 
 
 @asynccontextmanager
@@ -132,9 +122,7 @@ async def open_issuer(current: Callable[[], Settings]) -> AsyncIterator[Issuer |
         issuer=oidc.issuer,
         audience=tuple(oidc.audience or ()),
         authorized_parties=frozenset(oidc.authorized_parties),
-        leeway=oidc.leeway_seconds,
         principal_claim=oidc.principal_claim,
-        principal_prefix=oidc.principal_prefix,
         scopes_claim=oidc.scopes_claim,
     )
     async with Issuer.open(policy, lambda words: token_scopes(current(), words)) as issuer:

@@ -111,6 +111,12 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger()
 
+LOGGED_BODY_BYTES = 4_096  # of a body, or of a piece of a stream
+PUSH_TIMEOUT_SECONDS = 15.0  # for a receiver to answer
+PUSH_BODY_BYTES = 1_048_576  # a larger notification has the status alone
+WORKTREE_IDLE_DAYS = 7  # before the worktree of a context is removed, if nothing is lost
+PENDING_CLAIM_SECONDS = 30  # how long a failed request keeps a session that nobody owned
+
 Rules = Callable[[], Sequence[PermissionRule]]  # as they are now
 
 
@@ -420,7 +426,7 @@ class _Application:
         if server.shows_payloads:
             # Whoever looks for a fault can read what is logged only if it is not compressed.
             streams = Streams(application(api))
-            self._app = PayloadLog(streams, redactor=logs.redactor, limit=server.log_body_limit)
+            self._app = PayloadLog(streams, redactor=logs.redactor, limit=LOGGED_BODY_BYTES)
         else:
             self._app = Streams(Compression(application(api)))
 
@@ -549,13 +555,13 @@ async def _push(
         hosts_setting="A2A_PUSH_ALLOWED_HOSTS",
         private_setting="A2A_PUSH_PRIVATE_HOSTS",
     )
-    limits = PushLimits(configs_per_task=server.push_max_configs, challenges=server.push_validate)
-    seconds = server.push_timeout_seconds
+    limits = PushLimits(challenges=server.push_validate)
+    seconds = PUSH_TIMEOUT_SECONDS
     async with Webhooks.open(egress, keys, issuer=issuer, seconds=seconds) as receivers:
         sender = PushSender(
             adapters.push,
             receivers,
-            render=PushRenderer(server.push_max_body_bytes),
+            render=PushRenderer(PUSH_BODY_BYTES),
             clock=adapters.database.clock,
             retry_ms=int(server.push_retry_hours * 3_600_000),
         )
@@ -661,14 +667,7 @@ async def _serve_tools(current: _CurrentSettings, adapters: _Adapters, calls: Pe
 
 
 def _retention(settings: Settings) -> Retention:
-    state = settings.state
-    return Retention(
-        replay=state.replay_seconds,
-        tasks=state.retention_seconds,
-        keys=state.idempotency_seconds,
-        requests=settings.server.interrupt_request_tombstone_ttl_seconds,
-        usage=state.usage_retention_seconds,
-    )
+    return Retention(tasks=settings.state.retention_seconds)
 
 
 def _connect(
@@ -681,13 +680,11 @@ def _connect(
         system=upstream.system,
         variant=upstream.variant,
         rules=rules,
-        model_titles=settings.server.session_titles == "model",
         run_seconds=upstream.timeout_stream,
     )
-    timeout, concurrency = upstream.timeout, upstream.max_concurrent_requests
     if len(endpoints) == 1:
-        return OpenCode.connect(endpoints[0], defaults, timeout=timeout, concurrency=concurrency)
-    return Fleet.connect(endpoints, defaults, timeout=timeout, concurrency=concurrency)
+        return OpenCode.connect(endpoints[0], defaults, timeout=upstream.timeout)
+    return Fleet.connect(endpoints, defaults, timeout=upstream.timeout)
 
 
 def _locations(settings: Settings, adapters: _Adapters, *, limiter: Limiter) -> Locations:
@@ -705,14 +702,13 @@ def _locations(settings: Settings, adapters: _Adapters, *, limiter: Limiter) -> 
 def _worktrees(
     settings: Settings, adapters: _Adapters, *, locations: Locations
 ) -> ContextWorktrees:
-    server, root = settings.server, settings.upstream.workspace_root
-    folder = server.worktree_directory or settings.state.worktrees(root)
+    folder = settings.state.worktrees(settings.upstream.workspace_root)
     return ContextWorktrees(
         store=adapters.worktrees,
         locations=locations,
         log=adapters.log,
         folder=folder.resolve() if folder is not None else None,
-        idle_ms=int(server.worktree_idle_seconds * 1_000),
+        idle_ms=WORKTREE_IDLE_DAYS * 86_400_000,
         clock=adapters.database.clock,
     )
 
@@ -736,7 +732,7 @@ def _services(
             locations=locations,
             shared=server.shared_sessions,
             clock=adapters.database.clock,
-            claim_ms=int(server.pending_session_claim_ttl_seconds * 1_000),
+            claim_ms=PENDING_CLAIM_SECONDS * 1_000,
             rules=current.rules,
             limiter=limiter,
         ),
@@ -746,8 +742,8 @@ def _services(
         validator=Validator(locations.agent),
         inputs=Inputs(
             adapters.files,
-            part_bytes=server.max_part_bytes,
-            message_bytes=server.max_message_bytes,
+            part_bytes=server.max_request_body_bytes // 2,  # it is base64 in a request
+            message_bytes=server.max_request_body_bytes * 2,  # with files by URL
         ),
         interrupts=Interrupts(
             log=adapters.log,
@@ -844,8 +840,7 @@ def _limits(settings: Settings) -> SchedulerLimits:
         deadline=upstream.timeout_stream,
         running=upstream.max_concurrent_streams,
         queued=server.max_queued_tasks,
-        queued_per_caller=server.max_queued_tasks_per_caller,
-        abort=server.cancel_abort_timeout_seconds,
+        queued_per_caller=server.max_queued_tasks // 4,
         grace=server.shutdown_grace_seconds,
         answer=server.interrupt_request_ttl_seconds,
         continues=server.on_interrupted == "continue",
@@ -876,7 +871,7 @@ def _health(adapters: _Adapters) -> Health:
 
 def _middleware(server: Server, app: ASGIApp, url: str) -> ASGIApp:
     """What stands before the authentication, innermost first."""
-    origin, allowed = origin_of(url), server.cors_origins
+    origin, allowed = origin_of(url), server.allowed_origins
     served: ASGIApp = OriginCheck(app, own=origin, allowed=allowed, on_error=failure)
     if (hosts := server.checked_hosts) is not None:
         served = HostCheck(served, allowed=hosts, on_error=failure)
@@ -885,7 +880,6 @@ def _middleware(server: Server, app: ASGIApp, url: str) -> ASGIApp:
         return TrustedProxies(
             served,
             trusted=trusted,
-            header=server.forwarded_header,
             certificate_header=server.mtls_header or None,
         )
     return served
@@ -951,10 +945,10 @@ def publication(
 
 def _declared_push(server: Server) -> PushFacts:
     return PushFacts(
-        configs_per_task=server.push_max_configs,
+        configs_per_task=PushLimits().configs_per_task,
         retry_hours=server.push_retry_hours,
         challenges=server.push_validate,
-        max_body_bytes=server.push_max_body_bytes,
+        max_body_bytes=PUSH_BODY_BYTES,
     )
 
 

@@ -1,21 +1,22 @@
 """Settings in small groups: environment, then secret files, then a TOML file.
 
-`A2A_PORT` in the environment is `port` under `[a2a]` in the file; `OPENCODE_…`
-likewise under `[opencode]`. A file in the secrets directory has the name of its
-setting, in any case. Nothing is read from the workspace: a stranger may have written
-what is in there.
+`A2A_PORT` in the environment is `port` under `[a2a]` in the file; `OPENCODE_…` likewise under
+`[opencode]`. A file in the secrets directory has the name of its setting, in any case. Nothing is
+read from the workspace: a stranger may have written what is in there.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -24,11 +25,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     SecretStr,
     ValidationError,
     model_validator,
 )
+from pydantic.config import JsonDict
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -40,35 +41,16 @@ from pydantic_settings import (
 
 from .domain.addresses import is_host, is_loopback, origin_of
 from .domain.limits import Limits
-from .domain.scopes import DEFAULT_SCOPES, SPELLINGS, Roles, Scope, UnknownScope, resolve
+from .domain.scopes import DEFAULT_SCOPES, Roles, Scope, UnknownScope, resolve
 from .domain.values import PermissionRule
 from .paths import folder_name, inside_git, state_folder, state_home
-from .spellings import (
-    FOREIGN_SETTINGS,
-    Spellings,
-    collect_notes,
-    database_url,
-    parse_json,
-    parse_list,
-    parse_url,
-)
 
 MAX_ROOT_LENGTH = 600  # characters; what a database can keep in an index
-
-RESERVED_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
-
 MIN_SECRET_LENGTH = 16  # of a token or password that other machines can try
 METRICS_WORDS = ("scope", "open", "off")
 SECRET_COMMAND = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
-
-
-RELOADABLE = (  # settings of Server that a running service takes over at SIGHUP
-    *("bearer_token", "static_auth_credentials", "mtls_scopes", "permission_rules"),
-    *("log_level", "log_format", "log_payloads", "log_body_limit"),
-)
-
-
-RELOADABLE_OIDC = ("scope_map", "default_scopes")  # the same, of Oidc
+PEER_SECRETS = "A2A_PEER_"  # such names are free for credentials that [peers.NAME] refers to
+DAY = 86_400.0
 
 
 class ConfigError(Exception):
@@ -79,10 +61,17 @@ class ConfigError(Exception):
         self.problems = problems
 
 
+# -- what a value may be
+
+
+def _require(holds: object, words: str) -> None:
+    if not holds:
+        raise ValueError(words)
+
+
 def _check_web_address(value: str) -> str:
     parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be an http or https URL")
+    _require(parts.scheme in ("http", "https") and parts.hostname, "must be an http or https URL")
     try:
         _ = parts.port
     except ValueError:
@@ -91,85 +80,84 @@ def _check_web_address(value: str) -> str:
 
 
 def _check_directory(value: Path) -> Path:
-    if not value.is_dir():
-        raise ValueError("must be an existing directory")
+    _require(value.is_dir(), "must be an existing directory")
     root = value.resolve()
-    if inside_git(root):
-        raise ValueError("must be a working directory; this one is inside a git directory")
+    inside = inside_git(root)
+    _require(not inside, "must be a working directory; this one is inside a git directory")
     try:
         str(root).encode()
     except UnicodeEncodeError:
         raise ValueError("must have a path in UTF-8") from None
-    if len(str(root)) > MAX_ROOT_LENGTH:
-        raise ValueError(f"must have a path of at most {MAX_ROOT_LENGTH} characters")
+    fits = len(str(root)) <= MAX_ROOT_LENGTH
+    _require(fits, f"must have a path of at most {MAX_ROOT_LENGTH} characters")
     return root
 
 
 def _check_database(value: str) -> str:
+    """A URL for the driver that we use. SQLAlchemy's own errors may quote a password."""
+    from sqlalchemy.engine import make_url  # large, and `call` does not need it
     from sqlalchemy.exc import ArgumentError
 
+    value = value.replace("postgresql://", "postgresql+psycopg://", 1)
     try:
-        parse_url(value).get_dialect().import_dbapi()
+        make_url(value).get_dialect().import_dbapi()
     except ImportError as exc:
         advice = ": pip install 'psycopg[binary]'" if exc.name == "psycopg" else ""
         raise ValueError(f"needs the Python package {exc.name}{advice}") from None
-    except ArgumentError:  # there is no such database
+    except ArgumentError:
         raise ValueError("must be a URL such as sqlite:////var/lib/a2a/tasks.db") from None
+    except ValueError:
+        advice = "the port must be a number; percent-encode @ : / in the password"
+        raise ValueError(advice) from None
     return value
 
 
 def _check_not_empty(value: SecretStr) -> SecretStr:
-    if not value.get_secret_value().strip():
-        raise ValueError("must not be empty")
+    _require(value.get_secret_value().strip(), "must not be empty")
     return value
 
 
 def _check_no_padding(value: SecretStr) -> SecretStr:
     # A header cannot have any, so no request could present such a token.
-    if value.get_secret_value() != value.get_secret_value().strip():
-        raise ValueError("must not begin or end with a space or a line break")
+    text = value.get_secret_value()
+    _require(text == text.strip(), "must not begin or end with a space or a line break")
     return value
 
 
 def _check_metrics(value: str) -> str:
     word = value.strip().lower()
-    if word in METRICS_WORDS:
-        return word
     host, _, port = word.rpartition(":")
-    if not (is_host(host.strip("[]")) and port.isdecimal() and int(port) <= 65_535):
-        raise ValueError("must be scope, open, off, or an address such as 127.0.0.1:9464")
+    listener = is_host(host.strip("[]")) and port.isdecimal() and int(port) <= 65_535
+    words = "must be scope, open, off, or an address such as 127.0.0.1:9464"
+    _require(word in METRICS_WORDS or listener, words)
     return word
 
 
 def _check_hosts(values: list[str]) -> list[str]:
-    for value in values:
-        if not is_host(value) and value != "*":
-            raise ValueError("must list names or addresses without scheme, port or brackets")
+    fine = all(is_host(value) or value == "*" for value in values)
+    _require(fine, "must list names or addresses without scheme, port or brackets")
     return [value.lower() for value in values]
 
 
+def _is_origin(value: str) -> bool:
+    try:
+        return origin_of(value) == value.lower() and bool(urlsplit(value).hostname)
+    except ValueError:  # of the port
+        return False
+
+
 def _check_origins(values: list[str]) -> list[str]:
-    for value in values:
-        try:
-            is_origin = origin_of(value) == value.lower() and bool(urlsplit(value).hostname)
-        except ValueError:  # of the port
-            is_origin = False
-        if not is_origin:
-            raise ValueError(
-                "must list origins such as https://app.example.com, without a path or the default "
-                "port; `*` is not possible"
-            )
+    words = "must list origins such as https://app.example.com, without a path or the default port"
+    _require(all(map(_is_origin, values)), f"{words}; `*` is not possible")
     return [value.lower() for value in values]
 
 
 def _check_networks(values: list[str]) -> list[str]:
-    for value in values:
-        try:
-            ip_network(value)
-        except ValueError:
-            raise ValueError(
-                "must list addresses or networks such as 10.0.0.5 or 10.0.0.0/8"
-            ) from None
+    try:
+        _ = [ip_network(value) for value in values]
+    except ValueError:
+        words = "must list addresses or networks such as 10.0.0.5 or 10.0.0.0/8"
+        raise ValueError(words) from None
     return values
 
 
@@ -178,60 +166,62 @@ def _check_issuer(value: str | None) -> str | None:
     if value is not None:
         _check_web_address(value)
         parts = urlsplit(value)
-        if parts.query or parts.fragment:
-            raise ValueError("must have neither a query nor a fragment")
-        if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
-            raise ValueError("must be an https URL, because whoever can change its keys can log in")
+        _require(not parts.query and not parts.fragment, "must have no query and no fragment")
+        words = "must be an https URL, because whoever can change its keys can log in"
+        _require(parts.scheme == "https" or is_loopback(parts.hostname or ""), words)
     return value
 
 
 def _check_login(value: SecretStr | None) -> SecretStr | None:
-    if value is not None and not all(value.get_secret_value().partition(":")):
-        raise ValueError("must be a user name and a password with a colon between them")
+    if value is not None:
+        words = "must be a user name and a password with a colon between them"
+        _require(all(value.get_secret_value().partition(":")), words)
     return value
 
 
 def _check_reference(value: str) -> str:
     kind, _, name = value.partition(":")
-    if kind not in ("env", "file") or not name.strip():
-        raise ValueError("must be env:NAME or file:PATH; the secret itself does not belong here")
+    words = "must be env:NAME or file:PATH; the secret itself does not belong here"
+    _require(kind in ("env", "file") and name.strip(), words)
     return value
+
+
+def _parse_json(value: Any) -> Any:
+    """A list of objects as text is JSON; a TOML file has lists of its own."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError as exc:
+        raise ValueError(f"must be JSON; at character {exc.pos}: {exc.msg}") from None
+
+
+def _parse_list(value: Any) -> Any:
+    """A list as text is JSON, or words with commas between them."""
+    if not isinstance(value, str) or value.lstrip().startswith(("[", "{", '"')):
+        return _parse_json(value)
+    return [word.strip() for word in value.split(",") if word.strip()]
 
 
 Secret = Annotated[SecretStr, AfterValidator(_check_not_empty)]
 Token = Annotated[Secret, AfterValidator(_check_no_padding)]
 WebAddress = Annotated[str, AfterValidator(_check_web_address)]
 Directory = Annotated[Path, AfterValidator(_check_directory)]
-DatabaseUrl = Annotated[str, AfterValidator(database_url), AfterValidator(_check_database)]
-Json = (NoDecode, BeforeValidator(parse_json))
-WordList = Annotated[list[str], NoDecode, BeforeValidator(parse_list)]
+DatabaseUrl = Annotated[str, AfterValidator(_check_database)]
+Json = (NoDecode, BeforeValidator(_parse_json))
+Words = (NoDecode, BeforeValidator(_parse_list))
+WordList = Annotated[list[str], *Words]
+Hosts = Annotated[WordList, AfterValidator(_check_hosts)]
+Origins = Annotated[WordList, AfterValidator(_check_origins)]
+Networks = Annotated[WordList, AfterValidator(_check_networks)]
 NameMap = Annotated[dict[str, list[str]], *Json]
 SecretReference = Annotated[str, AfterValidator(_check_reference)]
-Transport = Annotated[
-    Literal["JSONRPC", "HTTP+JSON"],
-    Spellings(json_rpc="JSONRPC", rest="HTTP+JSON", http_json="HTTP+JSON", http="HTTP+JSON"),
-]
-FileScope = Literal["unknown", "workspace", "declared_roots", "unrestricted", "custom"]
-SandboxMode = Annotated[
-    Literal[
-        "unknown",
-        "none",
-        "process",
-        "container",
-        "vm",
-        "read_only",
-        "workspace_write",
-        "custom",
-    ],
-    Spellings(danger_full_access="none"),
-]
-SCOPE_SPELLINGS = Spellings(
-    workspace_only="workspace", workspace_and_declared_roots="declared_roots"
-)
-CAPABILITIES = {
-    "session_shell": Scope.SESSIONS_SHELL,
-    "workspace_mutation": Scope.WORKSPACES_WRITE,
-}
+Transport = Literal["JSONRPC", "HTTP+JSON"]
+
+
+# -- the groups
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
 
 class SettingsGroup(BaseSettings):
@@ -249,72 +239,41 @@ class SettingsGroup(BaseSettings):
         return env_settings, file_secret_settings, init_settings  # init is the TOML file
 
 
+def setting(default: Any, *, secret: bool = False, reload: bool = False, **limits: Any) -> Any:
+    """A field whose value is not shown, or that a running service takes over at SIGHUP."""
+    extra: JsonDict = {"reload": reload}
+    return Field(default, repr=not secret, json_schema_extra=extra, **limits)
+
+
 class Upstream(SettingsGroup):
     """The OpenCode server, and what goes with every prompt."""
 
     model_config = SettingsConfigDict(env_prefix="OPENCODE_")
 
-    base_url: WebAddress | None = Field(
-        default=None,
-        examples=["http://127.0.0.1:4096"],
-        description="The OpenCode server. Without it `serve` takes `http://127.0.0.1:4096`, where "
-        "`opencode serve` listens; `up` starts its own and refuses it.",
-    )
-    command: str = Field(
-        default="opencode",
-        description="The executable that `up` starts. Without it OpenCode is taken from `PATH`, "
-        "from `node_modules` of the checkout, or from where `opencode-a2a up --install-opencode` "
-        "has put it; never from the workspace.",
-    )
-    workspace_root: Directory = Field(
-        default_factory=Path.cwd,
-        validate_default=True,
-        description="Where the agent works; also the limit of `file://` attachments.",
-    )
-    auth_username: str = Field(default="opencode", description="For OpenCode's HTTP login.")
-    auth_password: Secret | None = Field(default=None, description="For OpenCode's HTTP login.")
-    agent: str | None = Field(
-        default=None, examples=["plan"], description="OpenCode agent to use instead of `build`."
-    )
-    system: str | None = Field(
-        default=None,
-        examples=["Answer in English."],
-        description="Text added to every system prompt.",
-    )
-    variant: str | None = Field(
-        default=None, examples=["high"], description="Model variant, such as `high`."
-    )
-    timeout: float = Field(default=30.0, gt=0, description="Seconds OpenCode may take to answer.")
-    timeout_stream: float = Field(
-        default=1800.0, gt=0, description="Seconds of work a task may take before it is stopped."
-    )
-    max_concurrent_requests: int = Field(
-        default=0, ge=0, description="Requests to OpenCode at a time; 0 means no limit."
-    )
-    max_concurrent_streams: int = Field(
-        default=32,
-        ge=0,
-        description="Tasks worked on at a time; 0 means no limit. One caller alone may use them "
-        "all. A caller with no running task starts one all the same while another caller has two "
-        "or more running, so for a while up to twice as many may run.",
-    )
+    base_url: WebAddress | None = None
+    command: str = "opencode"
+    workspace_root: Directory = Field(default_factory=Path.cwd, validate_default=True)
+    auth_username: str = "opencode"
+    auth_password: Secret | None = setting(None, secret=True)
+    agent: str | None = None
+    system: str | None = None
+    variant: str | None = None
+    timeout: float = Field(30.0, gt=0)
+    timeout_stream: float = Field(1800.0, gt=0)
+    max_concurrent_streams: int = Field(32, ge=0)
 
 
-class CredentialSetting(BaseModel):
+class CredentialSetting(Strict):
     """One entry of A2A_STATIC_AUTH_CREDENTIALS."""
-
-    model_config = ConfigDict(extra="forbid")
 
     credential_id: str | None = None  # a name for the operator's own use
     enabled: bool = True
-    scheme: Annotated[Literal["bearer", "basic", "api_key"], Spellings(apikey="api_key")]
+    scheme: Literal["bearer", "basic", "api_key"]
     principal: str = Field(min_length=1, max_length=255)
     token: Token | None = None
     username: str | None = None
     password: Secret | None = None
     scopes: list[str] = [*DEFAULT_SCOPES]  # or roles
-    # The names that similar programs have for the scopes beyond the default ones.
-    capabilities: list[Literal["session_shell", "workspace_mutation"]] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -325,26 +284,21 @@ class CredentialSetting(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> CredentialSetting:
-        if self.scheme != "basic" and not (self.token and self.token.get_secret_value()):
-            name = "bearer credential" if self.scheme == "bearer" else "credential for an API key"
-            raise ValueError(f"a {name} needs a token")
-        if self.scheme == "basic" and not (self.username and self.password):
-            raise ValueError("a basic credential needs a username and a password")
-        if self.capabilities is not None:
-            if "scopes" in self.model_fields_set:
-                raise ValueError("scopes and capabilities say the same; keep scopes")
-            self.scopes = [*DEFAULT_SCOPES, *(CAPABILITIES[name] for name in self.capabilities)]
+        is_basic = self.scheme == "basic"
+        _require(
+            is_basic or self.token, f"a credential with the scheme {self.scheme} needs a token"
+        )
+        complete = not is_basic or (self.username and self.password)
+        _require(complete, "a basic credential needs a username and a password")
         return self
 
 
-class RuleSetting(BaseModel):
+class RuleSetting(Strict):
     """One entry of A2A_PERMISSION_RULES."""
-
-    model_config = ConfigDict(extra="forbid")
 
     permission: str = Field(min_length=1)
     pattern: str = Field(default="*", min_length=1)
-    action: Annotated[Literal["allow", "ask", "deny"], Spellings()]
+    action: Literal["allow", "ask", "deny"]
 
     @property
     def rule(self) -> PermissionRule:
@@ -356,273 +310,56 @@ class Server(SettingsGroup):
 
     model_config = SettingsConfigDict(env_prefix="A2A_")
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes a free one.")
-    public_url: WebAddress | None = Field(
-        default=None,
-        examples=["https://agent.example.com"],
-        description="Address in the Agent Card, when clients come through a proxy.",
-    )
-    allowed_hosts: Annotated[WordList, AfterValidator(_check_hosts)] = Field(
-        default=[],
-        description="Host names that requests may name besides loopback ones and that of "
-        "`A2A_PUBLIC_URL`, as a list; requests for others get 403. `*` allows any. Without it "
-        "the name is checked only where `A2A_HOST` is a loopback address.",
-    )
-    cors_origins: Annotated[WordList, AfterValidator(_check_origins)] = Field(
-        default=[],
-        description="Origins of web pages that may send requests, such as "
-        "`https://app.example.com`, as a list. Pages of other origins get 403.",
-    )
-    console: bool = Field(default=True, description="Serve the web console at `/console`.")
-    console_oidc_client_id: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=255,
-        examples=["opencode-console"],
-        description="The public client as which people log in to the console at `A2A_OIDC_ISSUER` "
-        "(code flow with PKCE). Without it they paste a token.",
-    )
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    public_url: WebAddress | None = None
+    allowed_hosts: Hosts = []
+    allowed_origins: Origins = []
+    console: bool = True
+    console_oidc_client_id: str | None = Field(None, min_length=1, max_length=255)
     console_oidc_scope: str = Field(
-        default="openid",
-        pattern=r"^[\x21\x23-\x5b\x5d-\x7e]+( [\x21\x23-\x5b\x5d-\x7e]+)*$",
-        examples=["openid agent.run"],
-        description="What the console asks for at that login, words with spaces between them. A "
-        "token is good for nothing where its scopes do not say so.",
+        "openid", pattern=r"^[\x21\x23-\x5b\x5d-\x7e]+( [\x21\x23-\x5b\x5d-\x7e]+)*$"
     )
-    title: str = Field(default="OpenCode", description="The agent's name in its card.")
-    description: str = Field(
-        default="A coding agent that works in its own workspace.",
-        description="The agent's description in its card.",
+    title: str = "OpenCode"
+    description: str = "A coding agent that works in its own workspace."
+    bearer_token: Token | None = setting(None, secret=True, reload=True)
+    static_auth_credentials: Annotated[list[CredentialSetting], *Json] = setting(
+        [], secret=True, reload=True
     )
-    bearer_token: Token | None = Field(
-        default=None,
-        description="One token for one caller, the simple way. Without any credential `up` makes "
-        "one for the workspace and keeps it; `opencode-a2a token` shows it.",
-    )
-    static_auth_credentials: Annotated[list[CredentialSetting], *Json] = Field(
-        default=[],
-        description='Several callers, as JSON: [{"scheme": "bearer", "token": …, "principal": …, '
-        '"scopes": […]}, {"scheme": "basic", "username": …, "password": …}]. A basic one goes by '
-        'its username unless it has a `principal`; `"enabled": false` switches one off. With the '
-        "scheme `api_key` the token is expected in the header `X-API-Key`. `scopes` may name the "
-        "roles of `[roles]`.",
-    )
-    credentials_file: Path | None = Field(
-        default=None,
-        examples=["/var/lib/opencode-a2a/credentials.json"],
-        description="The file with the hashes of the tokens that `opencode-a2a token create` "
-        "makes. Changes count within a second. Without it, `credentials.json` in the root's folder "
-        "in the user's state directory.",
-    )
-    trusted_proxies: Annotated[WordList, AfterValidator(_check_networks)] = Field(
-        default=[],
-        description="Addresses or networks of proxies, as a list such as `10.0.0.5, fd00::/8`. "
-        "Only they can say for whom they ask (`A2A_FORWARDED_HEADER`) and which certificate the "
-        "client has (`A2A_MTLS_HEADER`).",
-    )
-    forwarded_header: Literal["x-forwarded", "forwarded"] = Field(
-        default="x-forwarded",
-        description="What the trusted proxies send: `X-Forwarded-For`, `-Proto` and `-Host`, or "
-        "`Forwarded`. The other is ignored, because a proxy passes on what it does not set.",
-    )
-    mtls_header: str = Field(
-        default="",
-        pattern=r"^[A-Za-z0-9-]*$",
-        description="The header field in which a trusted proxy names the client certificate that "
-        "it has verified: `X-Forwarded-Client-Cert` as Envoy writes it, or one with the subject. "
-        "Without it, certificates are not looked at.",
-    )
-    mtls_scopes: NameMap = Field(
-        default={},
-        description="The scopes or roles of the holders of certificates, as JSON or a table: by "
-        "subject or URI, with `*` for all others. Without it, all have the default scopes.",
-    )
-    mtls_from_loopback: bool = Field(
-        default=False,
-        description="Allow `A2A_MTLS_HEADER` where a loopback address is a trusted proxy, although "
-        "every program on the machine can connect from there, the agent included.",
-    )
-    tls_certificate: Path | None = Field(
-        default=None,
-        examples=["/etc/letsencrypt/live/agent.example.com/fullchain.pem"],
-        description="The certificate and its chain (PEM), to serve HTTPS instead of HTTP. A "
-        "renewed one is used for new connections within seconds.",
-    )
-    tls_key: Path | None = Field(
-        default=None,
-        examples=["/etc/letsencrypt/live/agent.example.com/privkey.pem"],
-        description="The key of the certificate (PEM, without a password).",
-    )
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Spellings(warn="warning", critical="error", fatal="error"),
-    ] = Field(default="info", description="What is written to the log.")
-    log_format: Annotated[
-        Literal["console", "json"], Spellings(text="console", plain="console", logfmt="console")
-    ] = Field(default="console", description="`json` writes each line of the log as a JSON object.")
-    log_payloads: bool = Field(
-        default=False,
-        description="Log what requests and answers hold, without secrets, at the level `info`. For "
-        "finding faults: prompts and answers are in the log then.",
-    )
-    log_body_limit: int = Field(
-        default=4096,
-        ge=0,
-        description="How many bytes of a body, or of a piece of a stream, are logged; 0 means all.",
-    )
-    metrics: Annotated[str, AfterValidator(_check_metrics)] = Field(
-        default="scope",
-        examples=["127.0.0.1:9464"],
-        description="Who gets the metrics for Prometheus at `/metrics`: callers with the scope "
-        "`metrics:read` (`scope`), everybody (`open`), or nobody (`off`). `HOST:PORT` serves them "
-        "there instead, without a credential, so let only Prometheus reach that.",
-    )
-    audit_log: str | None = Field(
-        default=None,
-        examples=["journald"],
-        description="Where to write who has changed what, and which logins were refused, one JSON "
-        "object per line: a file, which is made for this user only and appended to, or `journald`.",
-    )
-    strict_version: bool = Field(
-        default=False, description="Refuse 1.0 requests that do not say A2A-Version: 1.0."
-    )
-    stream_blocks: Annotated[Literal["answer", "all"], Spellings()] = Field(
-        default="answer",
-        description="What clients get that have not activated the stream-hints extension: the "
-        "agent's text and files (`answer`), or also its reasoning, tool calls, changes and "
-        "progress (`all`), as if all of them had activated it.",
-    )
-    session_titles: Annotated[Literal["model", "message"], Spellings()] = Field(
-        default="model",
-        description="Who makes the title of a new OpenCode session: OpenCode, which asks a model "
-        "for it once in each conversation (`small_model` of its configuration, if that is set; "
-        "no usage of a task), or this service, from the first line of the first message "
-        "(`message`), which costs nothing.",
-    )
-    max_request_body_bytes: int = Field(
-        default=16_777_216,
-        ge=1024,
-        description="Larger requests get 413. A file in a message is base64, a third larger than "
-        "the file; the default leaves room for one of `A2A_MAX_PART_BYTES`. Nothing is read of a "
-        "body before the caller is known.",
-    )
-    max_request_head_bytes: int = Field(
-        default=32_768,
-        ge=4096,
-        description="Requests whose head (request line and header fields) is larger get 431.",
-    )
-    request_head_timeout_seconds: float = Field(
-        default=15.0, gt=0, description="How long the head of a request may take to arrive."
-    )
-    request_body_timeout_seconds: float = Field(
-        default=30.0,
-        gt=0,
-        description="How long the body of a request may take to arrive; every 512 bytes that have "
-        "arrived allow a second more.",
-    )
-    max_connections: int = Field(
-        default=8192,
-        ge=16,
-        description="Open connections; fewer if the limit for open files (`ulimit -n`) is low.",
-    )
-    max_connections_per_address: int = Field(
-        default=1024,
-        ge=1,
-        description="Open connections from one address that have not carried a request with a "
-        "valid credential yet; a new one closes the one that has waited longest. Known callers do "
-        "not count.",
-    )
-    max_part_bytes: int = Field(
-        default=8_388_608, ge=1, description="Larger message parts, or files by URL, are refused."
-    )
-    max_message_bytes: int = Field(
-        default=33_554_432,
-        ge=1,
-        description="What the parts of a message may have together, with the files by URL, which "
-        "are not part of the request.",
-    )
-    max_queued_tasks: int = Field(
-        default=256, ge=0, description="Tasks that may wait for OpenCode; more get 429."
-    )
-    max_queued_tasks_per_caller: int = Field(
-        default=64,
-        ge=0,
-        description="Tasks of one caller that may wait when the queue is full: a caller with fewer "
-        "is let in even then, so that nobody can fill it for the others.",
-    )
-    max_call_depth: int = Field(
-        default=3,
-        ge=0,
-        le=99,
-        description="How many calls from agent to agent may follow each other. A message of a "
-        "person is at depth 0, and each call that an agent makes for it is one deeper. The agent "
-        "makes no call that is deeper than this, and a message that is gets 508. With 0 the agent "
-        "calls nobody, and other agents cannot call it for their tasks.",
-    )
-    max_send_wait_seconds: float = Field(
-        default=0.0,
-        ge=0,
-        description="How long a blocking send waits; then it is answered with the task as it "
-        "stands, to be looked at later. 0 means until the task has ended or needs a person, as "
-        "A2A says. A client asks for less with the header `Prefer: wait=10`.",
-    )
-    on_interrupted: Annotated[
-        Literal["fail", "continue"], Spellings(resume="continue", retry="continue")
-    ] = Field(
-        default="fail",
-        description="What becomes of a task whose work OpenCode has lost because it was killed: "
-        "it fails, and says how to continue (`metadata.opencode.resume`); or (`continue`) the "
-        "agent is told that it was interrupted and asked to continue, once for each task.",
-    )
-    shutdown_grace_seconds: float = Field(
-        default=5.0,
-        ge=0,
-        le=300,
-        description="How long running tasks may go on when the service stops; at most 300.",
-    )
-    cancel_abort_timeout_seconds: float = Field(
-        default=10.0, gt=0, description="How long a cancel waits for OpenCode to stop."
-    )
-    shared_sessions: bool = Field(
-        default=True,
-        description="Whether sessions that nobody owns, such as those started in OpenCode itself, "
-        "can be seen and claimed by every caller.",
-    )
-    pending_session_claim_ttl_seconds: float = Field(
-        default=30.0,
-        gt=0,
-        description="How long a session nobody owned stays with the caller whose request to change "
-        "it failed.",
-    )
-    allow_directory_override: bool = Field(
-        default=True,
-        description="Let callers choose a directory below the root or in their worktrees.",
-    )
-    isolation: Annotated[Literal["none", "worktree", "never"], Spellings()] = Field(
-        default="none",
-        description="What a new context gets whose first message does not say "
-        "(`metadata.opencode.isolation`): with `worktree` a git worktree and a branch of its own. "
-        "With `never`, messages that ask for one are refused.",
-    )
-    worktree_directory: Path | None = Field(
-        default=None,
-        examples=["/var/lib/opencode-a2a/worktrees"],
-        description="Where the worktrees of isolated contexts are made; OpenCode must be able to "
-        "use it. Without it, in the root's folder in the user's state directory.",
-    )
-    worktree_idle_seconds: float = Field(
-        default=7 * 86_400.0,
-        ge=0,
-        description="After how long without a task the worktree of an isolated context is removed, "
-        "if it holds nothing uncommitted or unmerged and no file that git ignores; 0 means never.",
-    )
-    enable_session_shell: bool = Field(
-        default=False, description="Offer `opencode.sessions.shell`: any command, unasked."
-    )
-    enable_workspace_mutations: bool = Field(
-        default=False, description="Offer to create, reset and delete workspaces and worktrees."
-    )
+    credentials_file: Path | None = None
+    trusted_proxies: Networks = []
+    mtls_header: str = Field("", pattern=r"^[A-Za-z0-9-]*$")
+    mtls_scopes: NameMap = setting({}, reload=True)
+    mtls_from_loopback: bool = False
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", reload=True)
+    log_format: Literal["console", "json"] = setting("console", reload=True)
+    log_payloads: bool = setting(False, reload=True)
+    metrics: Annotated[str, AfterValidator(_check_metrics)] = "scope"
+    audit_log: str | None = None
+    strict_version: bool = False
+    stream_blocks: Literal["answer", "all"] = "answer"
+    max_request_body_bytes: int = Field(16_777_216, ge=1024)
+    max_queued_tasks: int = Field(256, ge=0)
+    max_call_depth: int = Field(3, ge=0, le=99)
+    max_send_wait_seconds: float = Field(0.0, ge=0)
+    on_interrupted: Literal["fail", "continue"] = "fail"
+    shutdown_grace_seconds: float = Field(5.0, ge=0, le=300)
+    shared_sessions: bool = True
+    allow_directory_override: bool = True
+    isolation: Literal["none", "worktree", "never"] = "none"
+    enable_session_shell: bool = False
+    enable_workspace_mutations: bool = False
+    interrupt_request_ttl_seconds: float = Field(10_800.0, gt=0)
+    permission_always: Literal["context", "workspace"] = "context"
+    permission_rules: Annotated[list[RuleSetting], *Json] = setting([], reload=True)
+    push: bool = False
+    push_allowed_hosts: Hosts = []
+    push_private_hosts: Hosts = []
+    push_validate: bool = False
+    push_retry_hours: float = Field(24.0, gt=0, le=168.0)
+    push_signing_keys: Path | None = None
 
     @property
     def metrics_listener(self) -> tuple[str, int] | None:
@@ -643,171 +380,72 @@ class Server(SettingsGroup):
     @property
     def toggles(self) -> frozenset[str]:
         """The names of the settings that switch methods on, where they are."""
-        return frozenset(
-            f"A2A_{name.upper()}"
-            for name in ("enable_session_shell", "enable_workspace_mutations", "push")
-            if getattr(self, name)
-        )
-
-    interrupt_request_ttl_seconds: float = Field(
-        default=10_800.0,
-        gt=0,
-        description="How long a permission or question of the agent waits for a person.",
-    )
-    interrupt_request_tombstone_ttl_seconds: float = Field(
-        default=600.0,
-        ge=0,
-        description="How long a settled one is remembered, to tell who comes too late.",
-    )
-    permission_always: Annotated[Literal["context", "workspace"], Spellings()] = Field(
-        default="context",
-        description='What "always" covers: this caller\'s context, or (`workspace`) every session '
-        "of the directory until OpenCode restarts. OpenCode 2 would remember it for good, so with "
-        "it `workspace` means the context as well.",
-    )
-    permission_rules: Annotated[list[RuleSetting], *Json] = Field(
-        default=[],
-        description='What new sessions may do, as JSON: [{"permission": "bash", "pattern": '
-        '"git *", "action": "allow"}, …]; the last match counts. OpenCode\'s own rules come first, '
-        "and its sub-agents inherit only what is denied (or about external directories).",
-    )
-    push: bool = Field(
-        default=False,
-        description="Send push notifications to receivers that clients name. The Agent Card says "
-        "so.",
-    )
-    push_allowed_hosts: Annotated[WordList, AfterValidator(_check_hosts)] = Field(
-        default=[],
-        description="Hosts that push notifications may go to, as a list; none means any public one "
-        "over https.",
-    )
-    push_private_hosts: Annotated[WordList, AfterValidator(_check_hosts)] = Field(
-        default=[],
-        description="Hosts of receivers that may have a private address, such as `127.0.0.1`, and "
-        "that may be reached over http; as a list.",
-    )
-    push_validate: bool = Field(
-        default=False,
-        description="Ask a receiver before it is registered: it must answer `GET` with the value "
-        "of the query parameter `validationToken`.",
-    )
-    push_retry_hours: float = Field(
-        default=24.0,
-        gt=0,
-        le=168.0,
-        description="How long an event is tried again that its receiver does not take. Then it is "
-        "a dead letter.",
-    )
-    push_timeout_seconds: float = Field(
-        default=15.0, gt=0, le=60.0, description="How long a receiver may take to answer."
-    )
-    push_max_configs: int = Field(default=10, ge=1, le=100, description="Receivers of one task.")
-    push_max_body_bytes: int = Field(
-        default=1_048_576,
-        ge=4_096,
-        description="How large a notification may be. A larger one has the status alone.",
-    )
-    push_signing_keys: Path | None = Field(
-        default=None,
-        examples=["/etc/opencode-a2a/push-keys.pem"],
-        description="The private key that notifications are signed with, as PEM (P-256, PKCS #8). "
-        "The first key of the file signs, and `/.well-known/jwks.json` has all of them. Without it "
-        "one is made in the state directory of the workspace root.",
-    )
-
-    _all_credentials: list[CredentialSetting] = PrivateAttr(default=[])
+        names = ("enable_session_shell", "enable_workspace_mutations", "push")
+        return frozenset(f"A2A_{name.upper()}" for name in names if getattr(self, name))
 
     @property
-    def all_credentials(self) -> list[CredentialSetting]:
-        """As they were given; `static_auth_credentials` has only those that are enabled."""
-        return self._all_credentials
+    def enabled_credentials(self) -> list[CredentialSetting]:
+        return [entry for entry in self.static_auth_credentials if entry.enabled]
 
     @property
     def has_credentials(self) -> bool:
-        return self.bearer_token is not None or bool(self.static_auth_credentials)
+        return self.bearer_token is not None or bool(self.enabled_credentials)
+
+    @property
+    def enabled_secrets(self) -> dict[str, SecretStr]:
+        """The tokens and passwords that are accepted, by the names of their settings."""
+        given = {"A2A_BEARER_TOKEN": self.bearer_token}
+        for number, entry in enumerate(self.static_auth_credentials):
+            if entry.enabled:
+                name = f"A2A_STATIC_AUTH_CREDENTIALS.{number}"
+                given |= {f"{name}.token": entry.token, f"{name}.password": entry.password}
+        return {name: secret for name, secret in given.items() if secret is not None}
+
+    @property
+    def short_secrets(self) -> list[str]:
+        """The settings whose token or password is so short that it could be guessed."""
+        found = self.enabled_secrets.items()
+        return [n for n, each in found if len(each.get_secret_value().strip()) < MIN_SECRET_LENGTH]
+
+    @property
+    def guessable(self) -> list[str]:
+        """What is wrong with secrets that are too short where others can try them."""
+        url = self.public_url  # of a proxy that may bring others to a loopback address
+        if not is_loopback(self.host):
+            reached = f"A2A_HOST is {self.host}"
+        elif url and not is_loopback(urlsplit(url).hostname or ""):
+            reached = f"A2A_PUBLIC_URL is {url}"
+        else:
+            return []
+        return [
+            f"{name}: is shorter than {MIN_SECRET_LENGTH} characters, too short where {reached} "
+            f"rather than a loopback address. Make a better one: {SECRET_COMMAND}"
+            for name in self.short_secrets
+        ]
 
     @model_validator(mode="after")
-    def _only_enabled(self) -> Server:
-        self._all_credentials = self.static_auth_credentials
-        self.static_auth_credentials = [entry for entry in self._all_credentials if entry.enabled]
-        return self
-
-    @model_validator(mode="after")
-    def _each_secret_once(self) -> Server:
-        tokens = [c.token.get_secret_value() for c in self.static_auth_credentials if c.token]
-        if self.bearer_token is not None:
-            tokens.append(self.bearer_token.get_secret_value())
-        if len(tokens) != len(set(tokens)):
-            raise ValueError("A2A_STATIC_AUTH_CREDENTIALS: the same token stands for two callers")
-        return self
-
-    @model_validator(mode="after")
-    def _proxies_and_tls_fit(self) -> Server:
-        problems = []
+    def _consistent(self) -> Server:
+        problems = self.guessable
+        tokens = [each.token for each in self.enabled_credentials if each.token]
+        tokens += [self.bearer_token] if self.bearer_token is not None else []
+        if len(tokens) != len({each.get_secret_value() for each in tokens}):
+            words = "A2A_STATIC_AUTH_CREDENTIALS: the same token stands for two callers"
+            problems.append(words)
         if (self.tls_certificate is None) != (self.tls_key is None):
             missing = "TLS_KEY" if self.tls_key is None else "TLS_CERTIFICATE"
             problems.append(f"A2A_{missing}: is missing; a certificate and its key go together")
         if self.mtls_header and not self.trusted_proxies:
-            problems.append(
-                "A2A_MTLS_HEADER: needs A2A_TRUSTED_PROXIES, since only those can be believed"
-            )
-        local = [
-            each for each in self.trusted_proxies if ip_network(each).overlaps(_loopback(each))
-        ]
+            words = "needs A2A_TRUSTED_PROXIES, since only those can be believed"
+            problems.append(f"A2A_MTLS_HEADER: {words}")
+        local = [each for each in self.trusted_proxies if _is_on_this_machine(each)]
         if self.mtls_header and local and not self.mtls_from_loopback:
             problems.append(
                 f"A2A_MTLS_HEADER: every program on this machine, the agent included, could pose "
                 f"as the proxy at {local[0]} and name any certificate. Let the proxy come from "
                 "another address, or accept that with A2A_MTLS_FROM_LOOPBACK=true"
             )
-        if problems:
-            raise ValueError("\n".join(problems))
+        _require(not problems, "\n".join(problems))
         return self
-
-    @property
-    def enabled_secrets(self) -> dict[str, SecretStr]:
-        """The tokens and passwords that are accepted, by the names of their settings."""
-        given = {"A2A_BEARER_TOKEN": self.bearer_token}
-        for number, credential in enumerate(self.all_credentials):
-            if not credential.enabled:
-                continue
-            name = f"A2A_STATIC_AUTH_CREDENTIALS.{number}"
-            given |= {f"{name}.token": credential.token, f"{name}.password": credential.password}
-        return {name: secret for name, secret in given.items() if secret is not None}
-
-    @property
-    def short_secrets(self) -> list[str]:
-        """The settings whose token or password is so short that it could be guessed."""
-        return [
-            name
-            for name, secret in self.enabled_secrets.items()
-            if len(secret.get_secret_value().strip()) < MIN_SECRET_LENGTH
-        ]
-
-    @property
-    def guessable(self) -> list[str]:
-        """What is wrong with secrets that are too short where others can try them."""
-        reached = self._reached_at
-        return [
-            f"{name}: is shorter than {MIN_SECRET_LENGTH} characters, too short where {reached} "
-            f"rather than a loopback address. Make a better one: {SECRET_COMMAND}"
-            for name in self.short_secrets
-            if reached
-        ]
-
-    @model_validator(mode="after")
-    def _hard_to_guess(self) -> Server:
-        if problems := self.guessable:
-            raise ValueError("\n".join(problems))
-        return self
-
-    def reloaded(self, new: Server) -> Server:
-        """These settings, with those of the new ones that a running service can take over."""
-        taken = self.model_copy(update={name: getattr(new, name) for name in RELOADABLE})
-        taken._all_credentials = new.all_credentials
-        if problems := taken.guessable:  # the address stays as it is
-            raise ConfigError(problems)
-        return taken
 
     @property
     def checked_hosts(self) -> set[str] | None:
@@ -817,22 +455,10 @@ class Server(SettingsGroup):
         own = urlsplit(self.public_url).hostname if self.public_url else None
         return {self.host.lower(), *self.allowed_hosts, *([own] if own else [])}
 
-    @property
-    def _reached_at(self) -> str | None:
-        """The setting that says that others than this machine can reach the service, if one does.
 
-        A proxy may bring them to a loopback address.
-        """
-        if not is_loopback(self.host):
-            return f"A2A_HOST is {self.host}"
-        if self.public_url and not is_loopback(urlsplit(self.public_url).hostname or ""):
-            return f"A2A_PUBLIC_URL is {self.public_url}"
-        return None
-
-
-def _loopback(like: str) -> IPv4Network | IPv6Network:
-    """The loopback addresses of the kind that this one is of."""
-    return ip_network("::1" if ip_network(like).version == 6 else "127.0.0.0/8")
+def _is_on_this_machine(network: str) -> bool:
+    given = ip_network(network)
+    return given.overlaps(ip_network("::1" if given.version == 6 else "127.0.0.0/8"))
 
 
 class Oidc(SettingsGroup):
@@ -840,76 +466,20 @@ class Oidc(SettingsGroup):
 
     model_config = SettingsConfigDict(env_prefix="A2A_OIDC_")
 
-    issuer: Annotated[str | None, AfterValidator(_check_issuer)] = Field(
-        default=None,
-        examples=["https://login.example.com/realms/main"],
-        description="Whose access tokens are accepted, as the tokens name it (`iss`). Its keys are "
-        "found by OpenID Connect Discovery.",
-    )
-    audience: Annotated[list[str] | None, NoDecode, BeforeValidator(parse_list)] = Field(
-        default=None,
-        examples=[["https://agent.example.com"]],
-        description="For whom a token must be made (`aud`), as a list; one of them is enough.",
-    )
-    authorized_parties: WordList = Field(
-        default=[],
-        description="The clients whose tokens are accepted (`azp`, or `client_id`), as a list; "
-        "none means all clients of the issuer.",
-    )
-    leeway_seconds: float = Field(
-        default=30.0, ge=0, le=300, description="How far the clocks may differ."
-    )
-    principal_claim: str = Field(
-        default="sub",
-        min_length=1,
-        description="The claim that names the caller. It must be one that nobody can choose.",
-    )
-    principal_prefix: str = Field(
-        default="oidc:",
-        description="What precedes the name, so that nobody gets the name of another kind of "
-        "caller.",
-    )
-    scopes_claim: str = Field(
-        default="scope",
-        min_length=1,
-        description="The claim that says what a token is good for: words with spaces between them, "
-        "or a list. A dot leads into an object: `realm_access.roles`.",
-    )
-    scope_map: NameMap = Field(
-        default={},
-        description="What the words of that claim mean, as JSON or a table: each with a list of "
-        "scopes or roles. Without it they are names of scopes and roles; others mean nothing.",
-    )
-    default_scopes: WordList = Field(
-        default=[], description="Scopes or roles that every token of the issuer has, as a list."
-    )
-    token_url: WebAddress | None = Field(
-        default=None,
-        examples=["https://login.example.com/realms/main/token"],
-        description="The token endpoint, for the card: it then offers OAuth 2.0 with client "
-        "credentials.",
-    )
-    authorization_url: WebAddress | None = Field(
-        default=None,
-        examples=["https://login.example.com/realms/main/auth"],
-        description="The authorization endpoint, for the card: it then offers the authorization "
-        "code flow instead.",
-    )
+    issuer: Annotated[str | None, AfterValidator(_check_issuer)] = None
+    audience: Annotated[list[str] | None, *Words] = None
+    authorized_parties: WordList = []
+    principal_claim: str = Field("sub", min_length=1)
+    scopes_claim: str = Field("scope", min_length=1)
+    scope_map: NameMap = setting({}, reload=True)
 
     @model_validator(mode="after")
     def _is_whole(self) -> Oidc:
-        problems = []
-        if self.issuer is not None and not self.audience:
-            problems.append(
-                "A2A_OIDC_AUDIENCE: is missing; without it the tokens that other services get "
-                "would be good for this one"
-            )
-        if self.issuer is None and self.audience:
-            problems.append("A2A_OIDC_ISSUER: is missing; A2A_OIDC_AUDIENCE needs it")
-        if self.authorization_url is not None and self.token_url is None:
-            problems.append("A2A_OIDC_TOKEN_URL: is missing; A2A_OIDC_AUTHORIZATION_URL needs it")
-        if problems:
-            raise ValueError("\n".join(problems))
+        words = "without it the tokens that other services get would be good for this one"
+        if self.issuer is not None:
+            _require(self.audience, f"A2A_OIDC_AUDIENCE: is missing; {words}")
+        elif self.audience:
+            raise ValueError("A2A_OIDC_ISSUER: is missing; A2A_OIDC_AUDIENCE needs it")
         return self
 
 
@@ -918,44 +488,9 @@ class State(SettingsGroup):
 
     model_config = SettingsConfigDict(env_prefix="A2A_TASK_STORE_")
 
-    backend: Annotated[Literal["database", "memory"], Spellings()] = Field(
-        default="database", description="`memory` forgets everything when the service stops."
-    )
-    database_url: DatabaseUrl | None = Field(
-        default=None,
-        examples=["sqlite:////var/lib/opencode-a2a/tasks.db"],
-        repr=False,  # it may hold a password
-        description="SQLAlchemy URL. Without it each workspace root has its own SQLite file in the "
-        "user's state directory: `~/.local/state/opencode-a2a/my-project-1f3a9c2b/tasks.db`.",
-    )
-    replay_seconds: float = Field(
-        default=900.0, ge=0, description="How long the single events of an ended task are kept."
-    )
-
-    retention_seconds: float = Field(
-        default=30 * 86_400.0,
-        ge=0,
-        description="How long ended tasks, and conversations with peers, are kept; 0 means for "
-        "ever.",
-    )
-    idempotency_seconds: float = Field(
-        default=86_400.0, gt=0, description="How long a repeated request is recognised."
-    )
-    usage_retention_seconds: float = Field(
-        default=400 * 86_400.0,
-        ge=0,
-        description="How long it is kept what callers have used, also after their tasks are "
-        "deleted: at least 32 days (2764800), because budgets are for a month; 0 means for ever.",
-    )
-
-    @model_validator(mode="after")
-    def _keeps_a_month(self) -> State:
-        if 0 < self.usage_retention_seconds < 32 * 86_400:
-            raise ValueError(
-                "A2A_TASK_STORE_USAGE_RETENTION_SECONDS: must be at least 32 days (2764800), or 0 "
-                "for ever"
-            )
-        return self
+    backend: Literal["database", "memory"] = "database"
+    database_url: DatabaseUrl | None = setting(None, secret=True)
+    retention_seconds: float = Field(30 * DAY, ge=0)
 
     def url(self, root: Path) -> str:
         if self.backend == "memory":
@@ -992,265 +527,99 @@ class NodeSettings(SettingsGroup):
 
     model_config = SettingsConfigDict(env_prefix="A2A_NODE_")
 
-    name: str | None = Field(
-        default=None,
-        max_length=255,
-        examples=["node-1"],
-        description="How `opencode-a2a nodes` calls this process; without it, the name of the "
-        "machine and the number of the process.",
-    )
-    labels: WordList = Field(
-        default=[],
-        examples=[["gpu", "repo-b"]],
-        description="Words for what the node has that others may not have. A message that begins a "
-        "context can ask for one of them (`metadata.opencode.node`), also for a node of another "
-        "workspace root.",
-    )
-    return_seconds: float = Field(
-        default=300.0,
-        gt=0,
-        description="How long tasks wait for a node of their OpenCode to return. Then they fail, "
-        "and their contexts go on at another node, in a new session that is told what was said.",
-    )
-    opencode: str | None = Field(
-        default=None,
-        max_length=255,
-        examples=["build-farm-1"],
-        description="Which OpenCode this service uses. Services on one PostgreSQL database that "
-        "have the same name here take over each other's tasks; others leave them alone. Without "
-        "it, the name is `OPENCODE_BASE_URL`; for a loopback address, the port with the machine's "
-        "name and id; for an OpenCode that `up` starts, the workspace root with these.",
-    )
+    name: str | None = Field(None, max_length=255)
+    labels: WordList = []
+    return_seconds: float = Field(300.0, gt=0)
+    opencode: str | None = Field(None, max_length=255)
 
 
-class CallerLimits(BaseModel):
-    """What a caller may use."""
+class CommonLimits(Strict):
+    """What a caller may use. 0 means no limit."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    requests_per_minute: int = Field(
-        default=0,
-        ge=0,
-        description="Requests with a credential, also repeated ones and answers; more get 429. All "
-        "of a minute's may come at once. 0 means no limit, here and below.",
-    )
-    running_tasks: int = Field(
-        default=0, ge=0, description="Tasks worked on at a time; others wait, also for free slots."
-    )
-    queued_tasks: int = Field(
-        default=0,
-        ge=0,
-        description="Tasks beyond the running ones (`running_tasks`, or else "
-        "`OPENCODE_MAX_CONCURRENT_STREAMS`) that may wait; more get 429. Those that wait for a "
-        "person do not count.",
-    )
-    stream_minutes_per_day: float = Field(
-        default=0,
-        ge=0,
-        description="How long streams may be open in a day (UTC), all together, in each process "
-        "since it started; then they end, and new ones get 429. Tasks go on, and can be read.",
-    )
-    body_bytes: int = Field(
-        default=0,
-        ge=0,
-        description="Larger requests get 413; more than `A2A_MAX_REQUEST_BODY_BYTES` is never "
-        "taken.",
-    )
-    tokens_per_day: int = Field(
-        default=0,
-        ge=0,
-        description="Tokens of all kinds (input, output, reasoning, cached) that models may use in "
-        "a day (UTC). Then running tasks are stopped after the step that reached it, with "
-        "`BUDGET_EXCEEDED`, and new ones get 429.",
-    )
-    tokens_per_month: int = Field(default=0, ge=0, description="The same in a month (UTC).")
-    cost_per_day: float = Field(
-        default=0,
-        ge=0,
-        description="The same in dollars, as OpenCode reports them: models whose price it does not "
-        "know cost nothing.",
-    )
-    cost_per_month: float = Field(default=0, ge=0, description="The same in a month (UTC).")
-    models: WordList = Field(
-        default=[],
-        description="Models that may answer, as `provider/model`, where `*` stands for anything; "
-        "none named means all. A request that chooses none gets the default one if that is among "
-        "them, or else the first that is named without `*`.",
-    )
-    agents: WordList = Field(
-        default=[], description="Agents that may answer; in the same way as `models`."
-    )
-    directories: WordList = Field(
-        default=[],
-        description="Directories in and below which sessions may work, as paths from the workspace "
-        "root; none named means all. A request that chooses none works in the root, if that is "
-        "among them, or else in the first. Worktrees of the caller's own are not limited.",
-    )
-    permission_rules: Annotated[list[RuleSetting], *Json] = Field(
-        default=[],
-        description="What new sessions of the caller may not do, in addition to "
-        '`A2A_PERMISSION_RULES` and written like them: [{"permission": "bash", "action": "deny"}]. '
-        "Each must deny.",
-    )
-
-    @model_validator(mode="after")
-    def _only_denies(self) -> CallerLimits:
-        if any(rule.action != "deny" for rule in self.permission_rules):
-            raise ValueError(
-                "permission_rules: a limit can only deny; what is allowed, or asked for, stands in "
-                "A2A_PERMISSION_RULES"
-            )
-        return self
+    requests_per_minute: int = Field(0, ge=0)
+    running_tasks: int = Field(0, ge=0)
+    queued_tasks: int = Field(0, ge=0)
+    tokens_per_day: int = Field(0, ge=0)
+    tokens_per_month: int = Field(0, ge=0)
+    cost_per_day: float = Field(0, ge=0)
+    cost_per_month: float = Field(0, ge=0)
+    models: WordList = []
+    agents: WordList = []
 
     def limits(self) -> Limits:
         values = {name: getattr(self, name) for name in type(self).model_fields}
         for name in ("models", "agents", "directories"):
-            values[name] = tuple(values[name])
-        rules = tuple(rule.rule for rule in self.permission_rules)
+            values[name] = tuple(values.get(name, ()))
+        rules = tuple(rule.rule for rule in values.get("permission_rules", ()))
         return Limits(**{**values, "permission_rules": rules})
 
 
-class LimitSettings(CallerLimits, SettingsGroup):
-    """How much each caller may use."""
+class LimitSettings(CommonLimits, SettingsGroup):
+    """How much each caller may use. 0 means no limit."""
 
     model_config = SettingsConfigDict(env_prefix="A2A_LIMIT_", extra="forbid")
+
+
+class CallerLimits(CommonLimits):
+    """A table `[limits."NAME"]`: what one caller may use, where it is not as for everybody."""
+
+    stream_minutes_per_day: float = Field(0, ge=0)
+    body_bytes: int = Field(0, ge=0)
+    directories: WordList = []
+    permission_rules: list[RuleSetting] = []
+
+    @model_validator(mode="after")
+    def _only_denies(self) -> CallerLimits:
+        words = "permission_rules: a limit can only deny; what is allowed, or asked for, stands in"
+        denies = all(rule.action == "deny" for rule in self.permission_rules)
+        _require(denies, f"{words} A2A_PERMISSION_RULES")
+        return self
 
 
 class Environment(SettingsGroup):
     """What the operator says about where the agent runs. Published, not enforced."""
 
     model_config = SettingsConfigDict(env_prefix="A2A_")
-    _SUBJECTS: ClassVar = ("sandbox", "network", "approval", "write_access")
 
-    sandbox_mode: SandboxMode = Field(default="unknown", description="What keeps the agent in.")
-    sandbox_filesystem_scope: Annotated[FileScope, SCOPE_SPELLINGS] = Field(
-        default="unknown", description="What it can read."
-    )
-    sandbox_writable_roots: WordList = Field(
-        default=[], description="Directories besides the workspace it can write to, as a list."
-    )
-    network_access: Annotated[
-        Literal["unknown", "none", "restricted", "unrestricted", "custom"],
-        Spellings(disabled="none", enabled="unrestricted"),
-    ] = Field(default="unknown", description="What it can connect to.")
-    network_allowed_domains: WordList = Field(
-        default=[], description="With `restricted`: these, as a list."
-    )
-    approval_policy: Annotated[
-        Literal["unknown", "never", "on_request", "on_failure", "untrusted", "always", "custom"],
-        Spellings(),
-    ] = Field(default="unknown", description="When it asks a person before it acts.")
-    approval_escalation_behavior: Annotated[
-        Literal["unknown", "none", "manual", "automatic", "custom"], Spellings(unsupported="none")
-    ] = Field(default="unknown", description="Who decides about what it asks for.")
-    write_access_scope: Annotated[FileScope | Literal["none"], SCOPE_SPELLINGS] = Field(
-        default="unknown", description="What it can write."
-    )
-    write_access_outside_workspace: Annotated[
-        Literal["unknown", "allowed", "denied", "custom"], Spellings(disallowed="denied")
-    ] = Field(default="unknown", description="Whether it can write outside the workspace.")
+    sandbox_mode: Literal[
+        "unknown", "none", "process", "container", "vm", "read_only", "workspace_write", "custom"
+    ] = "unknown"
+    network_access: Literal["unknown", "none", "restricted", "unrestricted", "custom"] = "unknown"
+    approval_policy: Literal[
+        "unknown", "never", "on_request", "on_failure", "untrusted", "always", "custom"
+    ] = "unknown"
+    write_access_scope: Literal[
+        "unknown", "none", "workspace", "declared_roots", "unrestricted", "custom"
+    ] = "unknown"
 
     @property
     def declared(self) -> dict[str, dict[str, Any]]:
-        """By subject: sandbox, network, approval, write_access."""
-        found: dict[str, dict[str, Any]] = {}
-        for name in type(self).model_fields:
-            subject = next(s for s in self._SUBJECTS if name.startswith(s))
-            found.setdefault(subject, {})[name.removeprefix(f"{subject}_")] = getattr(self, name)
-        return found
-
-    @model_validator(mode="after")
-    def _no_contradictions(self) -> Environment:
-        roots, writes = self.sandbox_writable_roots, self.write_access_scope
-        outside = self.write_access_outside_workspace
-        wrong = {
-            "A2A_NETWORK_ALLOWED_DOMAINS: has a meaning only with A2A_NETWORK_ACCESS=restricted": (
-                self.network_allowed_domains and self.network_access != "restricted"
-            ),
-            "A2A_SANDBOX_FILESYSTEM_SCOPE: without a sandbox (A2A_SANDBOX_MODE=none) it must be "
-            "unrestricted or unknown": self.sandbox_mode == "none"
-            and self.sandbox_filesystem_scope not in ("unknown", "unrestricted"),
-            "A2A_SANDBOX_WRITABLE_ROOTS: contradicts A2A_WRITE_ACCESS_SCOPE=" + writes: (
-                roots and writes in ("workspace", "none")
-            ),
-            "A2A_SANDBOX_WRITABLE_ROOTS: there are none with A2A_SANDBOX_MODE=none": (
-                roots and self.sandbox_mode == "none"
-            ),
-            "A2A_SANDBOX_FILESYSTEM_SCOPE: declared_roots needs A2A_SANDBOX_WRITABLE_ROOTS": (
-                self.sandbox_filesystem_scope == "declared_roots" and not roots
-            ),
-            f"A2A_WRITE_ACCESS_SCOPE: {writes} is more than "
-            f"A2A_SANDBOX_FILESYSTEM_SCOPE={self.sandbox_filesystem_scope}": (
-                self.sandbox_filesystem_scope in ("workspace", "declared_roots")
-                and writes == "unrestricted"
-            ),
-            "A2A_WRITE_ACCESS_SCOPE: declared_roots needs A2A_SANDBOX_WRITABLE_ROOTS": (
-                writes == "declared_roots" and not roots
-            ),
-            f"A2A_WRITE_ACCESS_OUTSIDE_WORKSPACE: {outside} contradicts "
-            f"A2A_WRITE_ACCESS_SCOPE={writes}": (outside, writes)
-            in {("allowed", "workspace"), ("allowed", "none"), ("denied", "unrestricted")},
-            "A2A_APPROVAL_ESCALATION_BEHAVIOR: with A2A_APPROVAL_POLICY=never nothing is asked": (
-                self.approval_policy == "never"
-                and self.approval_escalation_behavior in ("manual", "automatic")
-            ),
+        return {
+            "sandbox": {"mode": self.sandbox_mode},
+            "network": {"access": self.network_access},
+            "approval": {"policy": self.approval_policy},
+            "write_access": {"scope": self.write_access_scope},
         }
-        if problems := [problem for problem, holds in wrong.items() if holds]:
-            raise ValueError("\n".join(problems))
-        return self
 
 
-class PeerSetting(BaseModel):
+class PeerSetting(Strict):
     """A table `[peers.NAME]`: an agent that can be called by its name."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    url: WebAddress = Field(
-        description="Its address, or that of its Agent Card.",
-        examples=["https://agent.example.com"],
-    )
-    bearer_token: SecretReference | None = Field(
-        default=None,
-        examples=["env:REVIEWER_TOKEN"],
-        description="Where its token is: `env:NAME` or `file:PATH`.",
-    )
-    basic_auth: SecretReference | None = Field(
-        default=None,
-        examples=["file:/etc/opencode-a2a/reviewer"],
-        description="Where `user:password` is, likewise.",
-    )
-    api_key: SecretReference | None = Field(
-        default=None, examples=["env:REVIEWER_KEY"], description="Where its API key is, likewise."
-    )
-    api_key_header: str = Field(
-        default="X-API-Key", description="The header field for the API key."
-    )
-    headers: dict[str, str] = Field(
-        default={}, description="More header fields; they go where the credential goes."
-    )
-    credential_origins: Annotated[WordList, AfterValidator(_check_origins)] = Field(
-        default=[],
-        description="Origins besides that of `url` which get the credential and the headers, such "
-        "as `https://api.example.com`, where its card names another address.",
-    )
-    transport: Transport | None = Field(
-        default=None, examples=["JSONRPC"], description="Speak only this, of what its card offers."
-    )
-    line: Literal["1.0", "0.3"] | None = Field(
-        default=None,
-        examples=["1.0"],
-        description="Speak only this line of A2A, of what its card offers.",
-    )
-    model_may_call: bool = Field(
-        default=True,
-        description="Whether the agent may call this peer by itself. `opencode-a2a call` may in "
-        "any case.",
-    )
+    url: WebAddress
+    bearer_token: SecretReference | None = None
+    basic_auth: SecretReference | None = None
+    api_key: SecretReference | None = None
+    api_key_header: str = "X-API-Key"
+    headers: dict[str, str] = {}
+    credential_origins: Origins = []
+    transport: Transport | None = None
+    line: Literal["1.0", "0.3"] | None = None
+    model_may_call: bool = True
 
     @model_validator(mode="after")
     def _one_credential(self) -> PeerSetting:
-        if len([each for each in (self.bearer_token, self.basic_auth, self.api_key) if each]) > 1:
-            raise ValueError("needs one of bearer_token, basic_auth and api_key, not several")
+        given = [each for each in (self.bearer_token, self.basic_auth, self.api_key) if each]
+        _require(len(given) <= 1, "needs one of bearer_token, basic_auth and api_key, not several")
         return self
 
 
@@ -1259,106 +628,81 @@ class Outbound(SettingsGroup):
 
     model_config = SettingsConfigDict(env_prefix="A2A_CLIENT_")
 
-    allowed_hosts: WordList = Field(
-        default=[],
-        description="Hosts files may be fetched from, and that a peer may name in its card or a "
-        "redirect, as a list; none means any public. Peers that are named to be called need not "
-        "be listed.",
+    allowed_hosts: WordList = []
+    allow_private_hosts: bool = False
+    allow_any_peer: bool = False
+    bearer_token: Token | None = setting(None, secret=True)
+    basic_auth: Annotated[Secret | None, AfterValidator(_check_login)] = setting(None, secret=True)
+    supported_transports: Annotated[list[Transport], *Words] = Field(
+        ["JSONRPC", "HTTP+JSON"], min_length=1
     )
-    allow_private_hosts: bool = Field(
-        default=False,
-        description="Allow addresses that are not on the public network, or behind NAT64.",
-    )
-    allow_any_peer: bool = Field(
-        default=False,
-        description="The agent may call any public address that is allowed here, not only the "
-        "peers in `[peers.NAME]`.",
-    )
-    bearer_token: Token | None = Field(
-        default=None,
-        description="The token for a peer that is called by its URL. It goes to that URL's origin "
-        "only. Peers in `[peers.NAME]` have their own.",
-    )
-    basic_auth: Annotated[Secret | None, AfterValidator(_check_login)] = Field(
-        default=None, description="`user:password` for such a peer, instead of a token."
-    )
-    supported_transports: Annotated[list[Transport], NoDecode, BeforeValidator(parse_list)] = Field(
-        default=["JSONRPC", "HTTP+JSON"],
-        min_length=1,
-        description="What is spoken to peers, as a list.",
-    )
-    use_client_preference: bool = Field(
-        default=False,
-        description="Choose the transport in the order of `A2A_CLIENT_SUPPORTED_TRANSPORTS` "
-        "instead of the order in the peer's card.",
-    )
-    timeout_seconds: float = Field(
-        default=60.0,
-        gt=0,
-        description="Seconds from the start of the connection until a peer's answer begins. Its "
-        "card and the first request share them. A stream may last longer "
-        "(`A2A_CLIENT_STREAM_IDLE_TIMEOUT_SECONDS`), and so may the answer to a message of a peer "
-        "that cannot stream (`A2A_CLIENT_TOTAL_TIMEOUT_SECONDS`).",
-    )
-    card_fetch_timeout_seconds: float = Field(
-        default=10.0,
-        gt=0,
-        description="Seconds until a peer's Agent Card has arrived; at most "
-        "`A2A_CLIENT_TIMEOUT_SECONDS`.",
-    )
-    stream_idle_timeout_seconds: float = Field(
-        default=60.0,
-        gt=0,
-        description="How long a peer's stream may be silent; then it is opened again.",
-    )
-    reconnect_timeout_seconds: float = Field(
-        default=60.0,
-        gt=0,
-        description="How long to try to reach a peer again whose connection was lost.",
-    )
-    total_timeout_seconds: float = Field(
-        default=3600.0, gt=0, description="How long a call may take altogether (`--timeout`)."
-    )
-    max_response_bytes: int = Field(
-        default=67_108_864,
-        ge=1024,
-        description="How large an answer of a peer, or one stream, may be.",
-    )
-    max_concurrent_calls: int = Field(
-        default=16, ge=1, description="Calls to peers at a time; more wait."
-    )
+    timeout_seconds: float = Field(60.0, gt=0)
 
     @model_validator(mode="after")
     def _one_login(self) -> Outbound:
-        if self.bearer_token is not None and self.basic_auth is not None:
-            raise ValueError(
-                "A2A_CLIENT_BASIC_AUTH: there is A2A_CLIENT_BEARER_TOKEN already; set one of them"
-            )
+        words = "A2A_CLIENT_BASIC_AUTH: there is A2A_CLIENT_BEARER_TOKEN already; set one of them"
+        _require(self.bearer_token is None or self.basic_auth is None, words)
         return self
 
 
-class ClientSettings(BaseModel):
+G = TypeVar("G", bound=SettingsGroup)
+
+TABLES: dict[type[SettingsGroup], str] = {
+    Upstream: "opencode",
+    Server: "a2a",
+    State: "task_store",
+    Outbound: "client",
+    Environment: "environment",
+    LimitSettings: "limits",
+    Oidc: "oidc",
+    NodeSettings: "node",
+}
+# In the file only:
+PEERS_TABLE = "peers"  # each member is a table of its own
+ROLES_TABLE = "roles"  # each member is a list of scopes
+
+
+def setting_name(kind: type[SettingsGroup], name: str) -> str:
+    """The name of a setting, which is that of its variable."""
+    return f"{kind.model_config['env_prefix']}{name.upper()}"
+
+
+def reloadable(kind: type[SettingsGroup]) -> list[str]:
+    """The fields that a running service takes over."""
+    if kind is LimitSettings:
+        return list(kind.model_fields)
+    marks = {name: each.json_schema_extra for name, each in kind.model_fields.items()}
+    return [name for name, mark in marks.items() if isinstance(mark, dict) and mark["reload"]]
+
+
+_NAMES = frozenset(setting_name(kind, name) for kind in TABLES for name in kind.model_fields)
+
+
+# -- all together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
     """What calling peers needs, from the same sources as all settings."""
 
     outbound: Outbound
-    peers: dict[str, PeerSetting] = {}
+    peers: dict[str, PeerSetting] = field(default_factory=dict)
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
     upstream: Upstream
     server: Server
     state: State
     outbound: Outbound
     environment: Environment
-    limits: LimitSettings = Field(default_factory=LimitSettings)
-    limits_of: dict[str, LimitSettings] = {}  # of callers that have their own, by principal
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    limits_of: dict[str, CallerLimits] = field(default_factory=dict)  # by principal
     oidc: Oidc
-    node: NodeSettings = Field(default_factory=NodeSettings)
-    peers: dict[str, PeerSetting] = {}
-    roles: Roles = {}
-    notes: list[tuple[str, str]] = []  # settings that were spelled differently, and how
-    secret_files: list[Path] = []  # the files that secrets were read from
-    unknown: list[str] = []  # variables and secret files that are named like settings
+    node: NodeSettings = field(default_factory=NodeSettings)
+    peers: dict[str, PeerSetting] = field(default_factory=dict)
+    roles: Roles = field(default_factory=dict)
+    secret_files: list[Path] = field(default_factory=list)  # that secrets were read from
 
     @property
     def groups(self) -> tuple[SettingsGroup, ...]:
@@ -1389,111 +733,62 @@ class Settings(BaseModel):
             for name in type(old_group).model_fields
             if getattr(old_group, name) != getattr(new_group, name)
         ]
-        if self.roles != new.roles:
-            found.append(f"[{ROLES_TABLE}]")
-        for table, old_tables, new_tables in (
-            (PEERS_TABLE, self.peers, new.peers),
-            (TABLES[LimitSettings], self.limits_of, new.limits_of),
+        found += [f"[{ROLES_TABLE}]"] if self.roles != new.roles else []
+        for table, old, others in (
+            (PEERS_TABLE, dict[str, Any](self.peers), dict[str, Any](new.peers)),
+            (TABLES[LimitSettings], dict(self.limits_of), dict(new.limits_of)),
         ):
-            names = sorted(old_tables.keys() | new_tables.keys())
-            different = [name for name in names if old_tables.get(name) != new_tables.get(name)]
-            found += [f"[{table}.{name}]" for name in different]
+            names = sorted(old.keys() | others.keys())
+            found += [f"[{table}.{name}]" for name in names if old.get(name) != others.get(name)]
         return found
 
     def reloaded(self, new: Settings) -> Settings:
-        """These settings, with those of the new ones that a running service can take over.
+        """The new settings, without those that a running service cannot take over.
 
         ConfigError: the two do not fit together.
         """
-        return self.model_copy(
-            update={
-                "server": self.server.reloaded(new.server),
-                "limits": new.limits,
-                "limits_of": new.limits_of,
-                "oidc": self.oidc.model_copy(
-                    update={name: getattr(new.oidc, name) for name in RELOADABLE_OIDC}
-                ),
-                "peers": new.peers,
-                "roles": new.roles,
-                "notes": new.notes,
-                "secret_files": new.secret_files,
-                "unknown": new.unknown,
-            }
+        server = _with_reloadable(self.server, new.server)
+        if problems := server.guessable:  # the address stays as it is
+            raise ConfigError(problems)
+        return replace(
+            new,
+            upstream=self.upstream,
+            server=server,
+            state=self.state,
+            outbound=self.outbound,
+            environment=self.environment,
+            oidc=_with_reloadable(self.oidc, new.oidc),
+            node=self.node,
         )
 
     @property
     def secrets(self) -> list[str]:
         """Every secret in the settings, also as it is written in a login: for redaction."""
-        logins = [
-            (entry.username, entry.password, entry.token)
-            for entry in self.server.all_credentials  # a disabled one may be valid elsewhere
-        ]
-        logins.append((None, None, self.server.bearer_token))
-        logins.append((self.upstream.auth_username, self.upstream.auth_password, None))
-        logins.append((None, None, self.outbound.bearer_token))
-        found = []
-        for username, password, token in logins:
-            if token is not None:
-                found.append(token.get_secret_value())
-            if password is not None:
-                found.append(password.get_secret_value())
-                login = f"{username}:{password.get_secret_value()}"
-                found.append(base64.b64encode(login.encode()).decode())
+        entries = self.server.static_auth_credentials  # a disabled one may be valid elsewhere
+        tokens = [self.server.bearer_token, self.outbound.bearer_token, *(e.token for e in entries)]
+        logins = [(self.upstream.auth_username, self.upstream.auth_password)]
+        logins += [(entry.username or "", entry.password) for entry in entries]
         if self.outbound.basic_auth is not None:
-            login = self.outbound.basic_auth.get_secret_value()
-            found += [login.partition(":")[2], base64.b64encode(login.encode()).decode()]
+            name, _, password = self.outbound.basic_auth.get_secret_value().partition(":")
+            logins.append((name, SecretStr(password)))
+        found = [token.get_secret_value() for token in tokens if token is not None]
+        for name, secret in logins:
+            if secret is not None:
+                password = secret.get_secret_value()
+                login = f"{name}:{password}".encode()
+                found += [password, base64.b64encode(login).decode()]
         if self.state.database_url is not None:
-            found.append(parse_url(self.state.database_url).password or "")
+            from sqlalchemy.engine import make_url
+
+            found.append(make_url(self.state.database_url).password or "")
         return found
 
 
-G = TypeVar("G", bound=SettingsGroup)
-
-TABLES: dict[type[SettingsGroup], str] = {
-    Upstream: "opencode",
-    Server: "a2a",
-    State: "task_store",
-    Outbound: "client",
-    Environment: "environment",
-    LimitSettings: "limits",
-    Oidc: "oidc",
-    NodeSettings: "node",
-}
+def _with_reloadable(group: G, new: G) -> G:
+    return group.model_copy(update={n: getattr(new, n) for n in reloadable(type(group))})
 
 
-# In the file only:
-PEERS_TABLE = "peers"  # each member is a table of its own
-ROLES_TABLE = "roles"  # each member is a list of scopes
-
-
-def setting_name(kind: type[SettingsGroup], field: str) -> str:
-    """The name of a setting, which is that of its variable."""
-    return f"{kind.model_config['env_prefix']}{field.upper()}"
-
-
-_NAMES = frozenset(setting_name(kind, name) for kind in TABLES for name in kind.model_fields)
-
-
-PEER_SECRETS = "A2A_PEER_"  # such names are free for credentials that [peers.NAME] refers to
-
-
-def unknown_settings(names: Iterable[str]) -> dict[str, str | None]:
-    """The names that begin like our settings and are none, each with the setting it resembles.
-
-    Names in OPENCODE_… are not checked: OpenCode has many of its own.
-    """
-    own_names = {name.removeprefix("A2A_"): name for name in _NAMES if name.startswith("A2A_")}
-    found: dict[str, str | None] = {}
-    for name in sorted(names):
-        if name.upper().startswith(PEER_SECRETS):
-            continue
-        if name.upper().startswith("A2A_") and name.upper() not in _NAMES:
-            similar = get_close_matches(
-                name.upper().removeprefix("A2A_"), own_names, n=1, cutoff=0.75
-            )
-            misspelt = similar and name.upper() not in FOREIGN_SETTINGS
-            found[name] = own_names[similar[0]] if misspelt else None
-    return found
+# -- reading them
 
 
 def has_copied_credentials(given: Path | None) -> bool:
@@ -1516,15 +811,14 @@ def origins(config: Path | None, secrets: Path | None) -> dict[str, str]:
     tables_only = (PEERS_TABLE, ROLES_TABLE, TABLES[LimitSettings])
     found = {name: str(config) for name in tables_only if name in tables}
     for kind, table in TABLES.items():
-        given = EnvSettingsSource(kind)()
-        kept = SecretsSettingsSource(kind, secrets)()
-        for field in kind.model_fields:
-            name = setting_name(kind, field)
-            if field in given:
+        given, kept = EnvSettingsSource(kind)(), SecretsSettingsSource(kind, secrets)()
+        for each in kind.model_fields:
+            name = setting_name(kind, each)
+            if each in given:
                 found[name] = "environment"
-            elif field in kept:
+            elif each in kept:
                 found[name] = files[name]
-            elif field in tables.get(table, {}):
+            elif each in tables.get(table, {}):
                 found[name] = str(config)
     return found
 
@@ -1543,18 +837,22 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
     reader = _Reader(config, secrets)
     upstream, server = reader.group(Upstream), reader.group(Server)
     state, outbound = reader.group(State), reader.group(Outbound)
-    environment, peers = reader.group(Environment), reader.peers()
-    limits, limits_of = reader.limits()
-    oidc, roles, node = reader.group(Oidc), reader.roles(), reader.group(NodeSettings)
+    environment, oidc, node = (
+        reader.group(Environment),
+        reader.group(Oidc),
+        reader.group(NodeSettings),
+    )
+    peers, (limits, limits_of), roles = reader.peers(), reader.limits(), reader.roles()
     if server and oidc:
         reader.problems += _unknown_scopes(server, oidc, roles)
         if server.console_oidc_client_id is not None and oidc.issuer is None:
             problem = "needs A2A_OIDC_ISSUER, whose tokens the console would get"
             reader.problems.append(f"A2A_CONSOLE_OIDC_CLIENT_ID: {problem}")
-    if reader.problems or not (upstream and server and state and outbound and environment and oidc):
+    if reader.problems:
         raise ConfigError(reader.problems)
-    assert limits is not None and node is not None, "otherwise there is a problem"
-    return Settings.model_construct(
+    assert upstream and server and state and outbound, "otherwise there is a problem"
+    assert environment and oidc and node and limits, "otherwise there is a problem"
+    return Settings(
         upstream=upstream,
         server=server,
         state=state,
@@ -1566,9 +864,7 @@ def load(config: Path | None = None, secrets: Path | None = None) -> Settings:
         node=node,
         peers=peers,
         roles=roles,
-        notes=reader.notes,
         secret_files=reader.secret_files,
-        unknown=reader.unknown,
     )
 
 
@@ -1578,7 +874,7 @@ def load_client(config: Path | None = None, secrets: Path | None = None) -> Clie
     outbound, peers = reader.group(Outbound), reader.peers()
     if reader.problems or outbound is None:
         raise ConfigError(reader.problems)
-    return ClientSettings.model_construct(outbound=outbound, peers=peers)
+    return ClientSettings(outbound=outbound, peers=peers)
 
 
 class _Reader:
@@ -1586,48 +882,41 @@ class _Reader:
 
     def __init__(self, config: Path | None, secrets: Path | None) -> None:
         self.problems: list[str] = []
-        self.notes: list[tuple[str, str]] = []
-        self.secret_files: list[Path] = []
         self._config = config
-        self.unknown: list[str] = []
         self._tables = _read_toml(config, self.problems)
-        self._secrets = secrets
-        if wrong := _unreadable_secrets(secrets):
-            self.problems += wrong
-            self._secrets = None
-        elif secrets is not None:
-            self.secret_files += sorted(f for f in secrets.iterdir() if f.name.upper() in _NAMES)
-        for name, meant in unknown_settings([*os.environ, *_file_names(self._secrets)]).items():
-            if meant is None:
-                self.unknown.append(name)
-            else:
-                self.problems.append(f"{name}: there is no such setting; did you mean {meant}?")
+        files, wrong = _secret_files(secrets)
+        self.problems += wrong
+        self._secrets = None if wrong else secrets
+        self.secret_files = sorted(each for each in files if each.name.upper() in _NAMES)
+        for name in sorted({*os.environ, *(each.name for each in files)}):
+            upper = name.upper()
+            free = upper in _NAMES or upper.startswith(PEER_SECRETS)
+            if upper.startswith("A2A_") and not free:  # OPENCODE_… has names of OpenCode's own
+                self.problems.append(_unknown(name, upper, _NAMES))
         known = {*TABLES.values(), PEERS_TABLE, ROLES_TABLE}
         self.problems += [
-            f"[{name}]: no such table; there are {_table_list(known)}"
+            f"[{name}]: no such table; there are {', '.join(f'[{n}]' for n in sorted(known))}"
             for name in self._tables.keys() - known
         ]
 
     def group(self, kind: type[G]) -> G | None:
-        given = self._tables.get(TABLES[kind], {})
+        table = TABLES[kind]
+        given = self._tables.get(table, {})
         known = {name: value for name, value in given.items() if name in kind.model_fields}
-        self.problems += [_unknown_setting(kind, name) for name in given if name not in known]
-        if self._config and any(_is_secret(kind, [name]) for name in known):
+        self.problems += [
+            _unknown(f"[{table}] {name}", name, kind.model_fields)
+            for name in given
+            if name not in known
+        ]
+        if self._config and any(not kind.model_fields[name].repr for name in known):
             self.secret_files = sorted({*self.secret_files, self._config})
-        with collect_notes() as taken:
-            try:
-                return kind(_secrets_dir=self._secrets, **known)
-            except ValidationError as exc:
-                self.problems += _problem_lines(kind, exc)
-            finally:
-                self.notes += [
-                    (setting_name(kind, field), note)
-                    for field, note in taken
-                    if field in kind.model_fields  # rather than a member of one
-                ]
+        try:
+            return kind(_secrets_dir=self._secrets, **known)
+        except ValidationError as exc:
+            self.problems += _problem_lines(kind, exc)
         return None
 
-    def limits(self) -> tuple[LimitSettings | None, dict[str, LimitSettings]]:
+    def limits(self) -> tuple[LimitSettings | None, dict[str, CallerLimits]]:
         """The limits of everybody, and of those callers that have a table of their own.
 
         What such a table does not name is as for everybody.
@@ -1637,25 +926,23 @@ class _Reader:
         own = {name: value for name, value in given.items() if isinstance(value, dict)}
         self._tables[table] = {n: value for n, value in given.items() if n not in own}
         common = self.group(LimitSettings)
-        found: dict[str, LimitSettings] = {}
-        for principal, values in own.items():
-            try:
-                checked = CallerLimits.model_validate(values)
-            except ValidationError as exc:
-                self.problems += _table_problems(f"[{table}.{principal}]", exc)
-                continue
-            if common is not None:
-                named = {name: getattr(checked, name) for name in checked.model_fields_set}
-                found[principal] = common.model_copy(update=named)
-        return common, found
+        shared = common.model_dump() if common is not None else {}
+        found = {name: {**shared, **values} for name, values in own.items()}
+        return common, self._each(table, found, CallerLimits)
 
     def peers(self) -> dict[str, PeerSetting]:
+        return self._each(PEERS_TABLE, self._tables.get(PEERS_TABLE, {}), PeerSetting)
+
+    def _each(self, table: str, given: dict[str, Any], kind: type[M]) -> dict[str, M]:
+        """The tables below a table, each of which is of this kind."""
         found = {}
-        for name, table in self._tables.get(PEERS_TABLE, {}).items():
+        for name, values in given.items():
             try:
-                found[name] = PeerSetting.model_validate(table)
+                found[name] = kind.model_validate(values)
             except ValidationError as exc:
-                self.problems += _table_problems(f"[{PEERS_TABLE}.{name}]", exc)
+                for error in exc.errors():
+                    where = " ".join([f"[{table}.{name}]", *map(str, error["loc"])])
+                    self.problems.append(f"{where}: {_requirement(error['msg'])}")
         return found
 
     def roles(self) -> dict[str, frozenset[str]]:
@@ -1664,7 +951,7 @@ class _Reader:
             where = f"[{ROLES_TABLE}] {name}"
             if not isinstance(scopes, list):
                 self.problems.append(f"{where}: must be a list of scopes")
-            elif name in SPELLINGS or name in frozenset(Scope):
+            elif name in frozenset(Scope):
                 self.problems.append(f"{where}: is the name of a scope; choose another")
             else:
                 try:
@@ -1674,15 +961,17 @@ class _Reader:
         return found
 
 
+M = TypeVar("M", bound=Strict)
+
+
 def _unknown_scopes(server: Server, oidc: Oidc, roles: Roles) -> list[str]:
     """What is wrong with the names of scopes and roles in the settings."""
     named = {
         f"A2A_STATIC_AUTH_CREDENTIALS.{number}.scopes": entry.scopes
-        for number, entry in enumerate(server.all_credentials)
+        for number, entry in enumerate(server.static_auth_credentials)
     }
     named |= {f"A2A_MTLS_SCOPES.{who}": names for who, names in server.mtls_scopes.items()}
     named |= {f"A2A_OIDC_SCOPE_MAP.{word}": names for word, names in oidc.scope_map.items()}
-    named["A2A_OIDC_DEFAULT_SCOPES"] = oidc.default_scopes
     problems = []
     for where, names in named.items():
         for number, name in enumerate(names):
@@ -1691,13 +980,6 @@ def _unknown_scopes(server: Server, oidc: Oidc, roles: Roles) -> list[str]:
             except UnknownScope as exc:
                 problems.append(f"{where}.{number}: {exc}")
     return problems
-
-
-def _table_problems(table: str, exc: ValidationError) -> list[str]:
-    return [
-        f"{' '.join([table, *map(str, error['loc'])])}: {_requirement(error['msg'])}"
-        for error in exc.errors()
-    ]
 
 
 def _read_toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, Any]]:
@@ -1716,45 +998,41 @@ def _read_toml(path: Path | None, problems: list[str]) -> dict[str, dict[str, An
     return {}
 
 
-def _file_names(secrets: Path | None) -> list[str]:
-    return [] if secrets is None else [file.name for file in secrets.iterdir()]
-
-
-def _unreadable_secrets(secrets: Path | None) -> list[str]:
-    """Why secret files that are settings of ours cannot be read."""
+def _secret_files(secrets: Path | None) -> tuple[list[Path], list[str]]:
+    """The files of the secrets directory, and why those of our settings cannot be read."""
     if secrets is None:
-        return []
+        return [], []
     if not secrets.is_dir():
-        return [f"secrets directory {secrets}: does not exist"]
-    problems = []
+        return [], [f"secrets directory {secrets}: does not exist"]
     try:
-        files = sorted(file for file in secrets.iterdir() if file.name.upper() in _NAMES)
+        files = sorted(secrets.iterdir())
     except OSError as exc:
-        return [f"secrets directory {secrets}: cannot be read ({exc.strerror})"]
+        return [], [f"secrets directory {secrets}: cannot be read ({exc.strerror})"]
+    problems = []
     for file in files:
         try:
-            file.read_text(encoding="utf-8")
+            if file.name.upper() in _NAMES:
+                file.read_text(encoding="utf-8")
         except OSError as exc:
             problems.append(f"{file}: cannot be read ({exc.strerror})")
         except UnicodeDecodeError:
             problems.append(f"{file}: must be UTF-8 text")
-    return problems
+    return files, problems
 
 
-def _problem_lines(kind: type[SettingsGroup], exc: ValidationError) -> list[str]:
-    lines = []
+def _problem_lines(kind: type[SettingsGroup], exc: ValidationError) -> Iterator[str]:
     for error in exc.errors():
         loc = [str(step) for step in error["loc"]]
         where = ".".join([setting_name(kind, loc[0]), *loc[1:]]) + ":" if loc else ""
-        shown = "" if _is_secret(kind, loc) else f" is {error['input']!r},"
-        lines += f"{where}{shown} {_requirement(error['msg'])}".strip().splitlines()
-    return lines
+        is_shown = len(loc) == 1 and kind.model_fields[loc[0]].repr  # else it may hold a secret
+        shown = f" is {error['input']!r}," if is_shown else ""
+        yield from f"{where}{shown} {_requirement(error['msg'])}".strip().splitlines()
 
 
-def _unknown_setting(kind: type[SettingsGroup], name: str) -> str:
-    similar = get_close_matches(name, kind.model_fields, n=1)
+def _unknown(where: str, name: str, names: Iterable[str]) -> str:
+    similar = get_close_matches(name, list(names), n=1, cutoff=0.75)
     advice = f"; did you mean {similar[0]}?" if similar else ""
-    return f"[{TABLES[kind]}] {name}: there is no such setting{advice}"
+    return f"{where}: there is no such setting{advice}"
 
 
 def _requirement(message: str) -> str:
@@ -1763,18 +1041,3 @@ def _requirement(message: str) -> str:
     for noun in ("Input", "String", "List", "Value"):
         words = words.replace(f"{noun} should", "must")
     return words.replace("Extra inputs are not permitted", "there is no such setting")
-
-
-def _is_secret(kind: type[SettingsGroup], loc: list[str]) -> bool:
-    """Whether a value may be a secret, and so must not be shown."""
-    field = kind.model_fields.get(loc[0]) if len(loc) == 1 else None
-    return (
-        field is None
-        or not field.repr
-        or "Secret" in str(field.annotation)
-        or ("Credential" in str(field.annotation))
-    )
-
-
-def _table_list(names: set[str]) -> str:
-    return ", ".join(f"[{name}]" for name in sorted(names))

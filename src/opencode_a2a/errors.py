@@ -371,7 +371,7 @@ class OriginNotAllowed(ServiceError):
         page = f"of {origin}" if origin is not None else "of another origin"
         super().__init__(
             f"Web pages {page} may not send requests to this service. To allow it, add the "
-            "page's origin to A2A_CORS_ORIGINS; if the page is this service's own, behind a "
+            "page's origin to A2A_ALLOWED_ORIGINS; if the page is this service's own, behind a "
             "proxy, set A2A_PUBLIC_URL.",
             origin=origin or "",
         )

@@ -32,15 +32,7 @@ def egress_of(outbound: Outbound) -> Egress:
 
 
 def limits_of(outbound: Outbound) -> PeerLimits:
-    return PeerLimits(
-        concurrent_calls=outbound.max_concurrent_calls,
-        response_bytes=outbound.max_response_bytes,
-        total_seconds=outbound.total_timeout_seconds,
-        request_seconds=outbound.timeout_seconds,
-        card_seconds=outbound.card_fetch_timeout_seconds,
-        idle_seconds=outbound.stream_idle_timeout_seconds,
-        lost_seconds=outbound.reconnect_timeout_seconds,
-    )
+    return PeerLimits(request_seconds=outbound.timeout_seconds)
 
 
 def find_target(settings: ClientSettings, word: str) -> Target:
@@ -127,11 +119,7 @@ def target_of(name: str, peer: PeerSetting, outbound: Outbound) -> Target:
 
 
 def _target(url: str, outbound: Outbound) -> Target:
-    return Target(
-        url,
-        transports=tuple(outbound.supported_transports),
-        own_order=outbound.use_client_preference,
-    )
+    return Target(url, transports=tuple(outbound.supported_transports))
 
 
 def _url(word: str) -> str | None:

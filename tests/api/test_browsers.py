@@ -18,7 +18,7 @@ CARD = "/.well-known/agent-card.json"
 @pytest.fixture(scope="module")
 def shared(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service that pages of one origin may use."""
-    with service(fake, tmp_path_factory.mktemp("shared"), A2A_CORS_ORIGINS=APP) as running:
+    with service(fake, tmp_path_factory.mktemp("shared"), A2A_ALLOWED_ORIGINS=APP) as running:
         yield running
 
 

@@ -78,7 +78,7 @@ def test_under_that_name_nothing_else_is_taken(client: httpx.Client, content: st
 def test_a_file_of_several_megabytes_can_be_sent_with_the_message(
     client: httpx.Client, form: Form
 ) -> None:
-    """The largest that one part may have (A2A_MAX_PART_BYTES), in base64."""
+    """The largest that one part may have (half of a request), in base64."""
     largest = b"%PDF-1.7\n".ljust(8_388_608, b"\xff")
     raw = encoded(largest)
     task = form.send(client, "look:", form.file(raw=raw, media_type="application/pdf"))
@@ -93,4 +93,4 @@ def test_a_file_over_the_limit_of_a_part_is_refused_for_that(
     too_large = encoded(b"x" * 8_388_609)
     message = form.sending("look:", form.file(raw=too_large, media_type="text/plain"))
     refusal = form.refused(form.call(client, "send", message), INVALID_PARAMS)
-    assert "A2A_MAX_PART_BYTES" in "".join(refusal.fields.values())
+    assert "A2A_MAX_REQUEST_BODY_BYTES" in "".join(refusal.fields.values())

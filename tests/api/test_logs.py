@@ -38,7 +38,6 @@ def telling(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         A2A_STATIC_AUTH_CREDENTIALS=KNOWN,
         A2A_LOG_LEVEL="debug",
         A2A_LOG_PAYLOADS="true",
-        A2A_LOG_BODY_LIMIT="300",
         A2A_LOG_FORMAT="json",
         ANTHROPIC_API_KEY=PROVIDER,
         serving=r'"event":"serving","url":"([^"]+)"',
@@ -53,7 +52,7 @@ def quiet(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         fake,
         tmp_path_factory.mktemp("quiet"),
         A2A_STATIC_AUTH_CREDENTIALS=KNOWN,
-        A2A_LOG_LEVEL="DEBUG",
+        A2A_LOG_LEVEL="debug",
         OPENCODE_MAX_CONCURRENT_STREAMS="1",
     ) as running:
         yield running

@@ -142,7 +142,6 @@ class Cluster:
             "A2A_NODE_NAME": name,
             "A2A_NODE_OPENCODE": f"oc-{number}",
             "A2A_NODE_RETURN_SECONDS": "600",
-            "A2A_SESSION_TITLES": "message",
             **faketime(clock),
         }
         apart = name != "a" and os.geteuid() == 0

@@ -162,7 +162,6 @@ async def _world(
         upgrade.settings = {
             "A2A_TASK_STORE_DATABASE_URL": postgres.url(),
             "OPENCODE_WORKSPACE_ROOT": str(folder / "work"),
-            "A2A_SESSION_TITLES": "message",
         }
         yield upgrade, upstreams
 

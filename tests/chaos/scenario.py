@@ -76,11 +76,8 @@ class World:
             upstream: Upstream = await stack.enter_async_context(start(folder / "opencode", http))
             line = await stack.enter_async_context(Line.to(upstream.url))
             database = (disk.folder if disk else folder) / "tasks.db"
-            settings: dict[str, str] = {}
-            if plan.backup_every:  # what is in a backup must still be here when they are compared
-                settings["A2A_TASK_STORE_REPLAY_SECONDS"] = "86400"
             victim = await stack.enter_async_context(
-                Victim.open(upstream, line.url, folder, database, http, **settings)
+                Victim.open(upstream, line.url, folder, database, http)
             )
             yield cls(victim, upstream, line, http, disk)
 

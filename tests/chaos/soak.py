@@ -36,9 +36,7 @@ CONTEXTS = 12  # of each client, used in turns: a context is kept for ever
 LATE = 1.0  # seconds between two looks at the process
 # Everything is removed soon, so that the size of the database says what it comes to.
 SHORT_RETENTION = {
-    "A2A_TASK_STORE_REPLAY_SECONDS": "20",
     "A2A_TASK_STORE_RETENTION_SECONDS": "60",
-    "A2A_TASK_STORE_IDEMPOTENCY_SECONDS": "60",
 }
 
 

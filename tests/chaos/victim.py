@@ -57,7 +57,6 @@ class Victim:
             A2A_PORT=str(port),
             A2A_BEARER_TOKEN=TOKEN,
             A2A_SHUTDOWN_GRACE_SECONDS="0.3",
-            A2A_CANCEL_ABORT_TIMEOUT_SECONDS="5",
             **({"OPENCODE_AUTH_PASSWORD": upstream.password} if upstream.password else {}),
         )
         self._env |= settings

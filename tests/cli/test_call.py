@@ -125,7 +125,6 @@ def test_a_permission_can_be_given_or_refused_beforehand_or_later(call: Call) ->
         (["x"], {"peer": "127.0.0.1:1"}, 7, "Nobody accepts connections"),
         (["x"], {"peer": "no..host"}, 7, "There is no host no..host"),
         (["x"], {"peer": "http://[::1"}, 2, "http://[::1: is no URL"),
-        (["x"], {"A2A_CLIENT_MAX_RESPONSE_BYTES": "1024"}, 8, "larger than 1024 bytes"),
         (
             ["x"],
             {"peer": "silent", "A2A_CLIENT_TIMEOUT_SECONDS": "0.5"},

@@ -123,7 +123,6 @@ def lab(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
         folder / "home",
         OPENCODE_BASE_URL=fake.base_url,
         A2A_TASK_STORE_BACKEND="memory",
-        A2A_SESSION_TITLES="message",
         A2A_SHUTDOWN_GRACE_SECONDS="0",  # a task is left hanging
     )
     words = ["opencode-a2a", "serve", "--config", str(file), "--secrets", str(secrets)]

@@ -170,7 +170,7 @@ def test_a_public_address_with_another_service_behind_it_is_found(
         (["--url", "ftp://x"], {}),
         (["--url", "no-such-peer"], {}),
         (["--config", "no-such-file"], {}),
-        ([], {"A2A_MAX_CONNECTIONS": "few"}),
+        ([], {"A2A_MAX_QUEUED_TASKS": "few"}),
         (["--nonsense"], {}),
     ],
 )

@@ -306,7 +306,7 @@ async def test_a_running_service_with_too_few_open_files_is_found(loaded: Load) 
     process = await asyncio.create_subprocess_exec("sleep", "600")
     try:
         own = _instance("http://127.0.0.1:1", process.pid)
-        subject = Installation(loaded(A2A_MAX_CONNECTIONS="100"), own=own)
+        subject = Installation(loaded(), own=own)
         assert (await look(MACHINE, "open files", subject)).level is Level.OK
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (300, 300))
         verdict = await look(MACHINE, "open files", subject)

@@ -48,7 +48,6 @@ NOT_RUN = {
 ALWAYS_SET = {
     "A2A_PORT": "0",
     "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
-    "A2A_SESSION_TITLES": "message",  # the model's title comes at any moment
 }
 OPENCODE = opencode2_command() or opencode_command()
 READY = r"OpenCode answers A2A at \S+:(\d+)\n(.*\n)*Stop with Ctrl-C\."

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from tests.api.forms import REST_1, RPC_1, Frame, Json, line_to
 from tests.e2e.asks import bash, sub_agent
 from tests.e2e.seen import BASH, TASK
-from tests.running import Service, Upstream, service
+from tests.running import Service
 
 HINTS = "urn:a2a:stream-hints/v1"
 
@@ -91,30 +89,3 @@ def test_what_a_sub_agent_asks_is_in_the_history_and_the_answer_is_told_from_the
         [{"text": "Let me see."}],
         [{"text": "Done."}],
     ]
-
-
-def test_by_default_a_model_makes_the_title_of_a_session(
-    opencode: Upstream, tmp_path: Path
-) -> None:
-    with (
-        service(opencode, tmp_path, A2A_SESSION_TITLES="") as running,  # the default
-        line_to(running) as client,
-    ):
-        first = REST_1.send(client, "hello there")
-        session = first["metadata"]["shared"]["session"]
-        assert session["title"] in ("hello there", "Demo title"), "until then the first line"
-        body = {"jsonrpc": "2.0", "id": 1, "method": "opencode.sessions.get"}
-        body["params"] = {"session_id": session["id"]}
-        deadline = time.monotonic() + 60
-        while "Demo title" not in client.post("/", json=body).text:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        second = REST_1.send(client, "and now?", contextId=first["contextId"])
-        assert second["metadata"]["shared"]["session"] == {
-            "id": session["id"],
-            "title": "Demo title",
-        }
-        third = REST_1.sending("again", contextId=first["contextId"])
-        with REST_1.following(client, "stream", third) as events:
-            started = next(frame for frame in events if frame.kind == "status")
-            assert marks(started)["session"]["title"] == "Demo title", "from the beginning"

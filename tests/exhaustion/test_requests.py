@@ -29,9 +29,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n"
 
 @pytest.fixture(scope="module")
 def hasty(fake: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that waits a second for the rest of a request."""
-    seconds = {"A2A_REQUEST_HEAD_TIMEOUT_SECONDS": "1", "A2A_REQUEST_BODY_TIMEOUT_SECONDS": "1"}
-    with service(fake, tmp_path_factory.mktemp("hasty"), **seconds) as running:
+    with service(fake, tmp_path_factory.mktemp("hasty")) as running:
         yield running
 
 
@@ -77,7 +75,7 @@ async def test_a_head_over_the_limit_is_refused(
         refusal = form.refused(
             await refused_and_closed(socket), REQUEST_HEAD_TOO_LARGE, rpc_id=None
         )
-    assert "A2A_MAX_REQUEST_HEAD_BYTES" in refusal.message
+    assert "32768 bytes" in refusal.message
 
 
 async def test_a_path_over_the_limit_is_refused(fake_service: Service) -> None:
@@ -115,7 +113,7 @@ async def test_half_a_head_is_given_up(hasty: Service) -> None:
     async with connect(hasty) as socket:
         await socket.send(start_of(REST_1) + b"X-Half: ")
         refusal = REST_1.refused(await refused_and_closed(socket), REQUEST_TIMEOUT)
-    assert "A2A_REQUEST_HEAD_TIMEOUT_SECONDS" in refusal.message
+    assert "head took too long" in refusal.message
 
 
 async def test_half_a_head_on_a_used_connection_is_given_up_too(hasty: Service) -> None:
@@ -152,7 +150,7 @@ async def test_half_a_body_is_given_up(hasty: Service) -> None:
     async with connect(hasty) as socket:
         await socket.send(head(hasty, "POST /message:send", *fields) + b"{")
         refusal = REST_1.refused(await refused_and_closed(socket), REQUEST_TIMEOUT)
-    assert "A2A_REQUEST_BODY_TIMEOUT_SECONDS" in refusal.message
+    assert "body took too long" in refusal.message
 
 
 async def test_a_body_that_keeps_coming_is_read_to_its_end(hasty: Service) -> None:

@@ -100,11 +100,11 @@ def test_a_whole_round_of_an_isolated_context(
 def test_a_deployment_can_isolate_every_new_context(
     full_opencode: Upstream, tmp_path: Path, shared: Path
 ) -> None:
-    everywhere = {"A2A_ISOLATION": "worktree", "A2A_WORKTREE_DIRECTORY": str(tmp_path / "trees")}
+    everywhere = {"A2A_ISOLATION": "worktree"}
     with line_of(full_opencode, tmp_path, **everywhere) as caller:
         until_ready(caller.http)
         task = caller.converse(bash(f"echo mine > {shared.name}"), shared={"model": MODEL})
-        assert Path(worktree_of(task)["directory"]).parent == tmp_path / "trees"
+        assert Path(worktree_of(task)["directory"]).parent.name == "worktrees"
         assert shared.read_text() == "first\n"
         free = caller.converse("hi", opencode={"isolation": "none"})
         assert "worktree" not in free["metadata"].get("opencode", {})

@@ -55,8 +55,7 @@ async def test_an_opencode_that_does_not_answer_delays_a_cancel_only_so_long(
     breakable: Upstream, tmp_path: Path
 ) -> None:
     """Whether it hangs while it works, or while it is asked to."""
-    limits = {"A2A_CANCEL_ABORT_TIMEOUT_SECONDS": "1"}
-    with service(breakable, tmp_path, **limits) as running:
+    with service(breakable, tmp_path) as running:
         async with connected(running) as clients:
             client = clients[REST]
             known = await client.send("hello")

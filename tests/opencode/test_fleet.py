@@ -25,7 +25,7 @@ async def connected(*fakes: FakeOpenCode) -> AsyncIterator[Fleet]:
     endpoints = [Endpoint(fake.base_url) for fake in fakes]
     async with (
         asyncio.timeout(PATIENCE),
-        Fleet.connect(endpoints, Defaults("/project"), timeout=60.0, concurrency=0) as fleet,
+        Fleet.connect(endpoints, Defaults("/project"), timeout=60.0) as fleet,
     ):
         for member in fleet.members:
             await member.available()

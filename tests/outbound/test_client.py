@@ -473,7 +473,7 @@ async def test_a_time_that_no_setting_for_answers_bounds_does_not_name_it(
         assert raised.value.hint == ""
         with pytest.raises(PeerTimeout, match=r"within 0\.3 s\.$") as raised:
             await peer.extended_card()
-        assert raised.value.hint.startswith("A2A_CLIENT_CARD_FETCH_TIMEOUT_SECONDS sets")
+        assert raised.value.hint
 
 
 @contextmanager

@@ -198,7 +198,7 @@ async def test_a_full_queue_is_full_only_for_who_has_filled_it() -> None:
         for caller, waiting in ((BOB, 2), (ALICE, 4)):
             with pytest.raises(UpstreamBusy) as refused:
                 await at.send("too much", "another", caller=caller)
-            setting = "A2A_MAX_QUEUED_TASKS_PER_CALLER"
+            setting = "A2A_MAX_QUEUED_TASKS"
             assert refused.value.facts == {"bound": "caller", "setting": setting}
             assert f"({waiting})" in refused.value.message
             assert setting in refused.value.message

@@ -42,7 +42,7 @@ async def test_a_part_that_is_too_large_is_named(part: Part) -> None:
     with pytest.raises(InvalidParams) as refused:
         await inputs.prepare((Text("hello"), part))
     assert str(refused.value).startswith("message.parts[1]: ")
-    assert "A2A_MAX_PART_BYTES" in str(refused.value)
+    assert "half of A2A_MAX_REQUEST_BODY_BYTES" in str(refused.value)
 
 
 async def test_what_a_message_may_hold_is_counted_over_its_parts() -> None:
@@ -54,7 +54,7 @@ async def test_what_a_message_may_hold_is_counted_over_its_parts() -> None:
     with pytest.raises(InvalidParams) as refused:
         await inputs.prepare((*[FileUrl("https://example.com/10")] * 9,))
     assert str(refused.value).startswith("message.parts[2]: ")
-    assert "A2A_MAX_MESSAGE_BYTES" in str(refused.value)
+    assert "twice A2A_MAX_REQUEST_BODY_BYTES" in str(refused.value)
     assert len(files.fetched) == 1 + 3, "nothing is fetched beyond that"
 
 

@@ -61,7 +61,7 @@ async def test_no_other_page_gets_through(
     answer = await ask(check(inner, *allowed), method, "/message:send", **headers)
     assert answer.status_code == 403
     assert answer.json()["error"]["details"][0]["reason"] == "ORIGIN_NOT_ALLOWED"
-    assert "A2A_CORS_ORIGINS" in answer.json()["error"]["message"]
+    assert "A2A_ALLOWED_ORIGINS" in answer.json()["error"]["message"]
     assert "access-control-allow-origin" not in answer.headers
     assert inner.asked == 0
 
@@ -115,13 +115,13 @@ async def test_a_browser_that_asks_is_answered_before_the_application() -> None:
 def test_what_is_not_an_origin_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, origin: str
 ) -> None:
-    monkeypatch.setenv("A2A_CORS_ORIGINS", f"{APP}, {origin}")
-    with pytest.raises(ConfigError, match=r"A2A_CORS_ORIGINS: .* must list origins such as"):
+    monkeypatch.setenv("A2A_ALLOWED_ORIGINS", f"{APP}, {origin}")
+    with pytest.raises(ConfigError, match=r"A2A_ALLOWED_ORIGINS: .* must list origins such as"):
         load()
 
 
 def test_origins_are_compared_as_browsers_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
     given = '["HTTPS://App.example.com", "http://localhost:5173", "chrome-extension://abc"]'
-    monkeypatch.setenv("A2A_CORS_ORIGINS", given)
+    monkeypatch.setenv("A2A_ALLOWED_ORIGINS", given)
     expected = [APP, "http://localhost:5173", "chrome-extension://abc"]
-    assert load().server.cors_origins == expected
+    assert load().server.allowed_origins == expected

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO, cast
 from urllib.parse import urlsplit
@@ -181,7 +181,7 @@ def _login(server: Server) -> tuple[tuple[str, str], ...]:
     """A credential that the service accepts, as a header."""
     if server.bearer_token is not None:
         return (("Authorization", f"Bearer {server.bearer_token.get_secret_value()}"),)
-    for each in server.static_auth_credentials:
+    for each in server.enabled_credentials:
         if each.token is not None and each.scheme == "api_key":
             return (("X-API-Key", each.token.get_secret_value()),)
         if each.token is not None:
@@ -199,7 +199,7 @@ def _card(settings: Settings, server: Server, url: str) -> Json:
     tokens: tuple[StoredToken, ...] = ()
     with suppress(CredentialsFileError):  # the service has logged that
         tokens = stored_tokens(settings)
-    published = publication(settings.model_copy(update={"server": server}), url, tokens=tokens)
+    published = publication(replace(settings, server=server), url, tokens=tokens)
     return cast(Json, json.loads(published.card.hybrid.body))
 
 

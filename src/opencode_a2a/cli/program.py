@@ -141,10 +141,6 @@ def _apply_to_log(settings: Settings, watch: Watch) -> None:
     if server.log_payloads and not server.shows_payloads:
         advice = "A2A_LOG_PAYLOADS needs A2A_LOG_LEVEL=info or debug"
         log.warning("payloads.not_logged", advice=advice)
-    for name, note in settings.notes:
-        log.info("settings.adapted", name=name, note=note)
-    if settings.unknown:
-        log.warning("settings.unknown", names=" ".join(settings.unknown))
     if short := server.short_secrets:
         log.warning(
             "credentials.short",

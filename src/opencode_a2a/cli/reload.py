@@ -11,16 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from ..config import (
-    RELOADABLE,
-    RELOADABLE_OIDC,
-    ConfigError,
-    LimitSettings,
-    Oidc,
-    Server,
-    Settings,
-    setting_name,
-)
+from ..config import TABLES, ConfigError, Settings, reloadable, setting_name
 from ..observe import audit
 from .failure import CommandError
 from .observing import reopen_audit_log
@@ -28,11 +19,7 @@ from .serve import Watch
 
 log = structlog.get_logger()
 
-_RELOADABLE_NAMES = {
-    *(setting_name(Server, field) for field in RELOADABLE),
-    *(setting_name(Oidc, field) for field in RELOADABLE_OIDC),
-    *(setting_name(LimitSettings, field) for field in LimitSettings.model_fields),
-}
+_RELOADABLE_NAMES = {setting_name(kind, name) for kind in TABLES for name in reloadable(kind)}
 
 
 @dataclass(slots=True)

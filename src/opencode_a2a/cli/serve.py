@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from .. import __version__, logs
 from ..access import stored_tokens
 from ..app import Built, build, endpoint_of, public_url
-from ..config import RESERVED_FILES, Server, Settings
+from ..config import Server, Settings
 from ..credentials import CredentialsFileError
 from ..inbound.failures import failure
 from ..observe import metrics
@@ -31,7 +31,16 @@ from ..opencode.http import Endpoint
 from ..service.scheduler import TaskAtWork
 from ..store.clock import now_ms
 from ..systemd import ServiceManager
-from ..web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits
+from ..web.connections import (
+    BODY_SECONDS,
+    HEAD_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    MAX_CONNECTIONS,
+    MAX_CONNECTIONS_PER_ADDRESS,
+    MAX_HEAD_BYTES,
+    RESERVED_FILES,
+    ConnectionLimits,
+)
 from ..web.protocol import ConnectionGuard
 from ..web.proxies import TrustedNetworks
 from ..web.server import QuietServer
@@ -287,8 +296,8 @@ async def run_server(
             stopping=stopping,
         ) as built,
         ConnectionGuard.open(
-            _connection_limits(settings.server),
-            settings.server.max_request_head_bytes,
+            _connection_limits(),
+            MAX_HEAD_BYTES,
             render_error=failure,
             trusted=TrustedNetworks(settings.server.trusted_proxies),
         ) as guard,
@@ -361,9 +370,9 @@ async def _log_findings(settings: Settings) -> None:
             write("doctor.found", finding=verdict.finding, says=verdict.says, fix=verdict.fix)
 
 
-def _connection_limits(server: Server) -> ConnectionLimits:
+def _connection_limits() -> ConnectionLimits:
     """How many connections this process can have; its limit for open files is raised to fit."""
-    wanted = server.max_connections
+    wanted = MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -376,9 +385,9 @@ def _connection_limits(server: Server) -> ConnectionLimits:
         log.warning("connections.limited", to=total, open_files=soft, max_connections=wanted)
     return ConnectionLimits.of(
         total=total,
-        per_address=server.max_connections_per_address,
-        head_seconds=server.request_head_timeout_seconds,
-        body_seconds=server.request_body_timeout_seconds,
+        per_address=MAX_CONNECTIONS_PER_ADDRESS,
+        head_seconds=HEAD_SECONDS,
+        body_seconds=BODY_SECONDS,
     )
 
 

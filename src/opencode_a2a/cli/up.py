@@ -196,9 +196,9 @@ def _login(settings: Settings, root: Path, made: MadeToken | None) -> tuple[str,
             if name.upper() == "A2A_BEARER_TOKEN" and value:
                 return bearer.format(f"${name}"), f", where ${name} is set"
         return bearer.format("TOKEN"), ", with your A2A_BEARER_TOKEN for TOKEN"
-    if not server.static_auth_credentials:
+    if not server.enabled_credentials:
         return bearer.format("TOKEN"), f", with a token of {settings.oidc.issuer} for TOKEN"
-    credential = server.static_auth_credentials[0]
+    credential = server.enabled_credentials[0]
     if credential.scheme == "api_key":
         return '-H "X-API-Key: KEY"', f", with the API key of {credential.principal} for KEY"
     if credential.scheme == "bearer":

@@ -306,9 +306,8 @@ def _bytes(number: int) -> str:
 FILES_LOW = Finding(
     "open_files.low",
     WARNING,
-    means="The limit for open files allows fewer connections than A2A_MAX_CONNECTIONS.",
-    fix="Raise the limit (`LimitNOFILE=` of a systemd unit, `ulimit -Hn`), or lower "
-    "A2A_MAX_CONNECTIONS.",
+    means="The limit for open files allows fewer connections than the service would take.",
+    fix="Raise the limit (`LimitNOFILE=` of a systemd unit, `ulimit -Hn`).",
 )
 
 

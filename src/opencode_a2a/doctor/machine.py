@@ -17,11 +17,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from .. import __version__
-from ..config import RESERVED_FILES, Settings
+from ..config import Settings
 from ..credentials import CredentialsFile, CredentialsFileError
 from ..paths import folder_name, state_home
 from ..store.examine import StoreFacts
 from ..store.examine import examine as examine_store
+from ..web.connections import MAX_CONNECTIONS, RESERVED_FILES
 from . import judgement as j
 from .subject import Installation, RunningInstance
 from .verdict import Check, Examination, NotTried, Once, Verdict, fine, found
@@ -154,7 +155,7 @@ async def _readable(store: Store) -> StoreFacts:
 
 async def look_at_open_files(subject: Installation) -> Verdict:
     limit = _hard_limit(subject.own)
-    return j.judge_open_files(limit, subject.settings.server.max_connections + RESERVED_FILES)
+    return j.judge_open_files(limit, MAX_CONNECTIONS + RESERVED_FILES)
 
 
 def _hard_limit(own: RunningInstance | None) -> int | None:

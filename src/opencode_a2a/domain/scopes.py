@@ -24,8 +24,6 @@ DEFAULT_SCOPES = (Scope.TASKS_READ, Scope.TASKS_WRITE, Scope.SESSIONS_READ, Scop
 # other callers.
 OWN_SCOPES = frozenset(Scope) - {Scope.ADMIN}
 
-SPELLINGS = {"shell": Scope.SESSIONS_SHELL}  # names that are understood, and not written
-
 Roles = Mapping[str, frozenset[str]]  # named sets of scopes
 
 _ALL = frozenset(map(str, Scope))
@@ -45,8 +43,8 @@ def resolve(names: Iterable[str], roles: Roles) -> frozenset[str]:
     for name in names:
         if name in roles:
             found |= roles[name]
-        elif (scope := SPELLINGS.get(name, name)) in _ALL:
-            found.add(scope)
+        elif name in _ALL:
+            found.add(name)
         else:
             raise UnknownScope(roles)
     return frozenset(found)

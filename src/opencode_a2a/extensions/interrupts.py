@@ -54,7 +54,7 @@ RECOVERY = Extension(
     scope="opencode",
     extended={
         "registry": "kept with the tasks, for as long as they are; a settled request is forgotten "
-        "after A2A_INTERRUPT_REQUEST_TOMBSTONE_TTL_SECONDS",
+        "after ten minutes",
         "identity_scope": "the caller's own tasks only",
     },
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..contract.declare import Json
@@ -17,26 +17,14 @@ class SecurityScheme:
     v03: Json  # as A2A 0.3 and OpenAPI write it
 
 
-@dataclass(frozen=True, slots=True)
-class OidcFacts:
-    """Where clients get the tokens of an OpenID Connect provider."""
-
-    discovery_url: str
-    scopes: Mapping[str, str]  # what a token can be good for, and what that means
-    token_url: str | None = None
-    authorization_url: str | None = None
-
-
 def security_schemes(
-    schemes: Sequence[str], *, oidc: OidcFacts | None = None, certificates: bool = False
+    schemes: Sequence[str], *, discovery_url: str | None = None, certificates: bool = False
 ) -> tuple[SecurityScheme, ...]:
     """The declared schemes; `schemes` are those in which a secret is presented."""
     found = [_of_secret(scheme) for scheme in schemes]
-    if oidc is not None:
-        url = {"openIdConnectUrl": oidc.discovery_url}
+    if discovery_url is not None:
+        url = {"openIdConnectUrl": discovery_url}
         found.append(_scheme("openIdConnect", "openIdConnectSecurityScheme", v1=url, v03=url))
-        if oidc.token_url is not None:
-            found.append(_oauth2(oidc, oidc.token_url))
     if certificates:
         found.append(_scheme("mutualTLS", "mtlsSecurityScheme", v1={}, v03={}))
     return tuple(found)
@@ -60,19 +48,6 @@ def _of_secret(scheme: str) -> SecurityScheme:
         v1={"httpAuthSecurityScheme": {"scheme": scheme}},
         v03={"type": "http", "scheme": scheme},
     )
-
-
-def _oauth2(oidc: OidcFacts, token_url: str) -> SecurityScheme:
-    flow: Json = {"tokenUrl": token_url, "scopes": dict(oidc.scopes)}
-    if oidc.authorization_url is None:
-        flows = newer = {"clientCredentials": flow}
-    else:
-        flow["authorizationUrl"] = oidc.authorization_url
-        flows, newer = (
-            {"authorizationCode": flow},
-            {"authorizationCode": {**flow, "pkceRequired": True}},
-        )
-    return _scheme("oauth2", "oauth2SecurityScheme", v1={"flows": newer}, v03={"flows": flows})
 
 
 def _scheme(name: str, member: str, v1: Json, v03: Json) -> SecurityScheme:

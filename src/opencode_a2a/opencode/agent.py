@@ -41,12 +41,11 @@ class OpenCode:
         endpoint: Endpoint,
         defaults: Defaults,
         timeout: float = 30.0,
-        concurrency: int = 0,
         silence: float = SILENCE_SECONDS,
     ) -> AsyncIterator[OpenCode]:
         """`timeout` bounds each request, `silence` the time between two events."""
         async with (
-            Http.open(endpoint, timeout, concurrency=concurrency) as http,
+            Http.open(endpoint, timeout) as http,
             Feed.open(http, silence) as feed,
         ):
             self = cls(http, feed, defaults)

@@ -26,7 +26,6 @@ class Defaults:
     system: str | None = None
     variant: str | None = None
     rules: Callable[[], Sequence[PermissionRule]] = tuple  # for new sessions, as they are now
-    model_titles: bool = False  # OpenCode asks a model for the titles of new sessions
     run_seconds: float = 1800.0  # for requests that OpenCode answers only when a run is over
 
 

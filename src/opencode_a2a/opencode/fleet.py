@@ -42,16 +42,13 @@ class Fleet:
         defaults: Defaults,
         *,
         timeout: float,
-        concurrency: int,
     ) -> AsyncIterator[Fleet]:
-        """`timeout` bounds each request, `concurrency` the requests to each OpenCode at a time."""
+        """`timeout` bounds each request."""
         async with AsyncExitStack() as stack:
             yield cls(
                 [
                     await stack.enter_async_context(
-                        OpenCode.connect(
-                            endpoint, defaults, timeout=timeout, concurrency=concurrency
-                        )
+                        OpenCode.connect(endpoint, defaults, timeout=timeout)
                     )
                     for endpoint in endpoints
                 ]

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, TypedDict, Unpack
@@ -103,47 +103,39 @@ class Requests(ABC):
 class Http(Requests):
     """One OpenCode."""
 
-    def __init__(
-        self, base_url: str, client: aiohttp.ClientSession, timeout: float, concurrency: int
-    ) -> None:
+    def __init__(self, base_url: str, client: aiohttp.ClientSession, timeout: float) -> None:
         self._base = base_url.rstrip("/")
         self._client = client
         self._timeout = timeout
-        self._slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self._first_tries: set[asyncio.Timeout] = set()
         self.answered = asyncio.Event()  # set by every answer; cleared by those who wait for one
 
     @classmethod
     @asynccontextmanager
-    async def open(
-        cls, endpoint: Endpoint, timeout: float = 30.0, concurrency: int = 0
-    ) -> AsyncIterator[Http]:
+    async def open(cls, endpoint: Endpoint, timeout: float = 30.0) -> AsyncIterator[Http]:
         async with aiohttp.ClientSession(
             headers=endpoint.authorization,
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
             read_bufsize=MAX_LINE,
         ) as client:
-            yield cls(endpoint.base_url, client, timeout, concurrency)
+            yield cls(endpoint.base_url, client, timeout)
 
     async def exchange(
         self, method: str, *segments: str, **options: Unpack[Options]
     ) -> tuple[Any, Mapping[str, str]]:
         """Repeat a GET once: OpenCode 1.x never answers a request that arrives while it starts."""
         clock = asyncio.get_running_loop().time
-        async with self._slots:
-            until = clock() + (options.get("timeout") or self._timeout)
-            if method == "GET":
-                with suppress(TimeoutError, UpstreamTimeout):
-                    async with asyncio.timeout_at(
-                        min(until, clock() + FIRST_TRY_SECONDS)
-                    ) as first_try:
-                        self._first_tries.add(first_try)
-                        try:
-                            return await self._request(method, segments, **options)
-                        finally:
-                            self._first_tries.discard(first_try)
-            return await self._request(method, segments, **options | {"timeout": until - clock()})
+        until = clock() + (options.get("timeout") or self._timeout)
+        if method == "GET":
+            with suppress(TimeoutError, UpstreamTimeout):
+                async with asyncio.timeout_at(min(until, clock() + FIRST_TRY_SECONDS)) as first_try:
+                    self._first_tries.add(first_try)
+                    try:
+                        return await self._request(method, segments, **options)
+                    finally:
+                        self._first_tries.discard(first_try)
+        return await self._request(method, segments, **options | {"timeout": until - clock()})
 
     def retry_pending(self) -> None:
         """Repeat the reads that wait for an answer, because OpenCode has just started."""
@@ -152,7 +144,7 @@ class Http(Requests):
             self._first_tries.pop().reschedule(now)
 
     async def probe(self, timeout: float) -> Release:
-        """Which OpenCode answers, or what is wrong. Does not wait for a free slot."""
+        """Which OpenCode answers, or what is wrong."""
         release = await self.identify(timeout)
         if not release.is_supported:
             raise UpstreamPayloadError(

@@ -76,7 +76,7 @@ CANCEL_SECONDS = 15.0
 EXTENSIONS_HEADER = "A2A-Extensions"
 ANSWER_HINT = "A2A_CLIENT_TIMEOUT_SECONDS sets how long an answer may take."
 IN_DOUBT_HINT = "Ask the peer for its tasks, or send the message again."
-CARD_HINT = "A2A_CLIENT_CARD_FETCH_TIMEOUT_SECONDS sets how long a card may take."
+CARD_HINT = "Is it an A2A agent, and is it up?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ class PeerCall:
         end = Deadline.after(
             seconds,
             f"The task is not done after {seconds:g} s.",
-            hint="Allow more with --timeout or A2A_CLIENT_TOTAL_TIMEOUT_SECONDS.",
+            hint="Allow more with --timeout.",
         )
         bound = asyncio.timeout_at(end.at)
         try:

@@ -49,7 +49,7 @@ async def _content(peer: Peer, file: File, max_bytes: int) -> bytes:
     if file.size > max_bytes:
         raise AnswerTooLarge(
             "The files are too large together.",
-            hint="A2A_CLIENT_MAX_RESPONSE_BYTES sets how large they may be.",
+            hint="This is the most that an answer may have.",
         )
     try:
         return await asyncio.to_thread(base64.b64decode, file.base64)

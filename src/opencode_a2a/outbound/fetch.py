@@ -153,7 +153,7 @@ class Fetcher:
                 async for chunk in response.content.iter_chunked(65_536):
                     content += chunk
                     if len(content) > limit:
-                        raise Refused(f"the file is larger than {limit} bytes (A2A_MAX_PART_BYTES)")
+                        raise Refused(f"the file is larger than {limit} bytes, the most of a part")
                 return Fetched(bytes(content), response.content_type)
         raise Refused(f"the server redirects more than {REDIRECTS} times")
 
@@ -170,5 +170,5 @@ class Fetcher:
         except (NotAFile, OSError):
             raise Refused("the file does not exist or cannot be read") from None
         if len(content) > limit:
-            raise Refused(f"the file is larger than {limit} bytes (A2A_MAX_PART_BYTES)")
+            raise Refused(f"the file is larger than {limit} bytes, the most of a part")
         return Fetched(content, mimetypes.guess_type(path.name)[0] or "text/plain")

@@ -294,7 +294,7 @@ class _Body(httpx.AsyncByteStream):
                 if received > limit:
                     raise AnswerTooLarge(
                         f"The peer's answer is larger than {limit} bytes.",
-                        hint="A2A_CLIENT_MAX_RESPONSE_BYTES sets how large an answer may be.",
+                        hint="This is the most that an answer may have.",
                     )
                 whole, newline, rest = chunk.rpartition(b"\n")
                 if newline and self._is_events:

@@ -105,14 +105,14 @@ class Inputs:
             raise InvalidParams.at(
                 field,
                 f"{size} bytes are more than the {self.part_bytes} allowed in one part "
-                "(A2A_MAX_PART_BYTES)",
+                "(half of A2A_MAX_REQUEST_BODY_BYTES)",
             )
         budget.left -= size
         if budget.left < 0:
             raise InvalidParams.at(
                 field,
                 f"with it the parts have more than the {self.message_bytes} bytes allowed in one "
-                "message (A2A_MAX_MESSAGE_BYTES)",
+                "message (twice A2A_MAX_REQUEST_BODY_BYTES)",
             )
 
 

@@ -118,7 +118,7 @@ class ContextWorktrees:
         base = await self._base(isolation.directory)
         if self.folder is None:
             raise IsolationFailed(
-                "This service has no directory for worktrees. Set A2A_WORKTREE_DIRECTORY."
+                "This service has no directory for worktrees. Set XDG_STATE_HOME."
             )
         name = worktree_name(title, secrets.token_hex(4))
         ref = WorktreeRef(
@@ -212,7 +212,7 @@ class ContextWorktrees:
         except OSError as exc:
             raise IsolationFailed(
                 f"The directory for worktrees cannot be made ({folder}: {exc.strerror}). Set "
-                "A2A_WORKTREE_DIRECTORY to one that this service and OpenCode can use."
+                "XDG_STATE_HOME to one that this service and OpenCode can use."
             ) from exc
         if await repository.tip(ref.branch) is not None:
             await repository.add_worktree(ref.directory, ref.branch, at=None)

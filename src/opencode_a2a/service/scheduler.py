@@ -446,11 +446,11 @@ def _too_many(bound: Bound, waiting: int) -> UpstreamBusy:
             return UpstreamBusy(
                 f"Too many of your tasks are waiting for OpenCode ({waiting}), and those of "
                 "other callers wait too. Try again when some are done, or raise "
-                "A2A_MAX_QUEUED_TASKS_PER_CALLER (what each caller may have waiting when the "
-                "queue is full), A2A_MAX_QUEUED_TASKS or OPENCODE_MAX_CONCURRENT_STREAMS.",
+                "A2A_MAX_QUEUED_TASKS (when the queue is full, each caller has a quarter of it) or "
+                "OPENCODE_MAX_CONCURRENT_STREAMS.",
                 retry_after=10,
                 bound=bound.value,
-                setting="A2A_MAX_QUEUED_TASKS_PER_CALLER",
+                setting="A2A_MAX_QUEUED_TASKS",
             )
         case Bound.RESTING:
             return UpstreamBusy(

@@ -26,6 +26,12 @@ from typing import Generic, TypeVar
 
 MARK_KNOWN = "opencode_a2a.mark_known"  # in a request's state: call it if its caller is known
 CUT_OFF = "opencode_a2a.cut_off"  # in a request's state: call it to close its connection at once
+MAX_CONNECTIONS = 8_192  # fewer where the limit for open files is lower
+MAX_CONNECTIONS_PER_ADDRESS = 1_024  # that have not carried a request of a known caller yet
+RESERVED_FILES = 256  # descriptors for all but clients: the database, OpenCode, attachments
+MAX_HEAD_BYTES = 32_768  # of a request line with its header fields
+HEAD_SECONDS = 15.0  # for the head of a request to arrive
+BODY_SECONDS = 30.0  # for its body, and more for every part of it that arrives
 BODY_BYTES_PER_SECOND = 512  # a body that arrives at this rate is never too slow
 KEEP_ALIVE_SECONDS = 75  # between two requests; clients and proxies close theirs earlier
 UNKNOWN_ANSWER_SECONDS = 30.0  # no answer to an unknown caller takes long, unless it is not read

@@ -71,6 +71,10 @@ Fetch = Callable[[str], Awaitable[bytes]]
 Resolve = Callable[[Collection[str]], frozenset[str]]
 
 
+LEEWAY_SECONDS = 30.0  # by which clocks may differ
+PRINCIPAL_PREFIX = "oidc:"  # so that nobody gets the name of another kind of caller
+
+
 @dataclass(frozen=True, slots=True)
 class OidcPolicy:
     """Which tokens are accepted, and what they mean."""
@@ -78,9 +82,7 @@ class OidcPolicy:
     issuer: str
     audience: tuple[str, ...]
     authorized_parties: frozenset[str] = frozenset()
-    leeway: float = 30.0
     principal_claim: str = "sub"
-    principal_prefix: str = "oidc:"
     scopes_claim: str = "scope"
 
 
@@ -160,7 +162,7 @@ def read_claims(token: bytes, head: TokenHead, key: Key, policy: OidcPolicy) -> 
             algorithms=[head.algorithm],
             issuer=policy.issuer,
             audience=policy.audience,
-            leeway=policy.leeway,
+            leeway=LEEWAY_SECONDS,
             options={"require": ["exp", "iss", "aud", policy.principal_claim]},
         )
     except jwt.ExpiredSignatureError:
@@ -202,11 +204,11 @@ def _is_time(value: Any) -> bool:
 
 def principal_of(claims: Json, policy: OidcPolicy) -> str:
     name = claims.get(policy.principal_claim)
-    principal = named_principal(policy.principal_prefix, name) if isinstance(name, str) else None
+    principal = named_principal(PRINCIPAL_PREFIX, name) if isinstance(name, str) else None
     if principal is None:
         raise TokenRefused(
             f"The claim {policy.principal_claim} of the token names nobody: it must be text that "
-            f"can be printed, and with {policy.principal_prefix!r} no longer than {MAX_PRINCIPAL}."
+            f"can be printed, and with {PRINCIPAL_PREFIX!r} no longer than {MAX_PRINCIPAL}."
         )
     return principal
 
@@ -375,7 +377,7 @@ class Issuer:
         words = words_of(claims, self._policy.scopes_claim)
         identity = Identity(
             Caller(principal, self._resolve(words)),
-            expires_at=claims["exp"] + self._policy.leeway,
+            expires_at=claims["exp"] + LEEWAY_SECONDS,
             words=words,
             key=key.fingerprint,
         )

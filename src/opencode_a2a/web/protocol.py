@@ -192,9 +192,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def give_up(self, phase: Phase) -> None:
         """The client has let a deadline pass."""
         if phase is Phase.BODY or (phase is Phase.HEAD and self._has_begun):
-            name = phase.value
-            setting = f"A2A_REQUEST_{name.upper()}_TIMEOUT_SECONDS"
-            self._refuse(RequestTimeout(f"The request's {name} took too long to come ({setting})."))
+            self._refuse(RequestTimeout(f"The request's {phase.value} took too long to come."))
         elif phase is Phase.HEAD:
             self._socket.close()  # after what is still to be sent
         else:
@@ -303,7 +301,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _too_large(self) -> RequestHeadTooLarge:
         limit = self._guard.max_head_bytes
         return RequestHeadTooLarge(
-            f"The request's head is larger than {limit} bytes (A2A_MAX_REQUEST_HEAD_BYTES) or has "
+            f"The request's head is larger than {limit} bytes or has "
             f"more than {MAX_HEAD_FIELDS} fields.",
             limit=limit,
             max_fields=MAX_HEAD_FIELDS,

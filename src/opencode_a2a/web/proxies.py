@@ -2,8 +2,7 @@
 
 A header can be written by anybody, so only a peer at a trusted address is believed. Each proxy adds
 the address of its own peer on the right: from there, the first address that is not trusted is the
-client's, and whatever stands left of it was written by the client. `X-Forwarded-…` or `Forwarded`,
-never both: proxies pass on what they do not set.
+client's, and whatever stands left of it was written by the client.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..domain.addresses import host_name, is_host
 CERTIFICATE = "opencode_a2a.certificate"  # in a request's state: whose certificate was verified
 EXTERNAL_URL = "opencode_a2a.external_url"  # in a request's state: where the proxy was asked
 MAX_HOPS = 32  # addresses in a header that are looked at
-MAX_CHARACTERS = 16_384  # of a header with names and values, as `Forwarded` is …
+MAX_CHARACTERS = 16_384  # of a header with names and values …
 MAX_PAIRS = 256  # … and how many those may be
 
 # Nothing is tried twice (`*+`): the header may be a stranger's, and is read before the login.
@@ -94,21 +93,6 @@ def x_forwarded(headers: Mapping[bytes, str]) -> list[Hop]:
     ]
 
 
-def forwarded(header: str) -> list[Hop]:
-    """The hops of a Forwarded header (RFC 7239); none if any part of it cannot be read.
-
-    The last of them, that is: what stands further away is not looked at.
-    """
-    return [
-        Hop(
-            _address(each.get("for", "")),
-            _scheme(each.get("proto", "")),
-            _host(each.get("host", "")),
-        )
-        for each in _elements(header)[-MAX_HOPS:]
-    ]
-
-
 def certificate_name(header: str, name: str) -> str:
     """Whose certificate a header names: of X-Forwarded-Client-Cert the URI or else the subject.
 
@@ -178,12 +162,10 @@ class TrustedProxies:
         app: ASGIApp,
         *,
         trusted: TrustedNetworks,
-        header: str,
         certificate_header: str | None = None,
     ) -> None:
         self._app = app
         self._trusted = trusted
-        self._reads_forwarded = header == "forwarded"
         self._certificate_header = certificate_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,12 +176,7 @@ class TrustedProxies:
 
     def _read(self, scope: Scope, peer: str) -> None:
         headers = _joined(scope["headers"])
-        hops = (
-            forwarded(headers.get(b"forwarded", ""))
-            if self._reads_forwarded
-            else x_forwarded(headers)
-        )
-        client = client_of(peer, hops, self._trusted)
+        client = client_of(peer, x_forwarded(headers), self._trusted)
         state = scope.setdefault("state", {})
         scope["client"] = (client.address, 0)
         if client.scheme:

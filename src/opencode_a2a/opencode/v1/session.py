@@ -90,9 +90,8 @@ class Driver:
         defaults = self._defaults
         # The metadata shows services for other roots that the session is not theirs.
         origin = {"contextId": context_id, "root": defaults.directory}
-        body: dict[str, Any] = {"metadata": {"a2a": origin}}
-        if not defaults.model_titles:  # without one OpenCode asks a model for it
-            body["title"] = title
+        # Without a title OpenCode would ask a model for one.
+        body: dict[str, Any] = {"title": title, "metadata": {"a2a": origin}}
         if location.workspace is not None:
             body["workspaceID"] = location.workspace
         if rules:
@@ -101,7 +100,6 @@ class Driver:
             "POST", "session", query={"directory": location.directory}, body=body
         )
         created = read(wire.SessionInfo, answer)
-        # Until the model has made a title, clients see this one.
         return SessionRef(created.id, title, directory=created.directory or location.directory)
 
     async def delete(self, ref: SessionRef) -> None:

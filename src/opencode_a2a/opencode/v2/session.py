@@ -63,15 +63,13 @@ class Driver:
         # The metadata shows services for other roots that the session is not theirs.
         origin = {"contextId": context_id, "root": self._defaults.directory}
         body: dict[str, Any] = {
+            "title": title,  # without one OpenCode would ask a model for it
             "metadata": {"a2a": origin},
             "location": {"directory": location.directory},
             "permissions": [wire.rule_to_wire(rule) for rule in rules],
         }
-        if not self._defaults.model_titles:  # without one OpenCode asks a model for it
-            body["title"] = title
         answer = await self._http.call("POST", "api", "session", body=body)
         created = read(wire.Session, answer["data"])
-        # Until the model has made a title, clients see this one.
         return SessionRef(created.id, title, directory=created.location.directory)
 
     async def delete(self, ref: SessionRef) -> None:
