@@ -20,6 +20,7 @@ from opencode_a2a.config import (
     PEERS_TABLE,
     ROLES_TABLE,
     TABLES,
+    CallerLimits,
     ConfigError,
     PeerSetting,
     has_copied_credentials,
@@ -168,11 +169,12 @@ def test_the_example_has_every_setting_and_is_accepted_as_it_is(
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         if table := re.match(r"#?\[(\w+)", line):
-            found[table[1]] = []
+            found.setdefault(table[1], [])
         elif setting := re.match(r"#(\w+) = ", line):
             list(found.values())[-1].append(setting[1])
     expected = {table: list(kind.model_fields) for kind, table in TABLES.items()}
     more = {ROLES_TABLE: ["auditor"], PEERS_TABLE: list(PeerSetting.model_fields)}
+    more["limits"] = list(CallerLimits.model_fields)
     assert found == expected | more
     file = tmp_path / "settings.toml"
     file.write_text(text)

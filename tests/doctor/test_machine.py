@@ -314,7 +314,7 @@ async def test_a_running_service_with_too_few_open_files_is_found(loaded: Load) 
         process.kill()
         await process.wait()
     assert verdict.finding == "open_files.low"
-    assert "At most 300 open files; 356 are needed." in verdict.says
+    assert "At most 300 open files; 8448 are needed." in verdict.says
 
 
 async def test_a_port_that_another_program_holds_is_found(loaded: Load) -> None:
