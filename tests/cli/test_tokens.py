@@ -39,13 +39,15 @@ def refused(capsys: Capture, *words: str) -> tuple[int, str]:
 
 
 def test_a_new_token_is_all_that_is_printed(capsys: Capture, tmp_path: Path) -> None:
-    out, err = token(capsys, "create", "ci", "--scopes", "tasks:read, shell", "--expires", "90d")
+    out, err = token(
+        capsys, "create", "ci", "--scopes", "tasks:read, sessions:shell", "--expires", "90d"
+    )
     assert re.fullmatch(r"oca_[\w-]{43}\n", out)
-    assert "ci (tasks:read, shell)" in err
+    assert "ci (tasks:read, sessions:shell)" in err
     assert out.strip() not in err
     [file] = (tmp_path / "state").rglob("credentials.json")
     [stored] = CredentialsFile(file).read()
-    assert stored.scopes == ("tasks:read", "shell")
+    assert stored.scopes == ("tasks:read", "sessions:shell")
     assert (stored.expires_at or 0) - stored.created_at == 90 * 86_400
 
 
