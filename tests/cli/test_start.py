@@ -38,7 +38,6 @@ for model in below(BaseModel):
 TERMINAL = {"markdown_it", "prompt_toolkit"}  # for `call` on one
 LATER = {
     "fastapi",  # to describe the API
-    *("aiohttp", "yarl"),  # to ask OpenCode, and to fetch files
     *("sqlalchemy.orm", "sqlalchemy.dialects.postgresql"),  # for other databases, or never
     *("a2a", "httpx", "mcp", "mcp_types", "opencode_a2a.toolserver"),  # for those who have peers
     *("jwt", "cryptography", "opencode_a2a.web.oidc"),  # for those who have an issuer
