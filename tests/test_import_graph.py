@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "redaction": frozenset(),
     "systemd": frozenset(),
-    "logs": frozenset({"observe.ids", "redaction", "systemd"}),
+    "logs": frozenset({"redaction", "systemd"}),
     "app": ANYTHING,
     "cli": ANYTHING,
     "__main__": frozenset({"cli"}),

@@ -271,7 +271,6 @@ class _CurrentSettings:
     def take(self, settings: Settings) -> None:
         """Let these hold from now on."""
         self.settings = settings
-        metrics.process.counts = settings.server.metrics != "off"
         self._common_limits = settings.limits.limits()
         self._limits = {name: each.limits() for name, each in settings.limits_of.items()}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from opencode_a2a.observe.exposition import render
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from opencode_a2a.observe import metrics
-from opencode_a2a.observe.exposition import render
 from opencode_a2a.observe.metrics import METRICS, Counter, Gauge, Histogram, Names, reading
 
 
@@ -65,7 +65,7 @@ def test_a_gauge_is_read_only_while_somebody_knows_it() -> None:
 def test_every_declared_metric_is_rendered_under_its_name(
     accept: str, parse: object, kind: str
 ) -> None:
-    metrics.REQUEST_SECONDS.observe(0.02, "GetTask", "1.0", "rest")
+    metrics.REQUEST_SECONDS.labels("GetTask", "1.0", "rest").observe(0.02)
     body, content_type = render(accept)
     assert kind in content_type
     families = {family.name: family for family in parse(body.decode())}  # type: ignore[operator]

@@ -178,12 +178,14 @@ async def test_a_bug_is_answered_in_shape_and_kept_for_the_log(
     verb: str, path: str, body: Any, where: str
 ) -> None:
     later.catch_up()
-    before = metrics.INTERNAL_ERRORS.values[()]
+    before = metrics.REGISTRY.get_sample_value("opencode_a2a_internal_errors_total")
     with capture_logs() as logs:
         async with client() as there:
             response = await there.request(verb, path, json=body)
     later.catch_up()
-    assert metrics.INTERNAL_ERRORS.values[()] == before + 1
+    assert (
+        metrics.REGISTRY.get_sample_value("opencode_a2a_internal_errors_total") == (before or 0) + 1
+    )
     assert response.status_code == (200 if where == "rpc" else 500)
     assert SECRET not in response.text
     assert "RuntimeError" not in response.text

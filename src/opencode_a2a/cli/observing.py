@@ -17,7 +17,7 @@ import structlog
 from .. import logs
 from ..config import Server
 from ..domain.addresses import is_loopback, url_of_listener
-from ..observe import audit, later, tracing
+from ..observe import audit, tracing
 from ..web.metrics import PATH, listening
 from .failure import CommandError
 
@@ -68,7 +68,6 @@ async def _traces() -> AsyncIterator[None]:
     try:
         yield
     finally:
-        later.catch_up()
         tracing.process.tracer = None
         if tracer is not None:
             await _close(tracer)

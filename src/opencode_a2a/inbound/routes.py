@@ -148,7 +148,7 @@ def _metrics_endpoint(*, is_public: bool) -> Endpoint:
                 require_scope(caller_of(request), Scope.METRICS_READ)
             except AuthorizationForbidden as exc:
                 return failure(request.scope, exc)
-        return await page(request.headers)
+        return page(request.headers)
 
     return answer
 

@@ -82,7 +82,7 @@ class EventStream(Response):
 
     async def run(self, receive: Receive, send: Send) -> None:
         open_streams.add(self)
-        metrics.STREAMS_OPENED.add()
+        metrics.STREAMS_OPENED.inc()
         try:
             await self._run(receive, send)
         finally:
@@ -136,7 +136,6 @@ class EventStream(Response):
                 return b"id: %d\ndata: %b%b%b\n\n" % (name, before, data, after)
             return b"id: %b\ndata: %b%b%b\n\n" % (name, before, data, after)
 
-        sent = metrics.STREAM_BYTES.values  # added to directly: this runs for every event
         if (first := self._events.take_first()) is not None:
             await _send(send, frame(first))
             first = None  # it may be large
@@ -149,7 +148,7 @@ class EventStream(Response):
                 for body in bodies:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self.wrote_at = clock()
-                    sent[()] += len(body)
+                    metrics.STREAM_BYTES.inc(len(body))
                 found, bodies, body = None, (), b""  # not kept while the stream waits for the task
         except ServiceError as exc:
             error = bytes(self._framing.refusal(exc).body)
@@ -199,7 +198,7 @@ class _KeepAlive:
 
 async def _send(send: Send, body: bytes, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
-    metrics.STREAM_BYTES.add(amount=len(body))
+    metrics.STREAM_BYTES.inc(len(body))
 
 
 async def disconnected(receive: Receive) -> None:

@@ -8,23 +8,26 @@ a secret, nor what somebody wrote: an operator may keep these lines for years.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import stat
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any, Protocol
 
 import orjson
 import structlog
+from structlog.contextvars import get_contextvars
 
-from . import ids, metrics
+from . import metrics
 
 logger = structlog.get_logger()
 
@@ -32,7 +35,6 @@ JOURNALD = "journald"
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 IDENTIFIER = "opencode-a2a-audit"
 NOTICE = "5"  # the priority of its lines in the journal
-LOOK_SECONDS = 1.0  # between two looks whether the file was moved away
 LONGEST = 200  # characters of a value
 # Of a request's parameters: only names of things, no content.
 PARAMETERS = (
@@ -60,52 +62,28 @@ class Output(Protocol):
     def close(self) -> None: ...
 
 
-class File:
-    """A file that is appended to. One that was moved away, as by logrotate, is made anew.
-
-    What is written within a second of that is in the file that was moved.
-    """
+class File(WatchedFileHandler):
+    """A file that is appended to. One that was moved away, as by logrotate, is made anew."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor, self._file = self._open()
-        self._is_torn = False  # the last line is there in part
-        self._looked_at = time.monotonic()
+        super().__init__(path, encoding="utf-8")
 
-    def _open(self) -> tuple[int, os.stat_result]:
+    def _open(self) -> TextIOWrapper:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags | os.O_NONBLOCK, 0o600)
-        file = os.fstat(descriptor)
-        if not stat.S_ISREG(file.st_mode):  # a pipe could stop the service
+        descriptor = os.open(self.baseFilename, flags | os.O_NONBLOCK, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe could stop the service
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "It is not a regular file", str(self._path))
-        return descriptor, file
+            raise OSError(errno.EINVAL, "It is not a regular file", self.baseFilename)
+        return os.fdopen(descriptor, "a", encoding="utf-8")
 
     def reopen(self) -> None:
-        fresh, file = self._open()
-        os.close(self._descriptor)
-        self._descriptor, self._file, self._is_torn = fresh, file, False
+        self.reopenIfNeeded()
 
     def write(self, line: bytes) -> None:
-        if (now := time.monotonic()) - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = now
-            if not self._is_there():
-                self.reopen()
-        data = (b"\n" if self._is_torn else b"") + line + b"\n"
-        written = os.write(self._descriptor, data)
-        if written < len(data):  # what follows must not be taken for the rest of this line
-            self._is_torn = self._is_torn or written > 0
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._is_torn = False
+        self.emit(logging.makeLogRecord({"msg": line.decode()}))
 
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(self._file, self._path.stat())
-        except FileNotFoundError:
-            return False
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
 
 
 class Journal:
@@ -157,7 +135,7 @@ class AuditLog:
         try:
             self.output.write(orjson.dumps(shown))
         except (OSError, TypeError) as exc:  # TypeError: a value that JSON cannot hold
-            metrics.AUDIT_ERRORS.add()
+            metrics.AUDIT_ERRORS.inc()
             if not self._failed:
                 logger.error("audit.not_written", reason=str(exc), setting="A2A_AUDIT_LOG")
             self._failed = True
@@ -204,7 +182,7 @@ def record(act: str, *, outcome: str, by: Actor | None = None, **facts: Any) -> 
     """Write what was done; `by` whom, if not by the caller of the current request."""
     if process.log is None:
         return
-    known = ids.known()
+    known = get_contextvars()
     who = by or actor.get() or Actor(known.get("principal"))
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

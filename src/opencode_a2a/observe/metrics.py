@@ -1,9 +1,7 @@
-"""The metrics of this process: each declared once, counted as plain numbers where it happens.
+"""The metrics of this process, in a registry of prometheus-client.
 
-A number costs next to nothing, so it is counted also where nobody gets it, but on the way of every
-task and request (`process.counts`). What exists elsewhere already, such as the tasks at work, is
-not counted but read when somebody asks (`Gauge`). Nothing of Prometheus is loaded before somebody
-does: see `exposition`.
+What exists elsewhere already, such as the tasks at work, is not counted but read when somebody asks
+(`Gauge`).
 
 Values of labels come from closed sets. Where they come from outside (models, principals, tools),
 `Names` keeps the first ones apart and calls all others `other`.
@@ -11,11 +9,15 @@ Values of labels come from closed sets. Where they come from outside (models, pr
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics import disable_created_metrics
+from prometheus_client.registry import Collector
 
 PREFIX = "opencode_a2a_"
 OTHER = "other"  # all names after the first ones
@@ -33,69 +35,61 @@ COMMIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 ENTRY_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
-@dataclass(eq=False, slots=True)
-class Counter:
+class Declared(NamedTuple):
+    """What a metric is, for its reference page."""
+
+    name: str
+    kind: str
+    help: str
+    labels: Labels
+
+
+METRICS: dict[str, Declared] = {}  # all that are declared below, by their full name
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the time of the first count is of no use, and a third of the lines
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+
+
+def render(accept: str) -> tuple[bytes, str]:
+    """All metrics in the best format that the client accepts, and its content type."""
+    encode, content_type = choose_encoder(accept)
+    return encode(REGISTRY), content_type
+
+
+def _declare(kind: str, name: str, help: str, labels: Labels) -> Declared:
+    declared = Declared(PREFIX + name, kind, help, labels)
+    METRICS[declared.name] = declared
+    return declared
+
+
+def _counter(name: str, help: str, labels: Labels = ()) -> Counter:
     """Something that happens: how often, or how much of it."""
-
-    name: str
-    help: str
-    labels: Labels = ()
-    values: dict[Labels, float] = field(default_factory=dict)
-    kind: ClassVar[str] = "counter"
-
-    def add(self, *labels: str, amount: float = 1) -> None:
-        values = self.values
-        values[labels] = values.get(labels, 0) + amount
+    return Counter(_declare("counter", name, help, labels).name, help, labels, registry=REGISTRY)
 
 
-@dataclass(eq=False, slots=True)
-class Series:
-    """What a histogram has seen for one set of labels."""
-
-    counts: list[int]  # by bucket; the last one is for all that is larger
-    sum: float = 0.0
-
-
-@dataclass(eq=False, slots=True)
-class Histogram:
+def _histogram(
+    name: str, help: str, labels: Labels = (), buckets: Sequence[float] = REQUEST_BUCKETS
+) -> Histogram:
     """How long things take, or how large they are."""
-
-    name: str
-    help: str
-    labels: Labels = ()
-    buckets: tuple[float, ...] = REQUEST_BUCKETS
-    series: dict[Labels, Series] = field(default_factory=dict)
-    kind: ClassVar[str] = "histogram"
-
-    def observe(self, value: float, *labels: str) -> None:
-        series = self.series.get(labels)
-        if series is None:
-            series = self.series[labels] = Series([0] * (len(self.buckets) + 1))
-        series.counts[bisect_left(self.buckets, value)] += 1
-        series.sum += value
+    name = _declare("histogram", name, help, labels).name
+    return Histogram(name, help, labels, registry=REGISTRY, buckets=buckets)
 
 
-@dataclass(eq=False, slots=True)
-class Gauge:
+class Gauge(Collector):
     """Something that is so now. `read` is set while somebody knows it (`reading`)."""
 
-    name: str
-    help: str
-    labels: Labels = ()
-    read: Callable[[], Values] | None = None
-    kind: ClassVar[str] = "gauge"
+    def __init__(self, name: str, help: str, labels: Labels = ()) -> None:
+        self._declared = _declare("gauge", name, help, labels)
+        self.read: Callable[[], Values] | None = None
+        REGISTRY.register(self)
 
-
-class _Process:
-    """Whether anybody can get the metrics of this process."""
-
-    counts: bool = True
-
-
-process = _Process()
-
-Metric: TypeAlias = Counter | Histogram | Gauge
-M = TypeVar("M", Counter, Histogram, Gauge)
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        name, _, help, labels = self._declared
+        family = GaugeMetricFamily(name, help, labels=labels)
+        for values, value in (self.read() if self.read is not None else {}).items():
+            family.add_metric(values, value)
+        return [family]
 
 
 class Names(dict[str, str]):
@@ -111,15 +105,6 @@ class Names(dict[str, str]):
         return name
 
 
-METRICS: dict[str, Metric] = {}  # all that are declared below, by their full name
-
-
-def _declare(metric: M) -> M:
-    metric.name = PREFIX + metric.name
-    METRICS[metric.name] = metric
-    return metric
-
-
 @contextmanager
 def reading(gauges: Mapping[Gauge, Callable[[], Values]]) -> Iterator[None]:
     """Let these be read while the block lasts."""
@@ -131,7 +116,6 @@ def reading(gauges: Mapping[Gauge, Callable[[], Values]]) -> Iterator[None]:
         for gauge, read in gauges.items():
             if gauge.read is read:  # another service of this process may have taken it over
                 gauge.read = None
-        process.counts = True  # until the next service says otherwise
 
 
 def one(value: float) -> Values:
@@ -158,274 +142,206 @@ def payer(model: str, principal: str) -> tuple[str, str]:
 
 # -- the service
 
-INFO = _declare(
-    Gauge("info", "Always 1; the labels say what runs here.", ("version", "opencode_version"))
+INFO = Gauge("info", "Always 1; the labels say what runs here.", ("version", "opencode_version"))
+CONNECTIONS = Gauge(
+    "connections",
+    "Open connections of clients; `known` ones have carried a request with a valid credential.",
+    ("kind",),
 )
-CONNECTIONS = _declare(
-    Gauge(
-        "connections",
-        "Open connections of clients; `known` ones have carried a request with a valid credential.",
-        ("kind",),
-    )
+REQUESTS = _counter(
+    "requests_total",
+    "Requests that were answered. `outcome` is `ok`, the `type` of the error, or "
+    "`disconnected` where the client left before its answer.",
+    ("operation", "line", "transport", "outcome"),
 )
-REQUESTS = _declare(
-    Counter(
-        "requests_total",
-        "Requests that were answered. `outcome` is `ok`, the `type` of the error, or "
-        "`disconnected` where the client left before its answer.",
-        ("operation", "line", "transport", "outcome"),
-    )
+REQUEST_SECONDS = _histogram(
+    "request_duration_seconds",
+    "From a request's head to the beginning of its answer. A stream begins with the task as it "
+    "is; a blocking send is answered when the task rests.",
+    ("operation", "line", "transport"),
 )
-REQUEST_SECONDS = _declare(
-    Histogram(
-        "request_duration_seconds",
-        "From a request's head to the beginning of its answer. A stream begins with the task as it "
-        "is; a blocking send is answered when the task rests.",
-        ("operation", "line", "transport"),
-    )
+INTERNAL_ERRORS = _counter(
+    "internal_errors_total", "Requests that failed by an error of the service itself."
 )
-INTERNAL_ERRORS = _declare(
-    Counter("internal_errors_total", "Requests that failed by an error of the service itself.")
+LOGINS_REFUSED = _counter(
+    "logins_refused_total",
+    "Requests whose credential was wrong (`invalid`), or was not even looked at because too "
+    "many from the same address were wrong (`slowed`).",
+    ("reason",),
 )
-LOGINS_REFUSED = _declare(
-    Counter(
-        "logins_refused_total",
-        "Requests whose credential was wrong (`invalid`), or was not even looked at because too "
-        "many from the same address were wrong (`slowed`).",
-        ("reason",),
-    )
-)
-STREAMS = _declare(Gauge("streams", "Event streams that are open now."))
-STREAMS_OPENED = _declare(Counter("streams_opened_total", "Event streams that were opened."))
-STREAM_BYTES = _declare(Counter("stream_bytes_total", "Bytes of events that were sent."))
-READERS = _declare(
-    Gauge("readers", "Streams and blocking requests that wait for the next entry of a task's log.")
+STREAMS = Gauge("streams", "Event streams that are open now.")
+STREAMS_OPENED = _counter("streams_opened_total", "Event streams that were opened.")
+STREAM_BYTES = _counter("stream_bytes_total", "Bytes of events that were sent.")
+READERS = Gauge(
+    "readers", "Streams and blocking requests that wait for the next entry of a task's log."
 )
 
 # -- tasks
 
-TASKS = _declare(
-    Gauge("tasks", "Tasks that this process holds now, by state; ended ones are none.", ("state",))
+TASKS = Gauge(
+    "tasks", "Tasks that this process holds now, by state; ended ones are none.", ("state",)
 )
-QUEUE_DEPTH = _declare(
-    Gauge(
-        "queue_depth",
-        "Tasks that wait: `slot` for a free one (OPENCODE_MAX_CONCURRENT_STREAMS), `context` for "
-        "an older task of their context or their own preparation.",
-        ("reason",),
-    )
+QUEUE_DEPTH = Gauge(
+    "queue_depth",
+    "Tasks that wait: `slot` for a free one (OPENCODE_MAX_CONCURRENT_STREAMS), `context` for "
+    "an older task of their context or their own preparation.",
+    ("reason",),
 )
-QUEUE_LIMIT = _declare(
-    Gauge("queue_limit", "How many tasks may wait for a slot (A2A_MAX_QUEUED_TASKS).")
+QUEUE_LIMIT = Gauge("queue_limit", "How many tasks may wait for a slot (A2A_MAX_QUEUED_TASKS).")
+TASKS_CREATED = _counter("tasks_created_total", "Tasks that were stored.")
+TASKS_RESUMED = _counter(
+    "tasks_resumed_total", "Tasks of another or an earlier process that were taken over."
 )
-TASKS_CREATED = _declare(Counter("tasks_created_total", "Tasks that were stored."))
-TASKS_RESUMED = _declare(
-    Counter("tasks_resumed_total", "Tasks of another or an earlier process that were taken over.")
+TASKS_ENDED = _counter(
+    "tasks_ended_total",
+    "Tasks that have ended; `problem` says why one has failed.",
+    ("state", "problem"),
 )
-TASKS_ENDED = _declare(
-    Counter(
-        "tasks_ended_total",
-        "Tasks that have ended; `problem` says why one has failed.",
-        ("state", "problem"),
-    )
+TASK_SECONDS = _histogram(
+    "task_duration_seconds",
+    "From a task's creation to its end, with all waiting.",
+    labels=("state",),
+    buckets=TASK_BUCKETS,
 )
-TASK_SECONDS = _declare(
-    Histogram(
-        "task_duration_seconds",
-        "From a task's creation to its end, with all waiting.",
-        labels=("state",),
-        buckets=TASK_BUCKETS,
-    )
+QUEUE_SECONDS = _histogram(
+    "task_queue_seconds",
+    "From a task's creation until the agent works on it.",
+    buckets=TASK_BUCKETS,
 )
-QUEUE_SECONDS = _declare(
-    Histogram(
-        "task_queue_seconds",
-        "From a task's creation until the agent works on it.",
-        buckets=TASK_BUCKETS,
-    )
+FIRST_TOKEN_SECONDS = _histogram(
+    "task_first_token_seconds",
+    "From a task's creation until its first output (text or reasoning) can be read.",
+    buckets=TASK_BUCKETS,
 )
-FIRST_TOKEN_SECONDS = _declare(
-    Histogram(
-        "task_first_token_seconds",
-        "From a task's creation until its first output (text or reasoning) can be read.",
-        buckets=TASK_BUCKETS,
-    )
+TURNS = _counter(
+    "turns_total",
+    "Prompts of tasks: `message` of a caller, or `continuation` after OpenCode lost its work.",
+    ("kind",),
 )
-TURNS = _declare(
-    Counter(
-        "turns_total",
-        "Prompts of tasks: `message` of a caller, or `continuation` after OpenCode lost its work.",
-        ("kind",),
-    )
+TOKENS = _counter(
+    "tokens_total",
+    "Tokens that the providers have reported, for agents and sub-agents.",
+    ("model", "principal", "kind"),
 )
-TOKENS = _declare(
-    Counter(
-        "tokens_total",
-        "Tokens that the providers have reported, for agents and sub-agents.",
-        ("model", "principal", "kind"),
-    )
+COST = _counter(
+    "cost_dollars_total",
+    "Costs in US dollars, as OpenCode reckons them from the reported tokens.",
+    ("model", "principal"),
 )
-COST = _declare(
-    Counter(
-        "cost_dollars_total",
-        "Costs in US dollars, as OpenCode reckons them from the reported tokens.",
-        ("model", "principal"),
-    )
+PROVIDER_RETRIES = _counter(
+    "provider_retries_total", "Times that OpenCode waited to ask a provider again."
 )
-PROVIDER_RETRIES = _declare(
-    Counter("provider_retries_total", "Times that OpenCode waited to ask a provider again.")
+TOOL_CALLS = _counter(
+    "tool_calls_total",
+    "Tool calls of agents and sub-agents that have ended (`completed` or `error`).",
+    ("tool", "outcome"),
 )
-TOOL_CALLS = _declare(
-    Counter(
-        "tool_calls_total",
-        "Tool calls of agents and sub-agents that have ended (`completed` or `error`).",
-        ("tool", "outcome"),
-    )
+INTERRUPTS_OPEN = Gauge(
+    "interrupts_open", "Requests of agents that wait for a person now.", ("kind",)
 )
-INTERRUPTS_OPEN = _declare(
-    Gauge("interrupts_open", "Requests of agents that wait for a person now.", ("kind",))
+INTERRUPTS = _counter(
+    "interrupts_total",
+    "Requests of agents that are settled. `outcome` is the answer (`once`, `always`, "
+    "`reject`, `answered`, `rejected`), `rule` where nobody had to be asked, `expired`, "
+    "`elsewhere` (in OpenCode's own interface) or `ended` (with the task).",
+    ("kind", "outcome"),
 )
-INTERRUPTS = _declare(
-    Counter(
-        "interrupts_total",
-        "Requests of agents that are settled. `outcome` is the answer (`once`, `always`, "
-        "`reject`, `answered`, `rejected`), `rule` where nobody had to be asked, `expired`, "
-        "`elsewhere` (in OpenCode's own interface) or `ended` (with the task).",
-        ("kind", "outcome"),
-    )
-)
-INTERRUPT_SECONDS = _declare(
-    Histogram(
-        "interrupt_wait_seconds",
-        "How long an agent's request waited until it was settled.",
-        labels=("kind",),
-        buckets=PERSON_BUCKETS,
-    )
+INTERRUPT_SECONDS = _histogram(
+    "interrupt_wait_seconds",
+    "How long an agent's request waited until it was settled.",
+    labels=("kind",),
+    buckets=PERSON_BUCKETS,
 )
 
 # -- the task log
 
-COMMIT_SECONDS = _declare(
-    Histogram(
-        "log_commit_duration_seconds",
-        "How long commits of the task log took.",
-        buckets=COMMIT_BUCKETS,
-    )
+COMMIT_SECONDS = _histogram(
+    "log_commit_duration_seconds",
+    "How long commits of the task log took.",
+    buckets=COMMIT_BUCKETS,
 )
-COMMIT_ENTRIES = _declare(
-    Histogram(
-        "log_commit_entries",
-        "Entries of the task log that were committed together.",
-        buckets=ENTRY_BUCKETS,
-    )
+COMMIT_ENTRIES = _histogram(
+    "log_commit_entries",
+    "Entries of the task log that were committed together.",
+    buckets=ENTRY_BUCKETS,
 )
-LOG_LAG_SECONDS = _declare(
-    Histogram(
-        "log_lag_seconds",
-        "How long the oldest update of a commit had waited when it was committed.",
-        buckets=COMMIT_BUCKETS,
-    )
+LOG_LAG_SECONDS = _histogram(
+    "log_lag_seconds",
+    "How long the oldest update of a commit had waited when it was committed.",
+    buckets=COMMIT_BUCKETS,
 )
-LOG_PENDING = _declare(Gauge("log_pending_updates", "Updates that are not committed yet."))
-STORE_ERRORS = _declare(
-    Counter(
-        "store_errors_total",
-        "Transactions that the database refused (`unavailable`), or of which it is not known "
-        "whether they were committed (`unknown`).",
-        ("error",),
-    )
+LOG_PENDING = Gauge("log_pending_updates", "Updates that are not committed yet.")
+STORE_ERRORS = _counter(
+    "store_errors_total",
+    "Transactions that the database refused (`unavailable`), or of which it is not known "
+    "whether they were committed (`unknown`).",
+    ("error",),
 )
 
 # -- OpenCode
 
-OPENCODE_CONNECTED = _declare(
-    Gauge("opencode_connected", "1 while OpenCode's events arrive, else 0.")
+OPENCODE_CONNECTED = Gauge("opencode_connected", "1 while OpenCode's events arrive, else 0.")
+OPENCODE_REQUESTS = _counter(
+    "opencode_requests_total",
+    "Requests to OpenCode. `outcome` is `ok` or the `type` of the error.",
+    ("route", "outcome"),
 )
-OPENCODE_REQUESTS = _declare(
-    Counter(
-        "opencode_requests_total",
-        "Requests to OpenCode. `outcome` is `ok` or the `type` of the error.",
-        ("route", "outcome"),
-    )
+OPENCODE_SECONDS = _histogram(
+    "opencode_request_duration_seconds", "How long OpenCode took to answer.", ("route",)
 )
-OPENCODE_SECONDS = _declare(
-    Histogram("opencode_request_duration_seconds", "How long OpenCode took to answer.", ("route",))
+FEED_RECONNECTS = _counter(
+    "feed_reconnects_total", "Times that OpenCode's event stream was connected after the first."
 )
-FEED_RECONNECTS = _declare(
-    Counter(
-        "feed_reconnects_total", "Times that OpenCode's event stream was connected after the first."
-    )
+FEED_GAPS = _counter(
+    "feed_gaps_total", "Gaps in the events of running tasks: what came meanwhile is read."
 )
-FEED_GAPS = _declare(
-    Counter("feed_gaps_total", "Gaps in the events of running tasks: what came meanwhile is read.")
-)
-RECONCILES = _declare(
-    Counter("reconciles_total", "Times that a task read from OpenCode what it may have missed.")
+RECONCILES = _counter(
+    "reconciles_total", "Times that a task read from OpenCode what it may have missed."
 )
 
 # -- other services
 
-OUTBOUND_CALLS = _declare(
-    Counter(
-        "outbound_calls_total",
-        "What the agent has asked of other agents, by the tool it used. `outcome` is `completed`, "
-        "`canceled`, or the name of the error.",
-        ("peer", "tool", "outcome"),
-    )
+OUTBOUND_CALLS = _counter(
+    "outbound_calls_total",
+    "What the agent has asked of other agents, by the tool it used. `outcome` is `completed`, "
+    "`canceled`, or the name of the error.",
+    ("peer", "tool", "outcome"),
 )
-OUTBOUND_SECONDS = _declare(
-    Histogram(
-        "outbound_call_duration_seconds",
-        "How long that took.",
-        labels=("peer",),
-        buckets=TASK_BUCKETS,
-    )
+OUTBOUND_SECONDS = _histogram(
+    "outbound_call_duration_seconds",
+    "How long that took.",
+    labels=("peer",),
+    buckets=TASK_BUCKETS,
 )
-PUSH_ATTEMPTS = _declare(
-    Counter(
-        "push_attempts_total",
-        "Push notifications that were sent to a receiver, which has `taken` them or not "
-        "(`failed`). An event may need several.",
-        ("outcome",),
-    )
+PUSH_ATTEMPTS = _counter(
+    "push_attempts_total",
+    "Push notifications that were sent to a receiver, which has `taken` them or not "
+    "(`failed`). An event may need several.",
+    ("outcome",),
 )
-PUSH_SECONDS = _declare(
-    Histogram(
-        "push_delivery_seconds",
-        "From the commit of an event until its receiver has taken it, with all attempts.",
-    )
+PUSH_SECONDS = _histogram(
+    "push_delivery_seconds",
+    "From the commit of an event until its receiver has taken it, with all attempts.",
 )
-PUSH_DEAD = _declare(
-    Counter("push_dead_letters_total", "Events that a receiver has not taken in time.")
+PUSH_DEAD = _counter("push_dead_letters_total", "Events that a receiver has not taken in time.")
+PUSH_CONFIGS = Gauge(
+    "push_configs",
+    "Push configs that this process sends to (`open`); those whose next event was not taken at "
+    "the first attempt (`failing`); and those that are not tried because their receiver does "
+    "not answer (`receiver_away`).",
+    ("kind",),
 )
-PUSH_CONFIGS = _declare(
-    Gauge(
-        "push_configs",
-        "Push configs that this process sends to (`open`); those whose next event was not taken at "
-        "the first attempt (`failing`); and those that are not tried because their receiver does "
-        "not answer (`receiver_away`).",
-        ("kind",),
-    )
-)
-AUDIT_ERRORS = _declare(
-    Counter("audit_errors_total", "Lines of the audit log that could not be written.")
-)
-FILES_FETCHED = _declare(
-    Counter(
-        "files_fetched_total",
-        "Files that messages named by URL; they are `ok` or `refused`.",
-        ("outcome",),
-    )
+AUDIT_ERRORS = _counter("audit_errors_total", "Lines of the audit log that could not be written.")
+FILES_FETCHED = _counter(
+    "files_fetched_total",
+    "Files that messages named by URL; they are `ok` or `refused`.",
+    ("outcome",),
 )
 
-# These have one value from the beginning, so that their first change is a change.
-for _metric in (STREAMS_OPENED, STREAM_BYTES, TASKS_CREATED, TASKS_RESUMED, PROVIDER_RETRIES):
-    _metric.add(amount=0)
-for _metric in (FEED_RECONNECTS, FEED_GAPS, RECONCILES, AUDIT_ERRORS, INTERNAL_ERRORS, PUSH_DEAD):
-    _metric.add(amount=0)
+# These have all their values from the beginning, so that their first change is a change.
 for _outcome in ("taken", "failed"):
-    PUSH_ATTEMPTS.add(_outcome, amount=0)
+    PUSH_ATTEMPTS.labels(_outcome)
 for _error in ("unavailable", "unknown"):
-    STORE_ERRORS.add(_error, amount=0)
+    STORE_ERRORS.labels(_error)
 for _reason in ("invalid", "slowed"):
-    LOGINS_REFUSED.add(_reason, amount=0)
+    LOGINS_REFUSED.labels(_reason)

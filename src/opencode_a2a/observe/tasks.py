@@ -58,13 +58,11 @@ class TaskObserver:
     _calls: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, task: Task) -> TaskObserver | None:
-        """For a new task, or one that another process began; None where nobody wants to know."""
-        if not metrics.process.counts and tracing.process.tracer is None:
-            return None
+    def of(cls, task: Task) -> TaskObserver:
+        """For a new task, or one that another process began."""
         self = cls(task)
         if task.last_seq:
-            metrics.TASKS_RESUMED.add()
+            metrics.TASKS_RESUMED.inc()
             self._restore()
         return self
 
@@ -111,10 +109,12 @@ class TaskObserver:
 
     def _on_prompt(self, update: MessageAdded | Continued, entry: LogEntry) -> None:
         if entry.seq == 1:
-            metrics.TASKS_CREATED.add()
+            metrics.TASKS_CREATED.inc()
         if (message_id := _prompt_of(update)) is None:
             return  # an answer to a request of the agent
-        metrics.TURNS.add("message" if isinstance(update, MessageAdded) else "continuation")
+        metrics.TURNS.labels(
+            "message" if isinstance(update, MessageAdded) else "continuation"
+        ).inc()
         self._end_turn(entry.at)
         self._turn = _OpenTurn(message_id, entry.at)
 
@@ -125,8 +125,8 @@ class TaskObserver:
 
     def _on_ended(self, update: Ended, entry: LogEntry) -> None:
         problem = update.problem.type.value if update.problem is not None else ""
-        metrics.TASKS_ENDED.add(update.state.value, problem)
-        metrics.TASK_SECONDS.observe(self._seconds(entry), update.state.value)
+        metrics.TASKS_ENDED.labels(update.state.value, problem).inc()
+        metrics.TASK_SECONDS.labels(update.state.value).observe(self._seconds(entry))
         self._end_turn(entry.at, error=problem or None)
         self._record_task(update, entry)
 
@@ -174,7 +174,7 @@ class TaskObserver:
         elif update.type == "step-start" and update.answered_by is not None:
             self._model = _model_of(update)
         elif update.type == "retry":
-            metrics.PROVIDER_RETRIES.add()
+            metrics.PROVIDER_RETRIES.inc()
         elif update.type == "tool-call" and update.status in OVER:
             call = ToolCall(
                 call_id=update.call_id or "",
@@ -193,7 +193,7 @@ class TaskObserver:
             return
         self._ended_calls.add(block_id)
         is_first = self._calls.setdefault(call.call_id, block_id) == block_id
-        metrics.TOOL_CALLS.add(metrics.TOOLS[call.tool], call.status)
+        metrics.TOOL_CALLS.labels(metrics.TOOLS[call.tool], call.status).inc()
         if (ref := self._recorded()) is None:
             return
         if child_of is not None:
@@ -222,14 +222,14 @@ class TaskObserver:
             ("cache_write", usage.cache_write_tokens),
         ):
             if tokens:
-                metrics.TOKENS.add(name, principal, kind, amount=tokens)
-        metrics.COST.add(name, principal, amount=usage.cost)
+                metrics.TOKENS.labels(name, principal, kind).inc(tokens)
+        metrics.COST.labels(name, principal).inc(usage.cost)
 
     # -- what it asks for
 
     def _on_rule(self, update: DecisionRecord, entry: LogEntry) -> None:
         """A rule has decided, so nobody was asked."""
-        metrics.INTERRUPTS.add(kind_of(update.interrupt), update.by)
+        metrics.INTERRUPTS.labels(kind_of(update.interrupt), update.by).inc()
 
     def _on_asked(self, update: InterruptOpened, entry: LogEntry) -> None:
         self._asked_at[update.interrupt.request_id] = entry.at
@@ -239,8 +239,8 @@ class TaskObserver:
         if asked_at is None:
             return  # it was answered before, and now the agent has confirmed that
         kind = kind_of(update.interrupt)
-        metrics.INTERRUPTS.add(kind, update.resolution)
-        metrics.INTERRUPT_SECONDS.observe(max(0.0, (entry.at - asked_at) / 1000), kind)
+        metrics.INTERRUPTS.labels(kind, update.resolution).inc()
+        metrics.INTERRUPT_SECONDS.labels(kind).observe(max(0.0, (entry.at - asked_at) / 1000))
 
     def _recorded(self) -> SpanRef | None:
         """The span of the request that began the task, if its trace is recorded."""

@@ -11,14 +11,13 @@ same ids, below the request that began it.
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
-
-from .ids import new_hex
 
 Kind = Literal["server", "client", "internal"]
 Attributes = Mapping[str, str | int | float | bool]
@@ -47,6 +46,14 @@ def parse(traceparent: bytes) -> SpanRef | None:
     if found is None:
         return None
     return SpanRef(found[1].decode(), found[2].decode(), sampled=bool(int(found[3], 16) & 1))
+
+
+def new_hex(digits: int) -> str:
+    """An id that nobody has, and that anybody may guess.
+
+    Unguessable ones come from the kernel, and each time another thread may take the interpreter.
+    """
+    return f"{random.getrandbits(4 * digits):0{digits}x}"
 
 
 def new_span_id() -> str:

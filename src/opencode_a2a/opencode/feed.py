@@ -324,7 +324,7 @@ class Feed:
             logger.info("opencode.feed.connected")
         self._problem, self._connected = None, True
         if self._connections:
-            metrics.FEED_RECONNECTS.add()
+            metrics.FEED_RECONNECTS.inc()
         self._connections += 1
         self._http.retry_pending()
         self._notify()
@@ -345,7 +345,7 @@ class Feed:
 
     def _report_gap(self) -> None:
         for subscription in set(self._routes.values()):
-            metrics.FEED_GAPS.add()
+            metrics.FEED_GAPS.inc()
             subscription.add_gap()
 
     def _route(self, line: bytes, wire: EventWire) -> None:
@@ -369,7 +369,7 @@ class Feed:
                 subscription.include(session)
             number = wire.number_of(event)
             if number is not None and subscription.misses_some(session, number):
-                metrics.FEED_GAPS.add()
+                metrics.FEED_GAPS.inc()
                 subscription.add_gap()
             events = wire.translate(event, subscription.calls)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
@@ -31,7 +31,7 @@ from ..errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from ..observe import later, metrics, tracing
+from ..observe import metrics, tracing
 from ..observe.tracing import SpanRef
 
 logger = structlog.get_logger()
@@ -206,9 +206,7 @@ class Http(Requests):
             ended = time.time_ns()
             ms = round((ended - began) / 1e6, 1)
             logger.debug("opencode.call", method=method, path=url.path, status=status, ms=ms)
-            if metrics.process.counts or tracing.process.tracer is not None:
-                parent = tracing.recorded()
-                later.do(partial(_observe, method, segments, (began, ended), outcome, parent))
+            _observe(method, segments, (began, ended), outcome, tracing.recorded())
         return parsed, answer.headers
 
     @asynccontextmanager
@@ -249,8 +247,8 @@ def _observe(
     """Count a request, and record its span below `parent`. Times are by the machine's clock."""
     words = [word if word in _ROUTE_WORDS else "{id}" for word in segments]
     route = f"{method} /{'/'.join(words)}"
-    metrics.OPENCODE_REQUESTS.add(route, outcome)
-    metrics.OPENCODE_SECONDS.observe(max(0, times[1] - times[0]) / 1e9, route)
+    metrics.OPENCODE_REQUESTS.labels(route, outcome).inc()
+    metrics.OPENCODE_SECONDS.labels(route).observe(max(0, times[1] - times[0]) / 1e9)
     if parent is not None:
         error = outcome if outcome != "ok" else None
         tracing.record(f"OpenCode {route}", below=parent, kind="client", times=times, error=error)

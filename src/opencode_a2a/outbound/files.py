@@ -52,7 +52,7 @@ class NamedFiles:
             outcome = "ok"
             return found
         finally:
-            metrics.FILES_FETCHED.add(outcome)
+            metrics.FILES_FETCHED.labels(outcome).inc()
             audit.record("file.fetch", outcome=outcome, host=_host_of(url))
 
 

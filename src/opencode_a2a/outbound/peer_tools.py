@@ -441,8 +441,8 @@ def _usage(told: Json) -> Usage:
 
 def _observe(tool: str, peer: str, *, outcome: str, seconds: float, site: CallSite) -> None:
     name = metrics.PEERS[peer]
-    metrics.OUTBOUND_CALLS.add(name, tool, outcome)
-    metrics.OUTBOUND_SECONDS.observe(seconds, name)
+    metrics.OUTBOUND_CALLS.labels(name, tool, outcome).inc()
+    metrics.OUTBOUND_SECONDS.labels(name).observe(seconds)
     audit_log.record(
         "peer.call",
         outcome=outcome,

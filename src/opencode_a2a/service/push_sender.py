@@ -388,7 +388,7 @@ class PushSender:
         error = answer.error or ""
         about = {"task": cursor.task_id, "config": cursor.config_id, "number": entry.seq}
         if now - entry.at >= self._retry_ms:
-            PUSH_DEAD.add()
+            PUSH_DEAD.inc()
             logger.warning("push.dead", **about, attempts=attempts, reason=error)
             letter = DeadLetter(config, entry.seq, at=entry.at, attempts=attempts, error=error)
             cursor.passed(entry)
@@ -414,7 +414,7 @@ class PushSender:
             receiver.breaker.probing = False
             self._probe_later(receiver)
             raise
-        PUSH_ATTEMPTS.add("failed" if answer.error is not None else "taken")
+        PUSH_ATTEMPTS.labels("failed" if answer.error is not None else "taken").inc()
         if answer.unwell:
             receiver.breaker.failed(self._loop.time(), jitter=random.random())
             self._probe_later(receiver)

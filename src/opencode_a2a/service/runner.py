@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from ..domain.catalog import Location
 from ..domain.effects import (
@@ -86,7 +87,7 @@ from ..errors import (
     UpstreamUnreachable,
 )
 from ..locks import KeyedLock
-from ..observe import ids, metrics, tracing
+from ..observe import metrics, tracing
 from ..observe.tasks import ref_of, task_span, turn_span
 from ..observe.tracing import SpanRef
 from .calling_session import CallingSession
@@ -238,7 +239,7 @@ class Runner:
             span = task_span(ref, head.id)
             tracing.current.set(span)
             about["span_id"] = span.span
-        ids.bind(**about)
+        bind_contextvars(**about)
 
     def _enter_turn(self, message_id: str) -> None:
         if (ref := self._begun_by()) is not None:
@@ -480,7 +481,7 @@ class Runner:
                 await session.prompt(prompt, replaces=replaces)
                 return PromptSent()
             case Reconcile(message_id):
-                metrics.RECONCILES.add()
+                metrics.RECONCILES.inc()
                 self._enter_turn(message_id)
                 return StoredRead(await session.read(message_id))
             case Deliver():
@@ -516,7 +517,7 @@ class Runner:
             with suppress(StoreUnavailable):  # to ask once too often does no harm
                 rules = await self.tools.interrupts.allow_rules(owner, context_id)
         ref = self._session.ref
-        ids.bind(session=ref.id)
+        bind_contextvars(session=ref.id)
         return SessionOpened(ref.id, ref.title, rules=rules, worktree=ref.worktree)
 
     async def _renew_session(self) -> SessionOpened:
@@ -527,7 +528,7 @@ class Runner:
         )
         self._session = self._with_peers(session)
         ref = self._session.ref
-        ids.bind(session=ref.id)
+        bind_contextvars(session=ref.id)
         logger.warning("session.renewed", task=self.head.id, gone=gone.id, session=ref.id)
         return SessionOpened(ref.id, ref.title, worktree=ref.worktree)
 

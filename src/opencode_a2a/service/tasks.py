@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 
+from structlog.contextvars import bind_contextvars
+
 from ..domain.ports import Agent, Key, KeyTaken, TaskLog, TaskPage, TaskRow
 from ..domain.replies import is_only_a_reply
 from ..domain.task import Task, TaskHead
@@ -37,7 +39,6 @@ from ..errors import (
     UpstreamBusy,
 )
 from ..locks import KeyedLock
-from ..observe import ids
 from .inputs import Inputs
 from .interrupts import Interrupts
 from .limits import Limiter
@@ -396,7 +397,7 @@ class Tasks:
 
 def about(head: TaskHead) -> None:
     """Let the lines of the log say what the current request is about."""
-    ids.bind(task=head.id, context=head.context_id)
+    bind_contextvars(task=head.id, context=head.context_id)
 
 
 def title_of(message: Message) -> str:

@@ -180,7 +180,7 @@ def _read_clock(db: Connection, clock: ServerClock) -> None:
 
 
 def _count(refusal: StoreError) -> None:
-    STORE_ERRORS.add("unknown" if isinstance(refusal, OutcomeUnknown) else "unavailable")
+    STORE_ERRORS.labels("unknown" if isinstance(refusal, OutcomeUnknown) else "unavailable").inc()
 
 
 class _CommitLost(SQLAlchemyError):

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import takewhile
 
 import structlog
@@ -53,7 +52,7 @@ from ..errors import (
     TaskNotFound,
     UnsupportedOperation,
 )
-from ..observe import later, metrics
+from ..observe import metrics
 from ..observe.tasks import TaskObserver, kind_of
 from . import codec, conversations, interrupts, summaries, usage
 from . import statements as sql
@@ -461,8 +460,7 @@ class SqlTaskLog:
             self._dirty_since = dirty_since  # of those that are tried again
             return False
         self._cancel_deadline()
-        if metrics.process.counts or level.isEnabledFor(logging.DEBUG):
-            self._count_commit(batches, dirty_since)
+        self._count_commit(batches, dirty_since)
         for open_task, batch in zip(written, batches, strict=True):
             self._publish(open_task, batch, refused.get(open_task.task.head.id))
         return True
@@ -742,7 +740,7 @@ class SqlTaskLog:
         except codec.Unreadable:  # one damaged task must not keep the others from going on
             if await self._database.write(sql.give_up, task_id, self._holder, now=self._clock()):
                 logger.error("task.unreadable", task=task_id, advice="it has failed")
-                metrics.TASKS_ENDED.add(TaskState.FAILED.value, sql.UNREADABLE.type.value)
+                metrics.TASKS_ENDED.labels(TaskState.FAILED.value, sql.UNREADABLE.type.value).inc()
         except StoreError:
             raise
         except Exception:  # of this process, such as a lack of memory; what is stored may be sound
@@ -787,7 +785,7 @@ class SqlTaskLog:
         )
         for task_id in failed:
             logger.warning("task.abandoned", task=task_id)
-            metrics.TASKS_ENDED.add(TaskState.FAILED.value, sql.ABANDONED.type.value)
+            metrics.TASKS_ENDED.labels(TaskState.FAILED.value, sql.ABANDONED.type.value).inc()
         return failed
 
     async def older_held_by_other(self, head: TaskHead) -> str | None:
@@ -1085,7 +1083,7 @@ def _call_hook(hook: Callable[..., None], *args: object) -> None:
 
 def _observe(observer: TaskObserver, committed: Sequence[LogEntry]) -> None:
     if observer.wants(committed):
-        later.do(partial(observer.observe, committed))
+        observer.observe(committed)
 
 
 def _is_plain(update: Update) -> bool:

@@ -19,10 +19,11 @@ from typing import Protocol
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars
 
 from ..domain.values import Caller
 from ..errors import RateLimited, ServiceError, Unauthenticated
-from ..observe import audit, ids, metrics
+from ..observe import audit, metrics
 from .connections import CUT_OFF, MARK_KNOWN, network_of
 from .logins import DELAY_SECONDS, LoginGuard, Verdict
 from .proxies import CERTIFICATE
@@ -304,7 +305,7 @@ class Authenticator:
             await respond(scope, receive, send)
             return
         caller = state["caller"] = identity.caller
-        ids.bind(principal=caller.principal)
+        bind_contextvars(principal=caller.principal)
         audit.actor.set(audit.Actor(caller.principal, _client_of(scope)))
         mark_known()
         request = _OpenRequest(presented, identity, cut_off=cut_off)
@@ -329,7 +330,7 @@ class Authenticator:
             finally:
                 self._logins.waited(address)
         elif verdict is not Verdict.CHECK:
-            metrics.LOGINS_REFUSED.add("slowed")
+            metrics.LOGINS_REFUSED.labels("slowed").inc()
             raise RateLimited(
                 "Too many logins from this address failed, so others have to wait. Try again in "
                 f"{DELAY_SECONDS:.0f} seconds. {self._credentials.advice}",
@@ -362,7 +363,7 @@ class Authenticator:
         return identity
 
     def _failed(self, address: str, scope: Scope) -> None:
-        metrics.LOGINS_REFUSED.add("invalid")
+        metrics.LOGINS_REFUSED.labels("invalid").inc()
         by = audit.Actor(None, _client_of(scope))
         audit.record("login", outcome="refused", by=by, path=scope["path"])
         if self._logins.failed(address, self._clock()):

@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import import_module
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..domain.addresses import is_loopback
 from ..errors import ServiceError
-from ..observe import later
+from ..observe import metrics
 from .connections import ConnectionLimits
 from .hosts import HostCheck
 from .protocol import ConnectionGuard
@@ -29,19 +28,16 @@ LIMITS = ConnectionLimits(
 MAX_HEAD_BYTES = 16_384
 
 
-async def page(headers: Headers) -> Response:
+def page(headers: Headers) -> Response:
     """The metrics, in the best format that the client accepts."""
-    # In a thread, with the first request: the library takes a fifth of a second to load.
-    module = await asyncio.to_thread(import_module, "..observe.exposition", __package__)
-    later.catch_up()
-    body, content_type = module.render(headers.get("accept", ""))
+    body, content_type = metrics.render(headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 
 
 async def _app(scope: Scope, receive: Receive, send: Send) -> None:
     answer: Response = PlainTextResponse(f"The metrics are at {PATH}.\n", 404)
     if scope["path"] == PATH and scope["method"] in ("GET", "HEAD"):
-        answer = await page(Headers(scope=scope))
+        answer = page(Headers(scope=scope))
     await answer(scope, receive, send)
 
 

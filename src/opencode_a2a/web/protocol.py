@@ -368,7 +368,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.is_leaving:
             return
         response = self._guard.render_error(self._error_scope(), error, error.http_status)
-        metrics.REQUESTS.add(UNKNOWN, "", "http", error.type)
+        metrics.REQUESTS.labels(UNKNOWN, "", "http", error.type).inc()
         request_id = uuid.uuid4().hex
         fields = [*self.server_state.default_headers, *response.raw_headers]
         fields += [(b"connection", b"close"), (b"x-request-id", request_id.encode())]

@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
 from ..errors import Internal, ServiceError, ShuttingDown
-from ..observe import ids, later, metrics, tracing
+from ..observe import metrics, tracing
 from ..observe.tracing import SpanRef
 
 logger = structlog.get_logger()
@@ -53,7 +53,7 @@ class Trace:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = ids.new_hex(32)
+        request_id = tracing.new_hex(32)
         request = _Request(scope, request_id)
         status, answered = 0, False
 
@@ -68,7 +68,7 @@ class Trace:
                 answered = not message.get("more_body", False)
             return send(message)
 
-        with ids.bound(**request.ids):
+        with bound_contextvars(**request.ids):
             try:
                 await self._app(scope, receive, watched)
             except ClientDisconnect:
@@ -129,21 +129,18 @@ class _Request:
 
     def answered(self, status: int) -> None:
         """Its answer begins, or will never do (0)."""
-        if not metrics.process.counts and not self._ref.sampled:
-            return
         ended = self._began + int((time.perf_counter() - self.started) * 1e9)
         outcome = self._scope["state"].get(OUTCOME)  # a stream may still fail
-        later.do(partial(self._observe, status, outcome=outcome, ended=ended))
-
-    def _observe(self, status: int, *, outcome: str | None, ended: int) -> None:
         document = _DOCUMENTS.get(self._scope["path"], UNKNOWN)
         said = self._scope["state"].get(OPERATION)
         operation, line, transport = said or (document, "", "http")
         outcome = outcome or ("ok" if status < 400 else f"HTTP_{status}")
-        metrics.REQUESTS.add(operation, line, transport, outcome)
+        metrics.REQUESTS.labels(operation, line, transport, outcome).inc()
         if outcome == Internal.type:
-            metrics.INTERNAL_ERRORS.add()
-        metrics.REQUEST_SECONDS.observe((ended - self._began) / 1e9, operation, line, transport)
+            metrics.INTERNAL_ERRORS.inc()
+        metrics.REQUEST_SECONDS.labels(operation, line, transport).observe(
+            (ended - self._began) / 1e9
+        )
         if self._ref.sampled and transport != "http":
             self._record(status, operation=operation, line=line, outcome=outcome, ended=ended)
 
