@@ -8,6 +8,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import prometheus_client
+
 from opencode_a2a import cli
 
 
@@ -17,12 +19,12 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def load_unobserved() -> None:
     from opencode_a2a.inbound import endpoints
-    from opencode_a2a.observe import audit, metrics, tasks
+    from opencode_a2a.observe import audit, tasks
     from opencode_a2a.opencode import http
     from opencode_a2a.web import trace
 
-    counted: Any = metrics.Counter, metrics.Histogram
-    counted[0].add = counted[1].observe = _nothing
+    counted: Any = prometheus_client
+    counted.Counter.inc = counted.Histogram.observe = _nothing
     replaced: tuple[tuple[Any, str, Any], ...] = (
         (tasks.TaskObserver, "of", _nothing),  # a task then tells nobody of its commits
         (http, "_observe", _nothing),

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from opencode_a2a.cli.failure import CommandError
 from opencode_a2a.cli.top import Snapshot, Source, View, _checks_of, as_table, as_text, source
-from opencode_a2a.observe.exposition import render
+from opencode_a2a.observe.metrics import render
 
 BEFORE = """\
 opencode_a2a_info{version="1.2.3",opencode_version="1.18.33"} 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from opencode_a2a.observe.metrics import METRICS, Histogram
+from opencode_a2a.observe.metrics import METRICS
 from tests.running import ROOT
 
 DASHBOARD = ROOT / "deploy/grafana/opencode-a2a.json"
@@ -26,7 +26,7 @@ SAMPLES = {  # the names that Prometheus knows, and the metric of each
     f"{name}{suffix}": name
     for name, metric in METRICS.items()
     for suffix in ("_bucket", "_sum", "_count", "")
-    if suffix == "" or isinstance(metric, Histogram)
+    if suffix == "" or metric.kind == "histogram"
 }
 
 

@@ -39,8 +39,8 @@ from opencode_a2a.domain.values import (
     Text,
     Usage,
 )
-from opencode_a2a.observe import metrics, tracing
-from opencode_a2a.observe.exposition import render
+from opencode_a2a.observe import tracing
+from opencode_a2a.observe.metrics import render
 from opencode_a2a.observe.tasks import TaskObserver
 from opencode_a2a.observe.tracing import Span, SpanRef
 
@@ -52,9 +52,7 @@ MODEL = AnsweredBy(ModelRef("acme", "large"))
 
 
 def observer_of(task: Task) -> TaskObserver:
-    observer = TaskObserver.of(task)
-    assert observer is not None, "somebody wants to know"
-    return observer
+    return TaskObserver.of(task)
 
 
 @dataclass
@@ -291,13 +289,3 @@ def test_a_task_that_another_process_began_is_counted_as_taken_over() -> None:
     with growth("tasks_resumed_total") as resumed:
         watched.restart()
     assert resumed == {"tasks_resumed_total": 1}
-    assert metrics.TASKS_RESUMED.values[()] >= 1
-
-
-def test_where_nobody_gets_metrics_or_traces_a_task_is_not_watched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    task = Watched().task
-    assert TaskObserver.of(task) is not None
-    monkeypatch.setattr(metrics.process, "counts", False)
-    assert TaskObserver.of(task) is None

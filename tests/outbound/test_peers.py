@@ -14,9 +14,8 @@ from opencode_a2a.peers import find_target, limits_of, origins_of, target_of
 SECRET = "a-secret-for-a-test"
 PEERS = """\
 [client]
-supported_transports = ["rest", "JSONRPC"]
-use_client_preference = true
-total_timeout_seconds = 7
+supported_transports = ["HTTP+JSON", "JSONRPC"]
+timeout_seconds = 7
 
 [peers.token]
 url = "https://agent.example.com/a2a/"
@@ -27,7 +26,7 @@ line = "0.3"
 [peers.login]
 url = "http://agent.example.com"
 basic_auth = "file:{file}"
-transport = "http+json"
+transport = "HTTP+JSON"
 
 [peers.key]
 url = "http://10.0.0.7:9000"
@@ -72,9 +71,8 @@ def test_other_credentials_and_choices_of_a_peer(settings: ClientSettings) -> No
     assert sent == ("Authorization", "Basic bWU6YS1zZWNyZXQtZm9yLWEtdGVzdA==")
     key = find_target(settings, "key")
     assert key.transports == ("HTTP+JSON", "JSONRPC")
-    assert key.own_order
     assert dict(key.login.headers) == {"X-Team": "blue", "X-Empty": "", "X-Key": SECRET}
-    assert limits_of(settings.outbound).total_seconds == 7
+    assert limits_of(settings.outbound).request_seconds == 7
 
 
 def test_credentials_must_not_appear_in_a_log_and_harmless_header_fields_may(

@@ -8,13 +8,13 @@ import uuid
 from pathlib import Path
 
 import pytest
+from structlog.contextvars import get_contextvars
 
 from opencode_a2a.domain.effects import Heard
 from opencode_a2a.domain.events import PeerUsage
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import CallPath, Message, Role, Text, Usage
 from opencode_a2a.errors import CallTooDeep, InvalidParams
-from opencode_a2a.observe import ids
 from opencode_a2a.observe.tracing import SpanRef
 from opencode_a2a.service.calls import call_headers, check_depth, read_path
 from opencode_a2a.service.inputs import Inputs
@@ -110,7 +110,7 @@ async def test_the_log_of_a_task_has_its_trace_also_where_no_spans_are_recorded(
         task = (await send(at, "one", CallPath(0, TRACE))).head.id
         context = contextvars.Context()
         context.run(runner(at, task).enter_context)
-        known = context.run(ids.known)
+        known = context.run(get_contextvars)
     assert (known["task"], known["trace_id"]) == (task, TRACE)
     assert "span_id" not in known
 

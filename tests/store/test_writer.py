@@ -14,7 +14,6 @@ from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.updates import InterruptOpened, LogEntry, Progress, Update
 from opencode_a2a.domain.values import PermissionAsk, Usage
 from opencode_a2a.errors import OutcomeUnknown, StoreUnavailable
-from opencode_a2a.observe import metrics
 from opencode_a2a.store import log as log_module
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.log import SqlTaskLog
@@ -211,7 +210,6 @@ async def test_after_any_other_fault_the_writer_goes_on_and_nobody_waits_for_eve
 
     async with soon():
         await log.create(head("t"), [HELLO])
-        monkeypatch.setattr(metrics.process, "counts", True)
         monkeypatch.setattr(log, "_count_commit", fail_once)  # after a commit, before it is shown
         reading = asyncio.create_task(rest(log.follow("t", 1)))
         with pytest.raises(OutcomeUnknown):

@@ -10,6 +10,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.contextvars import get_contextvars
 from structlog.testing import capture_logs
 
 from opencode_a2a.contract.dispatch import Contract
@@ -23,7 +24,7 @@ from opencode_a2a.inbound.openapi import Api
 from opencode_a2a.inbound.operations import Operations
 from opencode_a2a.inbound.published import Published
 from opencode_a2a.inbound.routes import add_routes, application
-from opencode_a2a.observe import ids, later, metrics
+from opencode_a2a.observe import metrics
 from opencode_a2a.observe.tracing import SpanRef
 from opencode_a2a.service.tasks import Tasks
 from opencode_a2a.web.auth import Authenticator, Credential, Credentials
@@ -137,7 +138,7 @@ async def test_a_request_belongs_to_the_trace_that_it_names_or_begins_one(
     seen: list[tuple[SpanRef, dict[str, Any]]] = []
 
     async def look(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append((scope["state"]["trace"], dict(ids.known())))
+        seen.append((scope["state"]["trace"], get_contextvars()))
         await PlainTextResponse("fine")(scope, receive, send)
 
     async with client(Trace(look, failure)) as there:
@@ -177,12 +178,10 @@ async def test_every_answer_has_a_number_of_its_own() -> None:
 async def test_a_bug_is_answered_in_shape_and_kept_for_the_log(
     verb: str, path: str, body: Any, where: str
 ) -> None:
-    later.catch_up()
     before = metrics.REGISTRY.get_sample_value("opencode_a2a_internal_errors_total")
     with capture_logs() as logs:
         async with client() as there:
             response = await there.request(verb, path, json=body)
-    later.catch_up()
     assert (
         metrics.REGISTRY.get_sample_value("opencode_a2a_internal_errors_total") == (before or 0) + 1
     )

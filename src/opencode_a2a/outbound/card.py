@@ -118,9 +118,9 @@ def line_of(interface: AgentInterface) -> str:
 
 
 def choose_interface(
-    card: AgentCard, transports: Sequence[str], *, line: str | None, own_order: bool
+    card: AgentCard, transports: Sequence[str], *, line: str | None
 ) -> AgentInterface:
-    """The first that we speak: on the newer line, in the peer's order or our own."""
+    """The first that we speak: on the newer line, in the peer's order."""
     lines = LINES if line is None else (line,)
     spoken = [
         interface
@@ -138,12 +138,8 @@ def choose_interface(
             "limit what is spoken here.",
         )
 
-    def rank(interface: AgentInterface) -> tuple[int, int]:
-        order = transports.index(interface.protocol_binding) if own_order else 0
-        return lines.index(line_of(interface)), order
-
-    best: AgentInterface = min(spoken, key=rank)  # the first of equals
-    return best
+    best: AgentInterface = min(spoken, key=lambda each: lines.index(line_of(each)))
+    return best  # the first of equals
 
 
 def reachable_url(url: str, card_url: str) -> str:

@@ -161,9 +161,7 @@ class Peer:
         self.limits = limits
         self._connections = connections
         self._card_took = 0.0  # seconds, which count for the next answer
-        interface = choose_interface(
-            found.card, target.transports, line=target.line, own_order=target.own_order
-        )
+        interface = choose_interface(found.card, target.transports, line=target.line)
         self.url = reachable_url(interface.url, found.url)
         self.line = line_of(interface)
         self.transport = interface.protocol_binding

@@ -71,9 +71,7 @@ class Inspector:
         problems = [*card_problems(found.raw, found.card)]
         line = transport = None
         try:
-            chosen = choose_interface(
-                found.card, target.transports, line=target.line, own_order=target.own_order
-            )
+            chosen = choose_interface(found.card, target.transports, line=target.line)
             line, transport = line_of(chosen), chosen.protocol_binding
         except PeerError as exc:
             problems.append(exc.message)

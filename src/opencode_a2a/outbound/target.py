@@ -46,7 +46,6 @@ class Target:
     by_caller: bool = False  # the policy for what callers name decides whether it may be private
     transports: tuple[str, ...] = ("JSONRPC", "HTTP+JSON")
     line: str | None = None  # None: the newest that both speak
-    own_order: bool = False  # of the transports, rather than the peer's
     streams: bool = True
     call_headers: tuple[tuple[str, str], ...] = ()  # for every request of a call; not secret
     extensions: tuple[str, ...] = ()  # to activate in any case
