@@ -187,6 +187,16 @@ def real_opencode(
     author = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
     for words in (("init", "-q"), ("add", "-A"), (*author, "commit", "-qm", "first")):
         subprocess.run(["git", *words], cwd=workspace, check=True, env=isolated(directory / "home"))
+    with opencode_in(directory, env, **config) as upstream:
+        yield upstream
+
+
+@contextmanager
+def opencode_in(
+    directory: Path, env: Mapping[str, str] | None = None, **config: object
+) -> Iterator[Upstream]:
+    """The real OpenCode where one was before: with its workspace and its data."""
+    workspace = directory / "workspace"
     command = [sys.executable, "-m", "tests.opencode_for_tests", str(workspace), json.dumps(config)]
     more = {"OPENCODE_COMMAND": opencode_command(), **(env or {})}
     with running(command, isolated(directory / "home", **more), ROOT) as program:

@@ -57,6 +57,10 @@ class Behind:
         found: list[dict[str, str]] = (await self.session(session)).get("permission", [])
         return found
 
+    async def saved(self) -> list[Any]:
+        """What OpenCode 2 would never again ask for, in any session of the project."""
+        return []
+
     async def permit(self, request: Any, reply: str, message: str | None = None) -> None:
         """Decide past the service."""
         body = {"reply": reply} | ({"message": message} if message else {})
@@ -129,6 +133,10 @@ class Behind2(Behind):
             {"permission": rule["action"], "pattern": rule["resource"], "action": rule["effect"]}
             for rule in (await self.session(session))["permissions"]
         ]
+
+    async def saved(self) -> list[Any]:
+        found: list[Any] = (await self.get("/api/permission/saved"))["data"]
+        return found
 
     async def permit(self, request: Any, reply: str, message: str | None = None) -> None:
         body = {"decision": reply} | ({"message": message} if message else {})

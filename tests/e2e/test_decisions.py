@@ -136,7 +136,7 @@ async def test_passed_through_always_holds_for_everybody_in_the_workspace(
 
 
 async def test_always_does_not_reach_opencode_itself(
-    asking_service: Service, parties: Service
+    asking_service: Service, parties: Service, behind_asking: Behind
 ) -> None:
     async with (
         PythonClient.connect(asking_service, LINE) as client,
@@ -156,6 +156,7 @@ async def test_always_does_not_reach_opencode_itself(
             asked = await other.send(ask(bash("expr 3 + 3"), context=context))
             assert state(asked) == "input-required"
             await other.cancel(asked.id)
+    assert await behind_asking.saved() == []
 
 
 # -- time

@@ -100,6 +100,7 @@ class Subtask:
     command: str | None = None
 
 
+FILE_WRITERS = ("edit", "write", "patch", "multiedit", "apply_patch")
 PromptPart: TypeAlias = str | Attachment | Mention | Subtask
 
 
@@ -112,6 +113,12 @@ class SessionPrompt:
     system: str | None = None
     no_reply: bool = False
     forbidden_tools: tuple[str, ...] = ()
+
+    @property
+    def denied(self) -> Sequence[PermissionRule]:
+        """The tools as rules: all that write files have one permission."""
+        names = dict.fromkeys("edit" if t in FILE_WRITERS else t for t in self.forbidden_tools)
+        return [PermissionRule(name, "*", action="deny") for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +270,10 @@ class Catalog(Protocol):
     async def session(self, session: str) -> SessionInfo: ...
     async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
         """Add rules to those a session has; the last that matches counts."""
+        ...
+
+    async def keep_rules(self, session: str, rules: Sequence[PermissionRule]) -> None:
+        """Put these, which a session once had, before those it has, if the agent has lost them."""
         ...
 
     async def model_of(self, session: str) -> ModelRef | None:

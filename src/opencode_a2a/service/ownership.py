@@ -68,6 +68,9 @@ class Ownership:
         session = await self.locations.catalog.session(session_id)
         root = await self._admitted(caller, session, to_act=True)
         await self.own(caller, root.ref, until=self.claim_end())
+        if rules := self._rules_of(caller):
+            for each in {root.id, session.id}:
+                await self.locations.catalog.keep_rules(each, rules)
         renewing = asyncio.create_task(self._renew_claim(caller, root.ref))
         try:
             yield session
@@ -83,13 +86,16 @@ class Ownership:
 
         The rules are set first, so that every session with an owner has them.
         """
-        rules = (*self.rules(), *self.limiter.permission_rules(caller.principal))
+        rules = self._rules_of(caller)
         if rules and not await self.store.owners([session.id]):
             # It was not created by this service, or forked.
             await self.locations.catalog.restrict(session.id, rules)
         owner = await self.store.claim(caller.principal, session, until=until)
         if owner != caller.principal:
             raise SessionNotFound(session.id)
+
+    def _rules_of(self, caller: Caller) -> Sequence[PermissionRule]:
+        return (*self.rules(), *self.limiter.permission_rules(caller.principal))
 
     def claim_end(self) -> int:
         """When a claim made now ends unless it is renewed."""

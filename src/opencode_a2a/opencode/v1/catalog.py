@@ -127,11 +127,10 @@ class OpenCodeCatalog:
         return _message(found) if found.info.session == session else None
 
     async def prompt(self, session: str, prompt: c.SessionPrompt) -> str:
-        if prompt.forbidden_tools:
+        if prompt.denied:
             # As rules of the session, which are added to. As `tools` of a prompt they would
             # replace the rules that are there.
-            denied = [PermissionRule(tool, "*", action="deny") for tool in prompt.forbidden_tools]
-            await self.restrict(session, denied)
+            await self.restrict(session, prompt.denied)
         message = new_id("msg")
         parts = [{"id": part_id(message, i), **_part(part)} for i, part in enumerate(prompt.parts)]
         body: dict[str, Any] = {"messageID": message, "parts": parts}
@@ -196,6 +195,9 @@ class OpenCodeCatalog:
         await self._call_session(
             session, "PATCH", body={"permission": [wire.rule_to_wire(rule) for rule in rules]}
         )
+
+    async def keep_rules(self, session: str, rules: Sequence[PermissionRule]) -> None:
+        """OpenCode 1.x keeps them."""
 
     async def model_of(self, session: str) -> ModelRef | None:
         answer = await self._http.call("GET", "session", session)

@@ -235,9 +235,8 @@ class OpenCode2Catalog:
         if any(isinstance(part, c.Subtask) for part in prompt.parts):
             _refuse(release.SUBTASKS)
         found = await self._session(session)
-        if prompt.forbidden_tools:
-            denied = [PermissionRule(tool, "*", action="deny") for tool in prompt.forbidden_tools]
-            await self.restrict(session, denied)
+        if prompt.denied:
+            await self.restrict(session, prompt.denied)
         await self.choose(found, agent=prompt.agent, model=prompt.model, variant=prompt.variant)
         message = new_id("msg")
         given = [part for part in prompt.parts if isinstance(part, str | Attachment)]
@@ -364,10 +363,20 @@ class OpenCode2Catalog:
 
     async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
         added = [wire.rule_to_wire(rule) for rule in rules]
+        await self._change_rules(session, lambda r: [*(x for x in r if x not in added), *added])
+
+    async def keep_rules(self, session: str, rules: Sequence[PermissionRule]) -> None:
+        """OpenCode drops them where it takes over the sessions of OpenCode 1.x."""
+        ours = [wire.rule_to_wire(rule) for rule in rules]
+        await self._change_rules(session, lambda r: [*(x for x in ours if x not in r), *r])
+
+    async def _change_rules(
+        self, session: str, change: Callable[[list[dict[str, str]]], list[dict[str, str]]]
+    ) -> None:
         async with _changing_rules(session):  # OpenCode replaces them all at once
-            found = await self._session(session)
-            kept = [each for rule in found.permissions if (each := rule.model_dump()) not in added]
-            await self._call_session(session, "PATCH", body={"permissions": [*kept, *added]})
+            found = [rule.model_dump() for rule in (await self._session(session)).permissions]
+            if (changed := change(found)) != found:
+                await self._call_session(session, "PATCH", body={"permissions": changed})
 
     async def model_of(self, session: str) -> ModelRef | None:
         """The model that was chosen for it; without one the default answers."""

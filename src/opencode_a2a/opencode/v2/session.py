@@ -166,8 +166,8 @@ class Session:
         found = read(wire.Session, (await self._call("GET"))["data"])
         if self._subscription is not None and found.title:  # it may have got it after its last run
             self._subscription.put([ev.TitleChanged(self.ref.id, found.title)])
-        if self._rules and not found.permissions:  # OpenCode drops them where it is upgraded
-            await self._catalog.restrict(self.ref.id, self._rules)
+        if self._rules:
+            await self._catalog.keep_rules(self.ref.id, self._rules)
         if defaults.system:
             where = ("api", "experimental", "session", self.ref.id, "instructions", "entries")
             body = {"value": defaults.system}
