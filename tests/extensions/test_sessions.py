@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -324,15 +325,42 @@ def test_what_this_opencode_cannot_do_is_refused_with_the_reason(
     assert not said(alice, talk["session"])[-1].startswith("ECHO: x")
 
 
-def test_a_tool_can_be_taken_away_but_not_given(alice: Line, inside: Inside) -> None:
-    session = alice.session("hello")
-    request: Json = {"parts": [TEXT], "noReply": True, "tools": {"bash": False}}
+@pytest.mark.parametrize(
+    ("taken", "call"),
+    [
+        ("bash", tool("bash", command="touch taken", description="x")),
+        ("task", sub_agent(tool("bash", command="touch taken", description="x"))),
+        ("edit", tool("write", filePath="taken", content="x")),
+        ("write", tool("write", filePath="taken", content="x")),
+    ],
+)
+def test_a_tool_can_be_taken_away_but_not_given(
+    alice: Line, inside: Inside, taken: str, call: str
+) -> None:
+    """By the names of 1.x, whatever OpenCode calls its tools."""
+    context = fresh()
+    session = alice.session("hello", context)
+    request: Json = {"parts": [TEXT], "noReply": True, "tools": {taken: False}}
     alice.call("sessions.prompt_async", session_id=session, request=request)
-    denied = {"permission": tool_name("bash"), "pattern": "*", "action": "deny"}
-    assert denied in inside.rules(session)
-    params = {"session_id": session, "request": request | {"tools": {"bash": True}}}
-    field = alice.refused_field("sessions.prompt_async", **params, metadata={"is": "not used"})
-    assert field == "request.tools.bash"
+    alice.converse(call, context)
+    assert not (inside.workspace / "taken").exists()
+    params = {"session_id": session, "request": request | {"tools": {taken: True}}}
+    assert alice.refused_field("sessions.prompt_async", **params) == f"request.tools.{taken}"
+
+
+def test_rules_are_added_to_those_of_a_session(alice: Line, inside: Inside) -> None:
+    """OpenCode 2 replaces them all at once: what is added meanwhile must not be lost."""
+    session = inside.session("ruled")
+    names = ["glob", "grep", "webfetch", "skill"]
+
+    def take(name: str) -> None:
+        request = {"parts": [TEXT], "noReply": True, "tools": {name: False}}
+        alice.call("sessions.prompt_async", session_id=session, request=request)
+
+    with ThreadPoolExecutor(len(names)) as at_once:
+        assert list(at_once.map(take, names))
+    denied = [{"permission": name, "pattern": "*", "action": "deny"} for name in names]
+    assert all(rule in inside.rules(session) for rule in denied)
 
 
 @pytest.mark.parametrize(
