@@ -15,15 +15,13 @@ import asyncio
 import socket
 import sqlite3
 import sys
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import orjson
 import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
-
-from opencode_a2a.store.threads import WorkerThreads
 
 # As long as an event of ours with one delta in it.
 EVENT = {
@@ -69,7 +67,7 @@ class Tasks:
 
     def __init__(self, opencode: str, database: str) -> None:
         self._opencode = opencode
-        self._writer = WorkerThreads(1, "writer")
+        self._writer = ThreadPoolExecutor(1, "writer")
         self._db = committing(database, check_same_thread=False)
         self._spoken: dict[bytes, asyncio.Future[None]] = {}
         self._http: aiohttp.ClientSession | None = None
@@ -98,7 +96,7 @@ class Tasks:
         await self._commit()  # its end
 
     async def _commit(self) -> None:
-        await self._writer.run(partial(commit, self._db))
+        await asyncio.get_running_loop().run_in_executor(self._writer, commit, self._db)
 
     async def _listen(self, http: aiohttp.ClientSession) -> None:
         async with http.get(f"{self._opencode}/global/event") as answer:

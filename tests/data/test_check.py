@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from opencode_a2a.data.check import check
 from opencode_a2a.data.opening import opened, snapshot
+from opencode_a2a.store.database import lock
 from tests.postgres import Postgres
 from tests.store.filling import fill
 
@@ -51,6 +52,7 @@ def test_each_contradiction_is_found_and_a_sound_database_has_none(url: str) -> 
         assert (report.problems, report.tasks) == ([], filled.tasks)
         for statement, said in SPOILED.items():
             with engine.connect() as db:
+                lock(db)
                 db.execute(text(statement))
                 found = check(db).problems
                 db.rollback()

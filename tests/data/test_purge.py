@@ -17,7 +17,7 @@ from opencode_a2a.domain.values import TaskQuery, TaskState
 from opencode_a2a.errors import TaskNotFound
 from opencode_a2a.store import tables
 from opencode_a2a.store.clock import now_ms
-from opencode_a2a.store.database import Database
+from opencode_a2a.store.database import Database, writing
 from opencode_a2a.store.holder import Holder
 from opencode_a2a.store.log import SqlTaskLog
 from tests.postgres import Postgres
@@ -174,7 +174,7 @@ def test_a_task_is_at_work_as_long_as_its_lease_says_though_no_process_is_seen(
     fill(url)
     held = {"holder": Holder.this_process().name, "held_until": now_ms() + 60_000}
     with opened(url) as engine:
-        with engine.execution_options(writes=True).begin() as db:
+        with writing(engine) as db:
             db.execute(tables.tasks.update().where(tables.tasks.c.id == "open-alice").values(held))
         assert purge(engine, Selection(owner="alice"), quiet) == ["open-alice"]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, event
@@ -60,7 +62,8 @@ def commits() -> Iterator[list[Connection]]:
     seen: list[Connection] = []
 
     def note(connection: Connection) -> None:
-        if connection.get_execution_options().get("writes"):
+        raw: Any = connection.connection.driver_connection
+        if raw.in_transaction if isinstance(raw, sqlite3.Connection) else not raw.autocommit:
             seen.append(connection)
 
     event.listen(Engine, "commit", note)

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, String, Table, collate, select
 
+from ..store.database import writing
 from ..store.schema import prepare
 from ..store.tables import DERIVED, metadata
 from .opening import exclusive, opened, snapshot
@@ -34,7 +35,7 @@ def copy(source: str, target: str, report: Callable[[str, int], None]) -> dict[s
         exclusive(source) as old,
         exclusive(target) as new,
         snapshot(old) as left,
-        new.execution_options(writes=True).begin() as right,
+        writing(new) as right,
     ):
         prepare(right)
         if any(right.execute(select(table).limit(1)).first() for table in TABLES):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from ..paths import make_private_directory
 from ..store.database import SERVICE_LOCK, is_in_memory, make_engine, sqlite_path
@@ -46,6 +47,8 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
         )
     with engine.connect() as db:
         db.begin()
+        if db.dialect.name == "sqlite":
+            db.exec_driver_sql("BEGIN")
         require_current(db)
         try:
             yield db
@@ -92,4 +95,6 @@ def _advisory_lock(engine: Engine, function: str) -> Iterator[None]:
         try:
             yield
         finally:
+            with suppress(SQLAlchemyError):  # the connection may be broken
+                holder.execute(text("SELECT pg_advisory_unlock_all()"))
             holder.invalidate()

@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 
 from ..store.clock import now_ms
+from ..store.database import writing
 from ..store.statements import SWEEP_ROWS, shrink
 from ..store.tables import (
     DELETED_WITH_OWNER,
@@ -96,21 +97,20 @@ def _count(db: Connection, table: Table, where: ColumnElement[bool]) -> int:
 
 def purge(engine: Engine, selection: Selection, report: Callable[[str, int], None]) -> list[str]:
     """Remove it; returns open tasks that could not be stopped, and stay with all of the owner's."""
-    writing = engine.execution_options(writes=True)
     until = time.monotonic() + STOP_SECONDS
     left: list[str] = []
     removed = 0
     while True:
         if selection.whole_owner:
-            left = _stop(writing, selection, until)
-        while some := write_in_turn(writing, _remove_tasks, selection.ended):
+            left = _stop(engine, selection, until)
+        while some := write_in_turn(engine, _remove_tasks, selection.ended):
             removed += some
             report("tasks", removed)
         if not selection.whole_owner or left:
             break
-        if write_in_turn(writing, _remove_owner, selection):
+        if write_in_turn(engine, _remove_owner, selection):
             break
-    while write_in_turn(writing, shrink):
+    while write_in_turn(engine, shrink):
         pass
     return left
 
@@ -118,7 +118,7 @@ def purge(engine: Engine, selection: Selection, report: Callable[[str, int], Non
 def write_in_turn(engine: Engine, work: Callable[..., T], *args: object) -> T:
     """One short transaction, and as long a pause: the service has its turn."""
     began = time.monotonic()
-    with engine.begin() as db:
+    with writing(engine) as db:
         result = work(db, *args)
     time.sleep(min(time.monotonic() - began, 0.5))
     return result

@@ -13,10 +13,10 @@ import asyncio
 import math
 import os
 import sqlite3
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,6 @@ from ..paths import make_private_file, tighten
 from .clock import ServerClock, now_ms
 from .prepared import run
 from .schema import is_current, prepare, touch
-from .threads import WorkerThreads
 from .wakeups import Wakeups
 
 T = TypeVar("T")
@@ -57,7 +56,6 @@ IN_USE = "a command such as `opencode-a2a restore` has the database for itself"
 IDLE_MILLISECONDS = 60_000  # between two statements of a transaction on a server
 STATEMENT_MILLISECONDS = 30_000  # for one statement on a server, locks included
 READER_THREADS = 4
-KEPT_SECONDS = 1.0  # for which a connection to a server is used again without trying it first
 # When to give up a connection to a server that no longer answers, in seconds (`tcp_user_timeout`:
 # milliseconds). Options in the URL override these.
 POSTGRES_OPTIONS = {
@@ -85,13 +83,12 @@ class Database:
             self.clock = server_clock = ServerClock()
             event.listen(engine, "connect", partial(_announce_service, server_clock))
         self.wakeups = Wakeups(engine, _server_options(engine.url))
-        self._writing = _Connections(engine.execution_options(writes=True), self._file, writes=True)
         reading_options = {"isolation_level": "AUTOCOMMIT"} if self.is_server else {}
-        self._reading = _Connections(engine.execution_options(**reading_options), self._file)
-        self._writer = WorkerThreads(1, "store-writer")
+        self._reading_engine = engine.execution_options(**reading_options)
+        self._writer = ThreadPoolExecutor(1, "store-writer")
         one_thread = is_in_memory(engine.url)
         self._readers = (
-            self._writer if one_thread else WorkerThreads(READER_THREADS, "store-reader")
+            self._writer if one_thread else ThreadPoolExecutor(READER_THREADS, "store-reader")
         )
         self._last_succeeded, self._last_at = False, -math.inf  # the last write or probe
         self._probing: asyncio.Task[None] | None = None
@@ -105,6 +102,8 @@ class Database:
                 if tighten(part):
                     logger.warning("store.tightened", file=str(part), mode="0600")
         try:
+            # Start the thread: an executor would keep a job for which it could not start one.
+            await asyncio.get_running_loop().run_in_executor(self._writer, int)
             if not await self.read(is_current):
                 await self.write(prepare)
             checking = asyncio.create_task(self.read(check))  # the service starts meanwhile
@@ -114,10 +113,8 @@ class Database:
             finally:
                 await asyncio.gather(checking, return_exceptions=True)
         finally:
-            self._readers.close()
-            self._writer.close()
-            self._reading.close()
-            self._writing.close()
+            self._readers.shutdown()
+            self._writer.shutdown()
             self._engine.dispose()
             if self._probing is not None:
                 await asyncio.gather(self._probing, return_exceptions=True)
@@ -125,7 +122,7 @@ class Database:
     async def write(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
         """Run `work(connection, *args, **named)` as one transaction, after all earlier writes."""
         try:
-            return await self._writer.run(partial(_transact, self._writing, work, *args, **named))
+            return await self._run(self._writer, _with_arguments(work, *args, **named), writes=True)
         except StoreError as exc:
             _count(exc)
             self._last_succeeded, self._last_at = False, time.monotonic()
@@ -137,10 +134,17 @@ class Database:
         A server needs no transaction for that: each statement sees what is committed by then.
         """
         try:
-            return await self._readers.run(partial(_transact, self._reading, work, *args, **named))
+            return await self._run(
+                self._readers, _with_arguments(work, *args, **named), writes=False
+            )
         except StoreUnavailable as exc:
             _count(exc)
             raise
+
+    async def _run(self, threads: Executor, work: Callable[[Connection], T], *, writes: bool) -> T:
+        engine = self._engine if writes else self._reading_engine
+        job = partial(_transact, engine, self._file, work, writes=writes)
+        return await asyncio.get_running_loop().run_in_executor(threads, job)
 
     async def read_clock(self) -> None:
         """Ask the server what time it is; a file has no clock of its own."""
@@ -175,6 +179,10 @@ class Database:
         touch(db)
 
 
+def _with_arguments(work: Callable[..., T], *args: Any, **named: Any) -> Callable[[Connection], T]:
+    return lambda connection: work(connection, *args, **named)
+
+
 def _read_clock(db: Connection, clock: ServerClock) -> None:
     clock.read(db.connection.cursor())
 
@@ -197,86 +205,47 @@ def _may_be_committed(failed: DBAPIError) -> bool:
     return failed.connection_invalidated  # otherwise the server has answered that it did not commit
 
 
-class _Connections:
-    """One connection for each thread, kept from one transaction to the next where that is safe.
-
-    To take a connection out of the pool and put it back takes longer than most transactions. One to
-    a server may have broken meanwhile: then the pool finds another, and the transaction is tried
-    once more. One that was not used for a while goes through the pool, which tries it first.
-    """
-
-    def __init__(self, engine: Engine, file: _File, *, writes: bool = False) -> None:
-        self._engine = engine
-        self._file = file
-        self._writes = writes
-        self._mine = threading.local()
-        self._kept: set[Connection] = set()
-
-    def transact(self, work: Callable[[Connection], T]) -> T:
-        self._file.check()
-        connection = self._take_kept()
-        if connection is not None:
-            try:
-                return self._transact(connection, work)
-            except DBAPIError as exc:
-                if isinstance(exc.orig, sqlite3.Error) or not exc.connection_invalidated:
-                    raise
-        return self._transact(self._engine.connect(), work)
-
-    def _transact(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        kept = False
-        try:
-            with connection.begin() as transaction:
-                result = work(connection)
-                if self._writes:
-                    _commit(connection, transaction, self._file)
-            kept = self._keep(connection)
-            return result
-        finally:
-            if not kept:  # the pool finds out whether it can still be used
-                self._drop(connection)
-
-    def _take_kept(self) -> Connection | None:
-        """The connection that this thread has kept, if it was used just now or cannot break."""
-        connection: Connection | None = getattr(self._mine, "connection", None)
-        if connection is not None and self._mine.until < time.monotonic():
-            self._drop(connection)
-            return None
-        return connection
-
-    def _drop(self, connection: Connection) -> None:
-        self._mine.connection = None
-        self._kept.discard(connection)
-        connection.close()
-
-    def _keep(self, connection: Connection) -> bool:
-        """Keep it for the next transaction of this thread, unless it will fall behind."""
-        if connection not in self._kept:
-            raw = connection.connection.driver_connection
-            if isinstance(raw, _ReadOnlyConnection):
-                return False
-            self._mine.connection = connection
-            self._mine.is_file = isinstance(raw, sqlite3.Connection)
-            self._kept.add(connection)
-        self._mine.until = math.inf if self._mine.is_file else time.monotonic() + KEPT_SECONDS
-        return True
-
-    def close(self) -> None:
-        """After the threads have ended."""
-        while self._kept:
-            self._kept.pop().close()
-
-
-def _transact(connections: _Connections, work: Callable[..., T], *args: Any, **named: Any) -> T:
-    """Run `work(connection, *args, **named)`, in a thread of the database."""
+def _transact(engine: Engine, file: _File, work: Callable[[Connection], T], *, writes: bool) -> T:
+    """Run `work` as one transaction, in a thread of the database."""
+    file.check()
     try:
-        return connections.transact(lambda db: work(db, *args, **named))
+        try:
+            return _try_once(engine, file, work, writes=writes)
+        except DBAPIError as exc:
+            # The server has closed the connection since it was used last. The pool makes another.
+            if isinstance(exc.orig, sqlite3.Error) or not exc.connection_invalidated:
+                raise
+            return _try_once(engine, file, work, writes=writes)
     except _CommitLost as exc:
         logger.error("store.commit_lost", reason=str(exc.__cause__ or "the file is not there"))
         raise OutcomeUnknown from exc
     except SQLAlchemyError as exc:
         logger.error("store.failed", error=type(exc).__name__, reason=str(exc.__cause__))
         raise StoreUnavailable.nothing_changed() from exc
+
+
+def _try_once(engine: Engine, file: _File, work: Callable[[Connection], T], *, writes: bool) -> T:
+    with engine.connect() as connection, connection.begin() as transaction:
+        if writes:
+            lock(connection)
+        result = work(connection)
+        if writes:
+            _commit(connection, transaction, file)
+        return result
+
+
+def lock(connection: Connection) -> None:
+    """Begin to write: SQLite cannot wait for its lock after a read."""
+    if connection.dialect.name == "sqlite":
+        run(connection, "BEGIN IMMEDIATE")
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction that locks first."""
+    with engine.begin() as connection:
+        lock(connection)
+        yield connection
 
 
 def _commit(connection: Connection, transaction: RootTransaction, file: _File) -> None:
@@ -291,10 +260,6 @@ def _commit(connection: Connection, transaction: RootTransaction, file: _File) -
         raise
     if not file.is_there():
         raise _CommitLost  # the commit is in a file that the next process will not find
-
-
-def _writes(connection: Connection) -> bool:
-    return bool(connection.get_execution_options().get("writes", False))
 
 
 @dataclass(slots=True)
@@ -391,12 +356,12 @@ def _server_options(url: URL) -> dict[str, Any]:
 
 
 def make_engine(url: str, file: _File | None = None) -> Engine:
-    """An engine for SQLite or PostgreSQL. With the option `writes`, transactions lock first."""
+    """An engine for SQLite or PostgreSQL."""
     parsed, file = make_url(url), file or _File()
     if parsed.get_backend_name() != "sqlite":
         options = _server_options(parsed)
         # One for each thread. Whoever wants another would wait for a thread anyway.
-        pool = {"pool_size": READER_THREADS + 1, "max_overflow": 0, "pool_pre_ping": True}
+        pool = {"pool_size": READER_THREADS + 1, "max_overflow": 0, "pool_use_lifo": True}
         return create_engine(url, connect_args=options, **pool)
     more: dict[str, Any] = {
         "connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS},
@@ -404,6 +369,8 @@ def make_engine(url: str, file: _File | None = None) -> Engine:
     }
     if is_in_memory(parsed):
         more["poolclass"] = StaticPool  # every connection must be the same one
+    else:
+        more["pool_use_lifo"] = True  # what was used last has its pages and statements at hand
     engine = create_engine(url, **more)
 
     @event.listens_for(engine, "do_connect")
@@ -419,11 +386,6 @@ def make_engine(url: str, file: _File | None = None) -> Engine:
     def _look(connection: object, entry: ConnectionPoolEntry, _: object) -> None:
         if not _sees_changes(entry.info, connection):
             raise DisconnectionError
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        # A writer takes its lock first: SQLite cannot wait for the lock after a read.
-        run(connection, "BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
 
     return engine
 

@@ -86,9 +86,6 @@ class Prepared:
         return self._compiled.setdefault(db.dialect.name, (sql, parameters))
 
 
-_POSTGRES_TYPES = {str: "text", int: "int8", bytes: "bytea"}
-
-
 class RowsInsert:
     """Inserts rows of all of these columns.
 
@@ -99,9 +96,7 @@ class RowsInsert:
     def __init__(self, table: Table, columns: Sequence[str]) -> None:
         self._one = Prepared(insert(table), columns)
         self._columns = columns
-        self._types = [_POSTGRES_TYPES[table.c[name].type.python_type] for name in columns]
-        names = ", ".join(f'"{name}"' for name in columns)
-        self._copy = f"COPY {table.name} ({names}) FROM STDIN (FORMAT BINARY)"
+        self._copy = f"COPY {table.name} ({', '.join(columns)}) FROM STDIN"
 
     def add(self, db: Connection, rows: Sequence[Values]) -> None:
         if len(rows) == 1 or db.dialect.driver != "psycopg":
@@ -110,7 +105,6 @@ class RowsInsert:
         try:
             cursor: Any = db.connection.cursor()
             with cursor.copy(self._copy) as copy:
-                copy.set_types(self._types)
                 for row in rows:
                     copy.write_row([row[name] for name in self._columns])
         except db.dialect.loaded_dbapi.Error as exc:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -49,16 +49,10 @@ class Wakeups:
     def __init__(self, engine: Engine, options: Mapping[str, Any]) -> None:
         """`options`: for the connection, besides those in the URL."""
         self.channel = f"{CHANNEL}_{secrets.token_hex(8)}"  # of this process
+        self.connected = False
         self._engine = engine
         self._options = options
-        self._connection: Any = None
-        self._socket = -1
-        self._lost = asyncio.Event()
         self._listeners: list[Callable[[list[str]], None]] = []
-
-    @property
-    def connected(self) -> bool:
-        return self._connection is not None
 
     def subscribe(self, on_words: Callable[[list[str]], None]) -> Callable[[], None]:
         """Call it with every notification, until the result is called."""
@@ -71,63 +65,34 @@ class Wakeups:
         if self._engine.dialect.driver != "psycopg":
             yield
             return
-        keeping = asyncio.create_task(self._keep_connected())
+        listening = asyncio.create_task(self._listen_forever())
         try:
             yield
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-            self._disconnect()
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
 
-    async def _keep_connected(self) -> None:
+    async def _listen_forever(self) -> None:
+        from psycopg import AsyncConnection, Error  # an extra
+
+        _, options = self._engine.dialect.create_connect_args(self._engine.url)
+        options = {**self._options, **options, "autocommit": True}
         failures = 0
         while True:
-            connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
             try:
-                self._connection = await asyncio.shield(connecting)
-            except asyncio.CancelledError:
-                with suppress(Exception):
-                    (await connecting).close()  # the thread goes on, and nobody else closes it
-                raise
-            except Exception as exc:  # of the driver; the database itself reports what is wrong
+                async with await AsyncConnection.connect(**options) as connection:
+                    for channel in (CHANNEL, self.channel):
+                        await connection.execute(f"LISTEN {channel}")
+                    self.connected, failures = True, 0
+                    self._tell([])
+                    async for notified in connection.notifies():
+                        self._tell([] if notified.payload == LOOK else notified.payload.split(" "))
+            except (Error, OSError) as exc:  # the database itself reports what is wrong
                 logger.debug("store.not_listening", error=type(exc).__name__)
-                await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
-                failures += 1
-                continue
-            failures = 0
-            self._lost.clear()
-            self._socket = self._connection.fileno()
-            asyncio.get_running_loop().add_reader(self._socket, self._receive)
-            self._tell([])
-            await self._lost.wait()
-            self._disconnect()
-
-    def _connect(self) -> Any:
-        dialect = self._engine.dialect
-        args, options = dialect.create_connect_args(self._engine.url)
-        connection = dialect.connect(*args, **{**self._options, **options})
-        connection.autocommit = True
-        for channel in (CHANNEL, self.channel):
-            connection.execute(f"LISTEN {channel}")
-        return connection
-
-    def _receive(self) -> None:
-        """The connection has something to read."""
-        words: list[str] = []
-        looks = False
-        try:
-            self._connection.pgconn.consume_input()
-            while (notified := self._connection.pgconn.notifies()) is not None:
-                said = notified.extra.decode()
-                looks = looks or said == LOOK
-                words += said.split(" ")
-        except Exception as exc:
-            logger.debug("store.not_listening", error=type(exc).__name__)
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._lost.set()
-            return
-        if words:
-            self._tell([] if looks else words)
+            finally:
+                self.connected = False
+            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+            failures += 1
 
     def _tell(self, words: list[str]) -> None:
         for listener in list(self._listeners):
@@ -135,10 +100,3 @@ class Wakeups:
                 listener(words)
             except Exception:  # the others must hear of it all the same
                 logger.exception("store.internal_error")
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            with suppress(Exception):
-                connection.close()
