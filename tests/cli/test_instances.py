@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from opencode_a2a.app import Built
 from opencode_a2a.cli import main, serve
@@ -102,7 +102,7 @@ async def test_status_says_which_opencode_is_connected_now(
         assert [each.opencode_version for each in running_instances()] == [None]
         connected = [Release("1.17.0")]
         watch.built = Built(
-            FastAPI(),
+            Starlette(),
             at_work=list,
             release=lambda: connected[-1],
             is_connected=lambda: True,

@@ -37,7 +37,6 @@ for model in below(BaseModel):
 
 TERMINAL = {"markdown_it", "prompt_toolkit"}  # for `call` on one
 LATER = {
-    "fastapi",  # to describe the API
     *("sqlalchemy.orm", "sqlalchemy.dialects.postgresql"),  # for other databases, or never
     *("a2a", "httpx", "mcp", "mcp_types", "opencode_a2a.toolserver"),  # for those who have peers
     *("jwt", "cryptography", "opencode_a2a.web.oidc"),  # for those who have an issuer
@@ -72,7 +71,6 @@ def test_a_start_loads_nothing_that_only_later_work_needs(tmp_path: Path) -> Non
 
 def test_a_start_builds_no_model_of_what_may_be_sent_one_day(tmp_path: Path) -> None:
     built = said(tmp_path, BUILT)
-    assert "fastapi.openapi.models.OpenAPI" not in built
     built = {name for name in built if name.startswith("opencode_a2a.")}
     settings = {name for name in built if name.startswith("opencode_a2a.config.")}
     assert "opencode_a2a.config.Server" in settings

@@ -1,10 +1,6 @@
-"""The routes of the application, and the OpenAPI document, which FastAPI makes of them.
+"""The routes of the application, and the OpenAPI document, which is printed from them.
 
-What it says about a route follows from the declaration of the route's operation. FastAPI cannot
-know the schemas of JSON-RPC's methods, the credentials, and the contracts; those are added once.
-
-FastAPI is loaded for the document only. To load it, and to add the routes to it, would be a tenth
-of the start, and what it does for parameters and dependencies is not needed by any request.
+What it says about a route follows from the declaration of the route's operation.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ from http import HTTPStatus
 from inspect import cleandoc
 from typing import Any
 
-from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope as RequestScope
 
@@ -130,7 +125,7 @@ class Schemas:
         return self._references[model, "serialization"]
 
 
-Describe = Callable[[Schemas], Json]  # says about a route what FastAPI does not know
+Describe = Callable[[Schemas], Json]  # what the document says about a route
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +203,14 @@ class Api:
         published, known = self.published, Schemas(self.published)
         schemes = published.facts.schemes
         rpc_error = _envelope("error", error=known.given(a2a.RpcError))
-        return self._described_routes(known) | {
+        facts = published.facts
+        info = {"title": facts.title, "description": facts.description, "version": facts.version}
+        return {
+            "openapi": "3.1.0",
+            "info": info,
+            "servers": [{"url": facts.url}],
+            "paths": self._paths(known),
+            "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
             "security": requirements(schemes),
             "components": {
                 "schemas": known.definitions,
@@ -225,38 +227,25 @@ class Api:
             "x-a2a-service-behaviors": published.service_behaviors,
         }
 
-    def _described_routes(self, known: Schemas) -> Json:
-        """What FastAPI says of the routes: one operation per verb."""
-        from fastapi import FastAPI  # when needed: see the head of this module
-
-        facts = self.published.facts
-        described = FastAPI(
-            title=facts.title,
-            description=facts.description,
-            version=facts.version,
-            servers=[{"url": facts.url}],
-            openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
-        )
+    def _paths(self, known: Schemas) -> Json:
+        """One operation per route and verb."""
+        paths: Json = {}
         for route in self._declared:
             for verb in route.verbs:
-                if route.describe is not None and verb != "HEAD":
-                    described.add_api_route(
-                        route.path,
-                        _answer,
-                        methods=[verb],
-                        operation_id=f"{verb} {route.path}",
-                        summary=route.summary,
-                        description=cleandoc(route.endpoint.__doc__ or ""),
-                        status_code=route.status,
-                        response_description=route.status.phrase,
-                        response_class=Response,
-                        openapi_extra=route.describe(known),
-                    )
-        return described.openapi()
-
-
-async def _answer() -> Response:  # in FastAPI's place for every endpoint: it keeps what it is given
-    raise NotImplementedError
+                if route.describe is None or verb == "HEAD":
+                    continue
+                said, status = route.describe(known), str(route.status.value)
+                responses = said.get("responses", {})
+                answer = _described(route.status.phrase) | responses.get(status, {})
+                words = cleandoc(route.endpoint.__doc__ or "")
+                paths.setdefault(route.path, {})[verb.lower()] = {
+                    "summary": route.summary,
+                    **({"description": words} if words else {}),
+                    "operationId": f"{verb} {route.path}",
+                    **said,
+                    "responses": responses | {status: answer},
+                }
+        return paths
 
 
 def public(known: Schemas, *, unavailable: str | None = None) -> Json:
