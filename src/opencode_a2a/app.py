@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import structlog
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as RequestScope
 
@@ -53,7 +54,7 @@ from .inbound.published import Deployment, Published, PushFacts
 from .inbound.published import PeerCalls as DeclaredCalls
 from .inbound.push import PushRenderer
 from .inbound.routes import add_routes, application
-from .inbound.sse import Streams, open_streams
+from .inbound.sse import open_streams
 from .observe import metrics
 from .opencode.agent import OpenCode
 from .opencode.driver import Defaults
@@ -99,7 +100,6 @@ from .store.statements import release_all
 from .store.usage import SqlUsage
 from .store.worktrees import SqlWorktrees
 from .web.auth import Authenticator, Credentials
-from .web.compression import Compression
 from .web.hosts import HostCheck
 from .web.origins import OriginCheck
 from .web.payloads import PayloadLog
@@ -111,6 +111,8 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger()
 
+GZIP_MIN_BYTES = 1_024  # below that little is saved
+GZIP_LEVEL = 5  # more than twice as fast as 9, for six percent more bytes
 LOGGED_BODY_BYTES = 4_096  # of a body, or of a piece of a stream
 PUSH_TIMEOUT_SECONDS = 15.0  # for a receiver to answer
 PUSH_BODY_BYTES = 1_048_576  # a larger notification has the status alone
@@ -422,12 +424,11 @@ class _Application:
         limit = server.max_request_body_bytes
         health, console = _health(parts.adapters), _console(settings, self._issuer)
         add_routes(api, operations, health, body_limit=limit, console=console)
-        if server.shows_payloads:
-            # Whoever looks for a fault can read what is logged only if it is not compressed.
-            streams = Streams(application(api))
-            self._app = PayloadLog(streams, redactor=logs.redactor, limit=LOGGED_BODY_BYTES)
+        routes = application(api)
+        if server.shows_payloads:  # what is logged can be read only if it is not compressed
+            self._app = PayloadLog(routes, redactor=logs.redactor, limit=LOGGED_BODY_BYTES)
         else:
-            self._app = Streams(Compression(application(api)))
+            self._app = GZipMiddleware(routes, GZIP_MIN_BYTES, GZIP_LEVEL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,5 +45,5 @@ async def test_events_are_closed_although_the_client_left_before_the_first(fails
     stopping = asyncio.get_running_loop().create_future()
     stream = EventStream(events, RestFraming(V1), stopping)
     with pytest.raises(OSError):
-        await stream.run(_silence, send)
+        await stream({}, _silence, send)
     assert events.closed == 1

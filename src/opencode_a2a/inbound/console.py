@@ -21,7 +21,6 @@ from starlette.responses import Response
 from ..contract.declare import Json
 from ..domain.addresses import is_loopback
 from ..errors import MethodNotFound
-from ..web.compression import is_accepted
 from .card import Document
 from .failures import failure
 
@@ -155,7 +154,7 @@ class Console:
         if name == "sw.js":
             headers["service-worker-allowed"] = PATH  # the page is there, without the slash, too
         response = file.document.answer(request, headers, MEDIA_TYPES[Path(name).suffix])
-        accepted = is_accepted(request.headers.get("accept-encoding", ""))
+        accepted = "gzip" in request.headers.get("accept-encoding", "")
         if response.status_code == 200 and accepted and file.compressed is not None:
             response.body = file.compressed
             response.headers["content-encoding"] = "gzip"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ..errors import ServiceError
 from ..observe import metrics
@@ -27,7 +27,6 @@ logger = structlog.get_logger()
 KEEP_ALIVE = 3.0  # seconds; a common client gives up after five of silence
 GOODBYE = b": the service stops; subscribe again with the last id to go on\nretry: 1000\n\n"
 USED_UP = b": this caller may have no more streams today (stream_minutes_per_day)\n\n"
-DEFERRED = "opencode_a2a.streams"  # the key in a request's scope of the list for its stream
 WRITE_BYTES = 65_536  # at once: a slow reader must not make us hold a whole page
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -37,24 +36,6 @@ HEADERS = {
 
 
 open_streams: set[EventStream] = set()  # of this process
-
-
-class Streams:
-    """Runs a stream after the application has finished with its request.
-
-    A stream lasts for minutes. Inside the application it would keep the whole request alive, and
-    pass every write through each layer.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        streams = list[EventStream]()
-        # The application gets its own copy of the scope: what it stores there is freed with it.
-        await self._app({**scope, DEFERRED: streams}, receive, send)
-        for stream in streams:
-            await stream.run(receive, send)
 
 
 class EventStream(Response):
@@ -75,12 +56,6 @@ class EventStream(Response):
         self.wrote_at = asyncio.get_running_loop().time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if DEFERRED in scope:
-            scope[DEFERRED].append(self)
-        else:
-            await self.run(receive, send)
-
-    async def run(self, receive: Receive, send: Send) -> None:
         open_streams.add(self)
         metrics.STREAMS_OPENED.inc()
         try:
