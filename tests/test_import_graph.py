@@ -55,7 +55,17 @@ PURE = frozenset({"domain", "errors"})
 HARMLESS = frozenset(
     {
         *("__future__", "base64", "bisect", "collections", "collections.abc", "contextlib"),
-        *("dataclasses", "datetime", "enum", "functools", "ipaddress", "itertools", "json", "math"),
+        *(
+            "dataclasses",
+            "datetime",
+            "enum",
+            "functools",
+            "hashlib",
+            "ipaddress",
+            "itertools",
+            "json",
+            "math",
+        ),
         *("re", "typing", "unicodedata", "urllib.parse"),
     }
 )

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, select, text
 
 from opencode_a2a.data.check import check
-from opencode_a2a.data.opening import InUse, beside_services, exclusive, opened, snapshot
+from opencode_a2a.data.opening import InUse, exclusive_lock, opened, shared_lock, snapshot
 from opencode_a2a.data.purge import Selection, preview, purge
 from opencode_a2a.domain.updates import Ended
 from opencode_a2a.domain.values import TaskQuery, TaskState
@@ -87,7 +87,7 @@ def test_the_sessions_of_a_removed_caller_belong_to_nobody_else(url: str) -> Non
     with opened(url) as engine, snapshot(engine) as db:
         left = db.execute(select(tables.sessions.c.owner, tables.sessions.c.title)).all()
         assert [tuple(row) for row in left] == [(tables.NOBODY, "")] * 2
-        assert db.execute(select(tables.places.c.owner)).scalars().all() == [tables.NOBODY] * 2
+        assert db.execute(select(tables.locations.c.owner)).scalars().all() == [tables.NOBODY] * 2
 
 
 def test_the_preview_says_what_is_removed(url: str) -> None:
@@ -106,9 +106,9 @@ def test_the_preview_says_what_is_removed(url: str) -> None:
         "entries": 4 * ended + 4,
         "keys": ended,
         "interrupts": 2,
-        **dict.fromkeys(("grants", "peer_conversations", "usage_days"), 1),
+        **dict.fromkeys(("allow_rules", "peer_conversations", "usage_days"), 1),
         **dict.fromkeys(("push_configs", "push_dead"), 1),
-        **dict.fromkeys(("sessions", "contexts", "places", "worktrees"), 1),
+        **dict.fromkeys(("sessions", "contexts", "locations", "worktrees"), 1),
     }
 
 
@@ -184,9 +184,9 @@ def test_nothing_is_removed_while_a_command_has_the_database_for_itself(
 ) -> None:
     url = postgres.without_tasks()
     with opened(url) as engine:
-        with exclusive(url), pytest.raises(InUse), beside_services(engine):
+        with exclusive_lock(url), pytest.raises(InUse), shared_lock(engine):
             pytest.fail("a purge would run beside a restore")
-        with beside_services(engine), pytest.raises(InUse), exclusive(url):
+        with shared_lock(engine), pytest.raises(InUse), exclusive_lock(url):
             pytest.fail("a restore would run beside a purge")
 
 

@@ -26,7 +26,7 @@ from ..config import ConfigError, DatabaseUrl, Settings, load, secrets_directory
 from ..data import backup, copying
 from ..data.check import check as examine
 from ..data.export import export_task
-from ..data.opening import InUse, NoDatabase, beside_services, opened, snapshot
+from ..data.opening import InUse, NoDatabase, opened, shared_lock, snapshot
 from ..data.purge import Selection, preview
 from ..data.purge import purge as remove
 from ..observe import audit
@@ -235,7 +235,7 @@ def purge(arguments: argparse.Namespace, url: str, _: Settings) -> int:
         raise CommandError("say what to remove: --before WHEN, --principal NAME, or both", 2)
     before = _moment(arguments.before) if arguments.before is not None else None
     selection, progress = Selection(before, arguments.principal), Progress()
-    with opened(url) as engine, beside_services(engine):
+    with opened(url) as engine, shared_lock(engine):
         with snapshot(engine) as db:
             found = preview(db, selection)
         if not found:

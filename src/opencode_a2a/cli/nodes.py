@@ -59,7 +59,7 @@ def _json(nodes: Sequence[Node], now: int) -> str:
         {**asdict(node), "labels": sorted(node.labels), "state": node.state(now)} for node in nodes
     ]
     for each in found:
-        del each["dead"], each["draining"]  # the state says both
+        del each["silent"], each["draining"]  # the state says both
     return json.dumps(found, indent=2)
 
 

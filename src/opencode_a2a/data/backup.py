@@ -24,7 +24,7 @@ from ..store.clock import now_ms
 from ..store.database import BUSY_SECONDS, shown, sqlite_path
 from ..store.schema import SCHEMA, ForeignDatabase, find_version
 from ..store.tables import commands, metadata, nodes, tasks
-from .opening import exclusive, opened
+from .opening import exclusive_lock, opened
 
 SQLITE_MAGIC, POSTGRES_MAGIC = b"SQLite format 3\0", b"PGDMP"
 VERSION_TABLE = "schema_version"
@@ -86,7 +86,7 @@ def restore(file: Path, url: str, *, force: bool = False) -> tuple[int, Path | N
             f"{file} is a backup of {'PostgreSQL' if path is not None else 'SQLite'}. Restore it "
             "into such a database, then copy that with `opencode-a2a migrate`."
         )
-    with exclusive(url) as engine:
+    with exclusive_lock(url) as engine:
         kept = None
         if _count_tasks(engine) is not None:
             if not force:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, String, Table, collate, select
 from ..store.database import writing
 from ..store.schema import prepare
 from ..store.tables import DERIVED, metadata
-from .opening import exclusive, opened, snapshot
+from .opening import exclusive_lock, opened, snapshot
 
 ROWS = 100  # that are read and written at once
 Counted = tuple[int, str]  # how many rows a table has, and the SHA-256 of them
@@ -32,8 +32,8 @@ def copy(source: str, target: str, report: Callable[[str, int], None]) -> dict[s
     """Copy all tables, read both sides, and compare them; returns what they hold."""
     with (
         opened(source),
-        exclusive(source) as old,
-        exclusive(target) as new,
+        exclusive_lock(source) as old,
+        exclusive_lock(target) as new,
         snapshot(old) as left,
         writing(new) as right,
     ):

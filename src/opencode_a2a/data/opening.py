@@ -57,7 +57,7 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
 
 
 @contextmanager
-def exclusive(url: str) -> Iterator[Engine]:
+def exclusive_lock(url: str) -> Iterator[Engine]:
     """A database that no service uses; a file that is missing is made. `InUse`: one uses it."""
     path = sqlite_path(make_url(url))
     if path is not None:
@@ -77,7 +77,7 @@ def exclusive(url: str) -> Iterator[Engine]:
 
 
 @contextmanager
-def beside_services(engine: Engine) -> Iterator[None]:
+def shared_lock(engine: Engine) -> Iterator[None]:
     """Write as a service does. `InUse`: another command has the database for itself."""
     if engine.dialect.name == "sqlite":  # locks for each transaction
         yield

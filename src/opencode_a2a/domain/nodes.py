@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -96,17 +97,14 @@ def place_named(
     name = f"{context_id} "
     return min(
         fits,
-        key=lambda node: (_scattered(name + node.opencode), node.used, node.holder),
+        key=lambda node: (_stable_hash(name + node.opencode), node.used, node.holder),
         default=None,
     )
 
 
-def _scattered(text: str) -> int:
-    """A number that says nothing about the text, and is the same everywhere (FNV-1a)."""
-    number = 0xCBF29CE484222325
-    for byte in text.encode():
-        number = (number ^ byte) * 0x100000001B3 % 2**64
-    return number
+def _stable_hash(text: str) -> bytes:
+    """The same in every process, unlike `hash`."""
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _fitting(nodes: Iterable[Node], *, root: str, label: str | None, now: int) -> Sequence[Node]:

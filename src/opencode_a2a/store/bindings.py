@@ -15,7 +15,7 @@ from ..domain.values import ModelRef, SessionRef, WorktreeRef
 from ..errors import OtherOpenCode, OtherWorkspace, SessionForbidden, StoreUnavailable
 from .database import Conflict, Database
 from .prepared import Prepared
-from .tables import contexts, home_models, places, sessions, tasks, worktrees
+from .tables import contexts, locations, session_models, sessions, tasks, worktrees
 
 T = TypeVar("T")
 
@@ -84,13 +84,13 @@ class SqlBindings:
         return await self._database.read(_contexts_of, owner, sessions)
 
     async def location_owners(self, names: Sequence[str]) -> Mapping[str, str]:
-        return await self._database.read(_place_owners, names) if names else {}
+        return await self._database.read(_location_owners, names) if names else {}
 
     async def own_locations(self, owner: str, names: Sequence[str]) -> None:
-        await self._database.write(_own_places, owner, names, at=self._database.clock())
+        await self._database.write(_own_locations, owner, names, at=self._database.clock())
 
     async def forget_locations(self, names: Sequence[str]) -> None:
-        await self._database.write(_forget_places, names)
+        await self._database.write(_forget_locations, names)
 
     async def forget_model(self, session_id: str) -> None:
         await self._database.write(_forget_model, session_id)
@@ -127,8 +127,8 @@ def _session_of(
             sessions.c.directory,
             sessions.c.root,
             sessions.c.opencode,
-            home_models.c.provider,
-            home_models.c.model,
+            session_models.c.provider,
+            session_models.c.model,
             worktrees.c.branch,
             worktrees.c.directory.label("worktree"),
             worktrees.c.base,
@@ -140,7 +140,7 @@ def _session_of(
             (worktrees.c.owner == contexts.c.owner)
             & (worktrees.c.context_id == contexts.c.context_id),
         )
-        .outerjoin(home_models, home_models.c.session_id == sessions.c.session_id)
+        .outerjoin(session_models, session_models.c.session_id == sessions.c.session_id)
         .where(contexts.c.owner == owner, contexts.c.context_id == context_id)
     ).first()
     if row is None:
@@ -210,14 +210,14 @@ def _context_of(db: Connection, owner: str, session_id: str) -> str | None:
 
 
 def _keep_model(db: Connection, session_id: str, model: ModelRef) -> None:
-    known = select(home_models.c.model).where(home_models.c.session_id == session_id)
+    known = select(session_models.c.model).where(session_models.c.session_id == session_id)
     if db.execute(known).first() is None:
         row = {"session_id": session_id, "provider": model.provider, "model": model.model}
-        db.execute(insert(home_models), row)
+        db.execute(insert(session_models), row)
 
 
 def _forget_model(db: Connection, session_id: str) -> None:
-    db.execute(delete(home_models).where(home_models.c.session_id == session_id))
+    db.execute(delete(session_models).where(session_models.c.session_id == session_id))
 
 
 def _contexts(db: Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
@@ -245,23 +245,25 @@ def _key(name: str) -> str:
     return name if len(name) < 64 else hashlib.sha256(name.encode()).hexdigest()
 
 
-def _place_owners(db: Connection, names: Sequence[str]) -> dict[str, str]:
+def _location_owners(db: Connection, names: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for start in range(0, len(names), IDS_PER_QUERY):
         keys = {_key(name): name for name in names[start : start + IDS_PER_QUERY]}
-        rows = db.execute(select(places.c.key, places.c.owner).where(places.c.key.in_(keys)))
+        rows = db.execute(
+            select(locations.c.key, locations.c.owner).where(locations.c.key.in_(keys))
+        )
         found |= {keys[row.key]: row.owner for row in rows}
     return found
 
 
-def _own_places(db: Connection, owner: str, names: Sequence[str], at: int) -> None:
-    _forget_places(db, names)
+def _own_locations(db: Connection, owner: str, names: Sequence[str], at: int) -> None:
+    _forget_locations(db, names)
     for name in names:
-        db.execute(insert(places), {"key": _key(name), "owner": owner, "created_at": at})
+        db.execute(insert(locations), {"key": _key(name), "owner": owner, "created_at": at})
 
 
-def _forget_places(db: Connection, names: Sequence[str]) -> None:
-    db.execute(delete(places).where(places.c.key.in_([_key(name) for name in names])))
+def _forget_locations(db: Connection, names: Sequence[str]) -> None:
+    db.execute(delete(locations).where(locations.c.key.in_([_key(name) for name in names])))
 
 
 def _owners(db: Connection, ids: Sequence[str], at: int) -> list[Any]:

@@ -24,7 +24,7 @@ from ..domain.updates import (
 from ..domain.values import PermissionAsk
 from . import codec
 from .database import Database
-from .tables import grants, interrupts, tasks
+from .tables import allow_rules, interrupts, tasks
 
 
 class SqlInterrupts:
@@ -102,12 +102,12 @@ def _add_rules(db: Connection, head: TaskHead, rules: set[AllowRule]) -> None:
     context = {"owner": head.owner, "context_id": head.context_id}
     for rule in rules - set(_allow_rules(db, head.owner, head.context_id)):
         row = {**context, "permission": rule.permission, "pattern": rule.pattern}
-        db.execute(insert(grants), row)
+        db.execute(insert(allow_rules), row)
 
 
 def _allow_rules(db: Connection, owner: str, context_id: str) -> list[AllowRule]:
-    given = select(grants.c.permission, grants.c.pattern).where(
-        grants.c.owner == owner, grants.c.context_id == context_id
+    given = select(allow_rules.c.permission, allow_rules.c.pattern).where(
+        allow_rules.c.owner == owner, allow_rules.c.context_id == context_id
     )
     return [AllowRule(row.permission, row.pattern) for row in db.execute(given)]
 

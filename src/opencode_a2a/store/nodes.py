@@ -61,8 +61,8 @@ class SqlNodes:
     async def of_context(self, owner: str, context_id: str) -> Whereabouts:
         return await self._database.read(_of_context, owner, context_id)
 
-    async def let_go(self, owner: str, context_id: str, opencode: str) -> None:
-        await self._database.write(sql.let_go, owner, context_id, opencode)
+    async def unbind_context(self, owner: str, context_id: str, opencode: str) -> None:
+        await self._database.write(sql.unbind_context, owner, context_id, opencode)
 
     async def of_session(self, owner: str, session_id: str) -> Whereabouts | None:
         return await self._database.read(_of_session, owner, session_id)

@@ -893,7 +893,7 @@ def _adopt_context(db: Connection, oldest: Any, mine: Node) -> list[str]:
     task_ids = list(db.execute(found.with_for_update()).scalars())
     if not all(_can_move(db, task_id, mine) for task_id in task_ids):
         return []
-    let_go(db, oldest.owner, context_id=oldest.context_id, opencode=oldest.opencode)
+    unbind_context(db, oldest.owner, context_id=oldest.context_id, opencode=oldest.opencode)
     free = {"opencode": mine.opencode, "holder": None, "held_until": 0}
     db.execute(update(tasks).where(tasks.c.id.in_(task_ids)).values(free))
     return task_ids
@@ -914,7 +914,7 @@ def _can_move(db: Connection, task_id: str, to: Node) -> bool:
     return label is None or to.is_called(label)
 
 
-def let_go(db: Connection, owner: str, context_id: str, opencode: str) -> None:
+def unbind_context(db: Connection, owner: str, context_id: str, opencode: str) -> None:
     """Take a context from its session, which stays its owner's, if it is in that OpenCode."""
     there = select(sessions.c.session_id).where(sessions.c.opencode == opencode)
     its = (contexts.c.owner == owner, contexts.c.context_id == context_id)

@@ -134,8 +134,8 @@ sessions = Table(
     Column("opencode", String(255)),  # as of a task
 )
 
-places = Table(
-    "places",
+locations = Table(
+    "locations",
     metadata,
     Column("key", String(64), primary_key=True),  # of a worktree or workspace
     Column("owner", String(255), nullable=False),
@@ -188,8 +188,8 @@ interrupts = Table(
     Index("ix_interrupts_closed", "closed_at"),
 )
 
-grants = Table(
-    "grants",
+allow_rules = Table(
+    "allow_rules",
     metadata,
     Column("owner", String(255), primary_key=True),
     Column("context_id", String(255), primary_key=True),
@@ -210,8 +210,8 @@ peer_conversations = Table(
     Index("ix_peer_conversations_kept", "kept_at"),
 )
 
-home_models = Table(
-    "home_models",
+session_models = Table(
+    "session_models",
     metadata,
     Column("session_id", String(64), primary_key=True),
     Column("provider", String(255), nullable=False),
@@ -316,13 +316,13 @@ commands = Table(
 # at least one of these; a test keeps that true, and that every owner or principal is thought of.
 DELETED_WITH_TASK = (entries, keys, interrupts, push_configs, push_dead)
 DELETED_WITH_OWNER = (
-    *(tasks, keys, interrupts, grants, peer_conversations, totals, usage_days),
+    *(tasks, keys, interrupts, allow_rules, peer_conversations, totals, usage_days),
     *(push_configs, push_dead),
 )
 # These stay, without an owner and without their title: OpenCode still has the sessions, and git the
 # worktrees. Without the rows, other callers could claim them where sessions are shared.
-DISOWNED = (sessions, contexts, places, worktrees)
-ABOUT_NOBODY = (home_models, usage_steps, nodes, commands)
+DISOWNED = (sessions, contexts, locations, worktrees)
+ABOUT_NOBODY = (session_models, usage_steps, nodes, commands)
 NOBODY = ""  # the owner of what was somebody's; no caller has this name
 
 # In no backup: what can be made again from other tables, or is about running processes.
