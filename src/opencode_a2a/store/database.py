@@ -131,7 +131,7 @@ class Database:
     async def read(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
         """Run `work(connection, *args, **named)`, which only reads, and locks nothing.
 
-        A server needs no transaction for that: each statement sees what is committed by then.
+        Not as one transaction: each statement sees what is committed by then.
         """
         try:
             return await self._run(
