@@ -1,14 +1,12 @@
 """Access tokens (JWT) of an OpenID Connect provider: whether one is valid, and for whom.
 
-Everything about a token is refused unless it is known to be right:
+PyJWT parses and verifies them, once. What is added here:
 
-- It is bounded before it is parsed, and parsed before any key is used: three parts in base64url,
-  JSON objects without a name twice, an algorithm of the list below, no critical extension.
 - Keys come from the configured issuer alone. What a token says about keys (`jku`, `x5u`, `jwk`) is
-  not looked at; its `kid` is a name in a dictionary.
-- A key is good for the algorithms of its own kind. Secrets shared with the issuer are none.
+  not looked at; its `kid` is a name in a list.
+- A key is good for the algorithm that it names. Secrets shared with the issuer are none.
 - An unknown `kid` may be that of a new key, so the keys are fetched again, but not more often than
-  every REFETCH_SECONDS, whatever is sent.
+  every REFETCH_SECONDS, whatever is sent. PyJWT's own client would fetch them for each such token.
 
 What was found out is remembered until the token expires, so a request costs no signature check.
 Hence a token that the issuer revokes stays valid until then, or until its key is gone. So that this
@@ -20,22 +18,21 @@ PyJWT and its cryptography are large: this module is loaded only where an issuer
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import jwt
 import structlog
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ..domain.addresses import discovery_url, is_loopback
 from ..domain.values import MAX_PRINCIPAL, Caller, named_principal
@@ -45,7 +42,6 @@ from .auth import Identity, TokenRefused
 logger = structlog.get_logger()
 
 MAX_TOKEN_BYTES = 16_384
-MAX_KEY_ID = 256  # characters
 MAX_VERIFIED = 10_000  # tokens that are remembered
 MAX_DOCUMENT_BYTES = 262_144  # of what the issuer answers
 MAX_KEYS = 64
@@ -57,9 +53,12 @@ RETRY_SECONDS = 5.0  # … and if the first has failed
 REFRESH_SECONDS = 600.0  # after which the keys are fetched again
 STALE_SECONDS = 3600.0  # after which keys are not used any more, if they cannot be fetched again
 
-_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-_CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
-ALGORITHMS = frozenset({*_RSA, *_CURVES.values()})
+ALGORITHMS = frozenset(
+    {
+        *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+        *("ES256", "ES384", "ES512", "EdDSA"),
+    }
+)
 # As access tokens are marked; others, such as those that tell of a logout, are no credentials.
 # Many issuers write `JWT` for all of them, which then differ in their claims.
 _TYPES = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
@@ -86,42 +85,30 @@ class OidcPolicy:
     scopes_claim: str = "scope"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenHead:
-    algorithm: str
-    key_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A public key of the issuer."""
-
-    algorithms: frozenset[str]
-    public: Any = field(repr=False)
-    fingerprint: str = ""
-
-
 @dataclass(frozen=True)
 class Keys:
-    by_id: Mapping[str, Key]
-    without_id: tuple[Key, ...]
+    found: tuple[jwt.PyJWK, ...]
     fetched_at: float
 
-    def find(self, head: TokenHead) -> Key | None:
-        """A key of another kind than the token says is as unknown as none."""
-        if head.key_id is not None:
-            found = self.by_id.get(head.key_id)
-            return found if found is not None and head.algorithm in found.algorithms else None
+    def find(self, head: Json) -> jwt.PyJWK | None:
+        """The one key with this name and algorithm; a token that names none needs a single one."""
+        name = head.get("kid")
         fitting = [
             key
-            for key in (*self.by_id.values(), *self.without_id)
-            if head.algorithm in key.algorithms
+            for key in self.found
+            if key.algorithm_name == head["alg"] and (name is None or key.key_id == name)
         ]
-        return fitting[0] if len(fitting) == 1 else None
+        named = [key for key in self.found if name is not None and key.key_id == name]
+        return fitting[0] if len(fitting) == 1 and len(named) <= 1 else None
 
     @cached_property
     def fingerprints(self) -> frozenset[str]:
-        return frozenset(key.fingerprint for key in (*self.by_id.values(), *self.without_id))
+        return frozenset(map(fingerprint, self.found))
+
+
+def fingerprint(key: jwt.PyJWK) -> str:
+    public = key.key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(public).hexdigest()
 
 
 class IssuerFault(Exception):
@@ -131,35 +118,32 @@ class IssuerFault(Exception):
 # -- rules
 
 
-def read_head(token: bytes) -> TokenHead:
+def read_head(token: bytes) -> Json:
     """What a token says about its signature. TokenRefused: it is none that is judged here."""
     if len(token) > MAX_TOKEN_BYTES:
         raise TokenRefused(f"The token is larger than {MAX_TOKEN_BYTES} bytes.")
-    parts = token.split(b".")
-    if len(parts) != 3 or not all(parts):
-        raise TokenRefused("The credential in the Authorization header is not valid.")
-    head = _object(parts[0])
-    _object(parts[1])
-    _decoded(parts[2])
-    algorithm, key_id, kind = head.get("alg"), head.get("kid"), head.get("typ", "JWT")
+    try:
+        head: Json = jwt.get_unverified_header(token)
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        words = "The credential in the Authorization header is not valid."
+        raise TokenRefused(words) from None
+    algorithm, kind = head.get("alg"), head.get("typ", "JWT")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise TokenRefused("The token is signed with an algorithm that is not accepted here.")
-    if "crit" in head or "b64" in head or "zip" in head or "enc" in head:
+    if not head.keys().isdisjoint(("crit", "b64", "zip", "enc")):
         raise TokenRefused("The token needs an extension that is not supported.")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
         raise TokenRefused("The token is no access token.")
-    if key_id is not None and not (isinstance(key_id, str) and len(key_id) <= MAX_KEY_ID):
-        raise TokenRefused("The token is signed with an unknown key.")
-    return TokenHead(algorithm, key_id)
+    return head
 
 
-def read_claims(token: bytes, head: TokenHead, key: Key, policy: OidcPolicy) -> Json:
+def read_claims(token: bytes, key: jwt.PyJWK, policy: OidcPolicy) -> Json:
     """The claims of a token that is signed with the key, and valid now."""
     try:
-        jwt.decode(
+        claims: Json = jwt.decode(
             token,
-            key.public,
-            algorithms=[head.algorithm],
+            key,
+            algorithms=[key.algorithm_name],
             issuer=policy.issuer,
             audience=policy.audience,
             leeway=LEEWAY_SECONDS,
@@ -175,9 +159,8 @@ def read_claims(token: bytes, head: TokenHead, key: Key, policy: OidcPolicy) -> 
         raise TokenRefused("This token is of another issuer.") from None
     except jwt.MissingRequiredClaimError as exc:
         raise TokenRefused(f"The token lacks the claim {exc.claim}.") from None
-    except (jwt.PyJWTError, ValueError, TypeError, OverflowError):
+    except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
         raise TokenRefused("The token is not valid.") from None
-    claims = _object(token.split(b".")[1])
     if claims["iss"] != policy.issuer:
         raise TokenRefused("This token is of another issuer.")
     if not _is_for_access(claims):
@@ -227,91 +210,23 @@ def words_of(claims: Json, claim: str) -> frozenset[str]:
 
 
 def read_keys(document: bytes, *, at: float) -> Keys:
-    """The keys of a JWKS that can be used here. Two keys with one id are both left out."""
+    """The public keys of a JWKS that are for signatures of an algorithm that is accepted."""
     try:
-        given = json.loads(document)["keys"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise IssuerFault("its keys are no JWKS") from None
-    by_id: dict[str, Key | None] = {}
-    without_id = []
-    for each in given[:MAX_KEYS] if isinstance(given, list) else []:
-        key = _key(each) if isinstance(each, dict) else None
-        if key is None:
-            continue
-        key_id = each.get("kid")
-        if key_id is None:
-            without_id.append(key)
-        elif isinstance(key_id, str):
-            by_id[key_id] = None if key_id in by_id else key
-    found = {name: key for name, key in by_id.items() if key is not None}
-    if not found and not without_id:
+        given = jwt.PyJWKSet.from_json(document.decode()).keys
+    except (jwt.PyJWTError, ValueError, TypeError, AttributeError, RecursionError):
+        raise IssuerFault("its keys are no JWKS, or none of them can be used") from None
+    found = tuple(filter(_is_usable, given[:MAX_KEYS]))
+    if not found:
         raise IssuerFault("it has no key that can be used")
-    return Keys(found, tuple(without_id), fetched_at=at)
+    return Keys(found, fetched_at=at)
 
 
-def _key(jwk: Json) -> Key | None:
-    """A public key for signatures, or None: whatever else it is, it is not used."""
-    operations = jwk.get("key_ops")
-    if jwk.get("use", "sig") != "sig" or "d" in jwk or "k" in jwk:
-        return None
-    if operations is not None and (not isinstance(operations, list) or "verify" not in operations):
-        return None
-    kind, curve = jwk.get("kty"), jwk.get("crv")
-    if kind == "RSA":
-        algorithms = frozenset(_RSA)
-    elif not isinstance(curve, str):
-        return None
-    elif (kind, curve == "Ed25519") in (("EC", False), ("OKP", True)) and curve in _CURVES:
-        algorithms = frozenset({_CURVES[curve]})
-    else:
-        return None
-    if "alg" in jwk:
-        algorithms &= {jwk["alg"]} if isinstance(jwk["alg"], str) else frozenset()
-    if not algorithms:
-        return None
-    try:
-        public = jwt.PyJWK(jwk, algorithm=min(algorithms)).key
-    except (jwt.PyJWTError, ValueError, TypeError):
-        return None
-    if kind == "RSA" and public.key_size < MIN_RSA_BITS:
-        return None
-    canonical = json.dumps([jwk.get(name) for name in ("kty", "crv", "n", "e", "x", "y")])
-    return Key(algorithms, public, fingerprint=hashlib.sha256(canonical.encode()).hexdigest())
-
-
-def _decoded(part: bytes) -> bytes:
-    """base64url without padding, in the one form that stands for these bytes."""
-    try:
-        decoded = base64.b64decode(part + b"=" * (-len(part) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raise TokenRefused("The token is not valid.") from None
-    if base64.urlsafe_b64encode(decoded).rstrip(b"=") != part:
-        raise TokenRefused("The token is not valid.")
-    return decoded
-
-
-def _object(part: bytes) -> Json:
-    try:
-        found = json.loads(
-            _decoded(part).decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number
-        )
-    except (ValueError, RecursionError):
-        raise TokenRefused("The token is not valid.") from None
-    if not isinstance(found, dict):
-        raise TokenRefused("The token is not valid.")
-    return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> Json:
-    """An object whose names are all different: of two, two readers may take two."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError
-    return found
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(word)  # NaN and Infinity are no JSON
+def _is_usable(key: jwt.PyJWK) -> bool:
+    if key.algorithm_name not in ALGORITHMS or key.public_key_use not in (None, "sig"):
+        return False
+    if not hasattr(key.key, "public_bytes"):  # it is a private one, that everybody knows
+        return False
+    return key.key_type != "RSA" or key.key.key_size >= MIN_RSA_BITS
 
 
 # -- effects
@@ -372,14 +287,14 @@ class Issuer:
     async def verify(self, token: bytes, digest: bytes) -> Identity:
         head = read_head(token)
         key = await self._key(head)
-        claims = read_claims(token, head, key=key, policy=self._policy)
+        claims = read_claims(token, key, self._policy)
         principal = principal_of(claims, self._policy)
         words = words_of(claims, self._policy.scopes_claim)
         identity = Identity(
             Caller(principal, self._resolve(words)),
             expires_at=claims["exp"] + LEEWAY_SECONDS,
             words=words,
-            key=key.fingerprint,
+            key=fingerprint(key),
         )
         self._verified[digest] = identity
         if len(self._verified) > MAX_VERIFIED:
@@ -403,7 +318,7 @@ class Issuer:
         keys = self._keys
         return keys is not None and self._elapsed() - keys.fetched_at <= STALE_SECONDS
 
-    async def _key(self, head: TokenHead) -> Key:
+    async def _key(self, head: Json) -> jwt.PyJWK:
         if not self._has_keys:
             await self._fetch_keys()
         if self._keys is None or not self._has_keys:
