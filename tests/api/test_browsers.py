@@ -41,7 +41,7 @@ def test_a_name_that_was_rebound_leads_nowhere(client: httpx.Client, form: Form)
     form.refused(client.send(request), HOST_NOT_ALLOWED, rpc_id=None)
 
 
-@pytest.mark.parametrize("path", [CARD, "/health", "/docs"])
+@pytest.mark.parametrize("path", [CARD, "/health"])
 def test_a_rebound_name_reads_not_even_what_is_public(client: httpx.Client, path: str) -> None:
     REST_1.refused(client.get(path, headers={"host": "evil.example"}), HOST_NOT_ALLOWED)
 
@@ -70,7 +70,7 @@ def test_a_page_of_an_allowed_origin_is_a_client(shared: Service) -> None:
 
 def test_long_answers_are_compressed_and_streams_are_not(client: httpx.Client) -> None:
     """As this client asks for by default."""
-    for path in (CARD, "/openapi.json", "/docs"):
+    for path in (CARD, "/openapi.json"):
         answer = client.get(path)
         assert answer.headers["content-encoding"] == "gzip"
         assert "Accept-Encoding" in answer.headers["vary"]

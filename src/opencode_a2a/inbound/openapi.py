@@ -12,6 +12,8 @@ from http import HTTPStatus
 from inspect import cleandoc
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope as RequestScope
 
@@ -23,6 +25,7 @@ from ..domain.scopes import Scope
 from ..domain.values import Role
 from ..errors import RPC_HTTP_STATUSES, CallTooDeep, IssuerUnavailable
 from ..service.calls import DEPTH_HEADER, TRACE_HEADER
+from .card import Document
 from .dialect import REST_DIALECTS, RPC_DIALECTS, Dialect
 from .endpoints import Endpoint
 from .failures import A2A_JSON, JSON, rest_media_type
@@ -246,6 +249,21 @@ class Api:
                     "responses": responses | {status: answer},
                 }
         return paths
+
+
+@dataclass(slots=True)
+class OpenApiDocument:
+    """Serves the document to those with a credential."""
+
+    make: Callable[[], Json]  # the same object until something in it changes
+    _made: Json | None = None
+    _document: Document | None = None
+
+    async def serve(self, request: Request) -> Response:
+        made = self.make()
+        if self._document is None or made is not self._made:
+            self._made, self._document = made, Document.of(made)
+        return self._document.answer(request, {"cache-control": "private, no-cache"})
 
 
 def public(known: Schemas, *, unavailable: str | None = None) -> Json:

@@ -38,7 +38,6 @@ PUBLIC_ENDPOINTS = (
     "GET /.well-known/agent.json",
     "GET /health",
     "GET /ready",
-    "GET /docs",
 )
 
 

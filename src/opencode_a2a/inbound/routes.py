@@ -23,11 +23,10 @@ from . import openapi
 from .console import PATH as CONSOLE_PATH
 from .console import Console
 from .dialect import REST_DIALECTS
-from .docs import Docs
 from .endpoints import INTERNAL_ERROR, Endpoint, Endpoints, caller_of
 from .failures import failure
 from .health import Health
-from .openapi import Api, public
+from .openapi import Api, OpenApiDocument, public
 from .operations import Operations
 from .published import JWKS_PATH, Published
 
@@ -136,9 +135,13 @@ def _add_documents(api: Api, health: Health) -> None:
             describe=describe,
             is_public=is_public,
         )
-    docs = Docs(api.openapi)
-    _add_public(api, docs.page, "/docs", summary="A page to try the API with")
-    api.add(docs.document, "/openapi.json", PROBE, summary="This document", describe=None)
+    api.add(
+        OpenApiDocument(api.openapi).serve,
+        "/openapi.json",
+        PROBE,
+        summary="This document",
+        describe=None,
+    )
 
 
 def _metrics_endpoint(*, is_public: bool) -> Endpoint:

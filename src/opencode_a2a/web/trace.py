@@ -32,7 +32,6 @@ _DOCUMENTS = {  # what can be asked for besides the operations of A2A
     "/health": "health",
     "/ready": "ready",
     "/metrics": "metrics",
-    "/docs": "docs",
     "/openapi.json": "openapi",
     "/.well-known/agent-card.json": "card",
     "/.well-known/agent.json": "card",
