@@ -57,8 +57,7 @@ from .inbound.routes import add_routes, application
 from .inbound.sse import open_streams
 from .observe import metrics
 from .opencode.agent import OpenCode
-from .opencode.driver import Defaults
-from .opencode.fleet import Fleet
+from .opencode.api import Defaults
 from .opencode.http import Endpoint
 from .opencode.identity import opencode_name
 from .outbound.egress import Egress
@@ -443,7 +442,7 @@ class _Adapters:
     worktrees: SqlWorktrees
     conversations: SqlPeerConversations
     push: SqlPush
-    opencode: OpenCode | Fleet
+    opencode: OpenCode
     opencode_name: str
     files: NamedFiles
 
@@ -672,7 +671,7 @@ def _retention(settings: Settings) -> Retention:
 
 def _connect(
     settings: Settings, endpoints: Sequence[Endpoint], *, rules: Rules
-) -> AbstractAsyncContextManager[OpenCode | Fleet]:
+) -> AbstractAsyncContextManager[OpenCode]:
     upstream = settings.upstream
     defaults = Defaults(
         str(upstream.workspace_root),
@@ -682,9 +681,7 @@ def _connect(
         rules=rules,
         run_seconds=upstream.timeout_stream,
     )
-    if len(endpoints) == 1:
-        return OpenCode.connect(endpoints[0], defaults, timeout=upstream.timeout)
-    return Fleet.connect(endpoints, defaults, timeout=upstream.timeout)
+    return OpenCode.connect(endpoints, defaults, timeout=upstream.timeout)
 
 
 def _locations(settings: Settings, adapters: _Adapters, *, limiter: Limiter) -> Locations:

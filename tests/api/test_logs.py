@@ -147,7 +147,6 @@ def test_debug_tells_what_happens_and_not_what_is_said(quiet: Service) -> None:
         r"event=store.commit tasks=1 entries=\d+ ms=[\d.]+",
         r"event=request.understood operation=CancelTask line=1.0 version=1.0",  # over REST
         r"event=request.understood operation=SubscribeToTask line=1.0",  # over JSON-RPC
-        r'event=opencode.feed.events total=\d+ types=".*session.idle=\d+',
     ):
         quiet.program.wait_for(line)
     output = quiet.program.output

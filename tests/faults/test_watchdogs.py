@@ -11,7 +11,7 @@ import pytest
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.values import Failure, Message, Role, TaskState, Text
 from opencode_a2a.opencode.agent import OpenCode
-from opencode_a2a.opencode.driver import Defaults
+from opencode_a2a.opencode.api import Defaults
 from opencode_a2a.opencode.http import Endpoint
 from opencode_a2a.service.inputs import Inputs
 from opencode_a2a.service.interrupts import Interrupts
@@ -70,7 +70,7 @@ async def desk(limits: SchedulerLimits, silence: float = 25.0) -> AsyncIterator[
         Database.open("sqlite://") as database,
         SqlTaskLog.open(database) as log,
         OpenCode.connect(
-            Endpoint(fake.base_url), Defaults("/project"), silence=silence
+            [Endpoint(fake.base_url)], Defaults("/project"), silence=silence
         ) as opencode,
         AsyncExitStack() as stack,
     ):

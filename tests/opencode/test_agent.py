@@ -24,7 +24,7 @@ from opencode_a2a.domain.values import (
     SessionRef,
 )
 from opencode_a2a.opencode.agent import OpenCode
-from opencode_a2a.opencode.driver import Defaults
+from opencode_a2a.opencode.api import Defaults
 from opencode_a2a.opencode.http import Endpoint, Http
 from tests.fakes.opencode import FakeOpenCode, serve
 
@@ -33,7 +33,7 @@ PATIENCE = 30.0
 
 @asynccontextmanager
 async def agent_on(fake: FakeOpenCode) -> AsyncIterator[OpenCode]:
-    async with OpenCode.connect(Endpoint(fake.base_url), Defaults("/project"), 60.0) as opencode:
+    async with OpenCode.connect([Endpoint(fake.base_url)], Defaults("/project"), 60.0) as opencode:
         yield opencode
 
 
@@ -100,7 +100,7 @@ async def test_a_prompt_is_the_newest_message_also_by_its_id_where_that_makes_th
             between = opencode.new_message_id()
             await session.prompt(Prompt(given, ("hello",)))
             assert await session.has(given)
-            stored = await opencode.http.call("GET", "session", ref.id, "message")
+            stored = await opencode.members[0].http.call("GET", "session", ref.id, "message")
             assert between < stored[0]["info"]["id"]
             after_restart = opencode.session(ref)
             assert await after_restart.has(given)

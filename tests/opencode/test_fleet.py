@@ -10,25 +10,24 @@ import pytest
 
 from opencode_a2a.domain.catalog import Location, SessionPrompt
 from opencode_a2a.domain.values import Prompt
-from opencode_a2a.opencode import fleet as fleets
-from opencode_a2a.opencode.driver import Defaults
-from opencode_a2a.opencode.fleet import Fleet
+from opencode_a2a.opencode import agent as agents
+from opencode_a2a.opencode.agent import OpenCode
+from opencode_a2a.opencode.api import Defaults
 from opencode_a2a.opencode.http import Endpoint
-from opencode_a2a.opencode.v1.catalog import OpenCodeCatalog
 from tests.fakes.opencode import FakeOpenCode, serve
 
 PATIENCE = 60.0
 
 
 @asynccontextmanager
-async def connected(*fakes: FakeOpenCode) -> AsyncIterator[Fleet]:
+async def connected(*fakes: FakeOpenCode) -> AsyncIterator[OpenCode]:
     endpoints = [Endpoint(fake.base_url) for fake in fakes]
     async with (
         asyncio.timeout(PATIENCE),
-        Fleet.connect(endpoints, Defaults("/project"), timeout=60.0) as fleet,
+        OpenCode.connect(endpoints, Defaults("/project"), timeout=60.0) as fleet,
     ):
         for member in fleet.members:
-            await member.available()
+            await member.feed.ready()
         yield fleet
 
 
@@ -46,7 +45,7 @@ async def test_sessions_at_work_are_spread_and_each_stays_where_it_is() -> None:
 
 async def test_a_request_about_a_session_goes_to_the_opencode_that_has_it() -> None:
     async with serve() as one, serve() as other, connected(one, other) as fleet:
-        catalog = OpenCodeCatalog(fleet.http, 60.0)
+        catalog = fleet.catalog
         for _ in range(2):
             ref = await fleet.create("title", "context")
             assert (await catalog.session(ref.id)).id == ref.id
@@ -62,7 +61,7 @@ async def test_what_any_of_them_is_doing_is_told() -> None:
         refs = [await fleet.create("title", "context") for _ in range(2)]
         for ref in refs:
             await fleet.session(ref).prompt(Prompt(fleet.new_message_id(), ("[[hang]]",)))
-        catalog = OpenCodeCatalog(fleet.http, 60.0)
+        catalog = fleet.catalog
         assert set(await catalog.statuses(Location("/project"))) == {ref.id for ref in refs}
 
 
@@ -79,7 +78,7 @@ async def test_one_that_is_away_gets_no_new_session() -> None:
 
 
 async def test_the_longest_unused_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleets, "REMEMBERED", 2)
+    monkeypatch.setattr(agents, "REMEMBERED", 2)
     async with serve() as one, serve() as other, connected(one, other) as fleet:
         refs = [await fleet.create("title", "context") for _ in range(3)]
         members = [fleet.of_session(ref.id) for ref in refs[1:]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -47,24 +47,22 @@ class Reads:
     def instance(self, directory: str) -> tuple[int, int]:
         return self.connections, 0
 
-    @asynccontextmanager
-    async def after_each_connection(self, do: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        async def once() -> None:
-            with suppress(UpstreamError):
-                await do()
-
-        doing = asyncio.create_task(once())
-        yield
-        await doing
-
 
 @asynccontextmanager
 async def loading(reads: Reads) -> AsyncIterator[Instances]:
     async with (
         asyncio.timeout(PATIENCE),
-        Instances.open(cast(Http, reads), cast(Feed, reads), "/first") as instances,
+        asyncio.TaskGroup() as group,
     ):
+        instances = Instances(cast(Http, reads), cast(Feed, reads))
+        first = group.create_task(load_first(instances))
         yield instances
+        await first
+
+
+async def load_first(instances: Instances) -> None:
+    with suppress(UpstreamError):
+        await instances.load("/first")
 
 
 ALL = len(LOADING_ROUTES)

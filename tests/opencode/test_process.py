@@ -18,7 +18,7 @@ from opencode_a2a.domain.values import ModelRef
 from opencode_a2a.errors import UpstreamError, UpstreamHttpError
 from opencode_a2a.opencode import process
 from opencode_a2a.opencode.agent import OpenCode
-from opencode_a2a.opencode.driver import Defaults
+from opencode_a2a.opencode.api import Defaults
 from opencode_a2a.opencode.http import Endpoint, Http
 from opencode_a2a.opencode.process import (
     Launch,
@@ -234,7 +234,7 @@ async def test_nothing_it_started_survives_the_exit_not_even_a_running_tool(
 
 
 async def run_shell(endpoint: Endpoint, directory: Path, command: str) -> None:
-    async with OpenCode.connect(endpoint, Defaults(str(directory))) as agent:
+    async with OpenCode.connect([endpoint], Defaults(str(directory))) as agent:
         session = await agent.create("a shell", "")
         model = ModelRef("opencode", "any")
         await agent.catalog.shell(session.id, agent="build", command=command, model=model)

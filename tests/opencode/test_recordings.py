@@ -40,10 +40,10 @@ from opencode_a2a.domain.values import (
     SubAgent,
     Usage,
 )
-from opencode_a2a.opencode.driver import Defaults
+from opencode_a2a.opencode.api import Defaults
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Http
-from opencode_a2a.opencode.v1.session import Driver
+from opencode_a2a.opencode.v1.catalog import Api1
 from opencode_a2a.opencode.v1.wire import parent_of, session_of, translate
 from tests.opencode.replay import (
     CANCELED,
@@ -178,8 +178,8 @@ class Stored:
     async def read(self, session: str, since: str) -> Sequence[AgentEvent]:
         http = cast(Http, self)
         ref = SessionRef(session, directory="/srv/demo")
-        driver = Driver(http, Feed(http), Defaults("/srv/demo"))
-        return await driver.session(ref, ()).read(since)
+        api = Api1(http, Feed(http), Defaults("/srv/demo"))
+        return await api.open(ref, ()).read(since)
 
     async def call(self, method: str, *path: str, query: Any = None) -> Any:
         match method, *path:

@@ -24,11 +24,11 @@ from opencode_a2a.domain.ports import SessionGone
 from opencode_a2a.domain.turn import Turn
 from opencode_a2a.domain.updates import InterruptOpened, Progress
 from opencode_a2a.domain.values import Failure, PermissionAsk, SessionRef, SubAgent
-from opencode_a2a.opencode.driver import Defaults
+from opencode_a2a.opencode.api import Defaults
 from opencode_a2a.opencode.feed import Feed, Subscription
 from opencode_a2a.opencode.http import Http, NotFound
 from opencode_a2a.opencode.v2 import wire
-from opencode_a2a.opencode.v2.session import Driver
+from opencode_a2a.opencode.v2.catalog import Api2
 from tests.opencode.replay import (
     CANCELED,
     COMPLETED,
@@ -259,7 +259,7 @@ class Replay(Seen):
         http, ref = cast(Http, self.stored), SessionRef(self.turn.session, directory="/srv/demo")
         self._feed = Feed(http)
         self.events = Subscription(ref.id, self._feed._routes)
-        self._session = Driver(http, self._feed, Defaults("/srv/demo")).session(ref, ())
+        self._session = Api2(http, self._feed, Defaults("/srv/demo")).open(ref, ())
         self._session._subscription = self.events
 
     async def hear(self, line: Line) -> None:

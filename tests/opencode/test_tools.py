@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ from aiohttp import web
 from opencode_a2a.domain.peer_calls import ASK, DENY
 from opencode_a2a.domain.permissions import action_of
 from opencode_a2a.domain.values import PermissionRule, SessionRef
-from opencode_a2a.opencode.driver import Defaults
+from opencode_a2a.opencode.api import Defaults
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.http import Endpoint, Http
 from opencode_a2a.opencode.tools import OpenCodeTools
 from opencode_a2a.opencode.v1 import wire
-from opencode_a2a.opencode.v1.session import Driver
+from opencode_a2a.opencode.v1.catalog import Api1
 
 Json = dict[str, Any]
 ALLOW = {"permission": "*", "pattern": "*", "action": "allow"}
@@ -61,6 +62,12 @@ class Registry:
         return web.json_response({name: {"status": self.status} for name in self.servers})
 
 
+@dataclass
+class ConnectionOf1:
+    feed: Feed
+    api: Api1
+
+
 @asynccontextmanager
 async def offering(
     registry: Registry, *rules: PermissionRule
@@ -74,11 +81,9 @@ async def offering(
     try:
         async with Http.open(Endpoint(url)) as http:
             feed, defaults = Feed(http), Defaults("/elsewhere", rules=lambda: rules)
-            driver = Driver(http, feed, defaults)
             tools = OpenCodeTools(
-                lambda: driver,
-                feed,
-                defaults=defaults,
+                ConnectionOf1(feed, Api1(http, feed, defaults)),
+                defaults,
                 url="http://127.0.0.1:1/mcp",
                 headers={"authorization": "Bearer secret"},
             )

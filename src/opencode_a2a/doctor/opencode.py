@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from ..domain.addresses import is_loopback
 from ..domain.release import Release
 from ..errors import UpstreamError, UpstreamHttpError, UpstreamPayloadError
-from ..opencode.driver import Defaults
+from ..opencode.api import Defaults
 from ..opencode.feed import Feed
 from ..opencode.http import Endpoint, Http
 from ..opencode.process import ManagedProcessFailed

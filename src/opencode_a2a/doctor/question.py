@@ -23,7 +23,7 @@ from ..domain.updates import BlockText
 from ..domain.values import PermissionRule, Prompt, SessionRef, TaskState
 from ..errors import UpstreamError
 from ..opencode.agent import OpenCode
-from ..opencode.driver import Defaults
+from ..opencode.api import Defaults
 from ..opencode.http import Endpoint
 from ..outbound.failures import PeerError
 from .judgement import Answer, Arrival
@@ -48,7 +48,7 @@ async def ask_opencode(endpoint: Endpoint, defaults: Defaults, prompt: str) -> A
     """Ask in a session of its own, and remove that."""
     began = asyncio.get_running_loop().time()
     try:
-        async with OpenCode.connect(endpoint, defaults) as agent:
+        async with OpenCode.connect([endpoint], defaults) as agent:
             await agent.available()
             ref = await agent.create("opencode-a2a doctor", "", rules=(DENY_ALL,))
             try:

@@ -326,8 +326,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    header: str
-    question: str
+    header: str = ""
+    question: str = ""
     options: tuple[Choice, ...] = ()
     multiple: bool = False
     custom: bool = True

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..domain.values import (
     COST_DIGITS,
@@ -36,15 +36,22 @@ class Wire(BaseModel):
     model_config = ConfigDict(defer_build=True)
 
 
-class Tokens(Wire):
-    class Cache(Wire):
-        read: int = 0
-        write: int = 0
+def deep(*path: str, default: Any = None) -> Any:
+    """A field that lies further down in what OpenCode sends; the default where it is missing."""
+    return Field(default=default, validation_alias=AliasPath(*path))
 
+
+def text_in(found: Mapping[str, Any], key: str) -> str | None:
+    """What is there, if it is a text."""
+    return value if isinstance(value := found.get(key), str) else None
+
+
+class Tokens(Wire):
     input: int = 0
     output: int = 0
     reasoning: int = 0
-    cache: Cache = Field(default_factory=Cache)
+    cache_read: int = deep("cache", "read", default=0)
+    cache_write: int = deep("cache", "write", default=0)
 
 
 @contextmanager
@@ -122,8 +129,8 @@ def usage(tokens: Tokens | None, cost: float) -> Usage:
         input_tokens=_tokens(t.input),
         output_tokens=_tokens(t.output),
         reasoning_tokens=_tokens(t.reasoning),
-        cache_read_tokens=_tokens(t.cache.read),
-        cache_write_tokens=_tokens(t.cache.write),
+        cache_read_tokens=_tokens(t.cache_read),
+        cache_write_tokens=_tokens(t.cache_write),
         cost=round(min(max(0.0, cost), MOST_DOLLARS), COST_DIGITS),
     )
 

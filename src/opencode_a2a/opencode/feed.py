@@ -9,10 +9,9 @@ again, and every subscriber gets a `Gap`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
@@ -42,8 +41,19 @@ LASTING_SECONDS = 2.0  # between two probes where somebody has to change somethi
 FIRST_EVENT_SECONDS = 10.0  # until the stream of an OpenCode that answers begins
 MIN_PAUSE_SECONDS = 0.2  # seconds between two attempts, however much OpenCode answers to others
 BACKOFF = (0.1, 0.3, 1.0, 2.0)  # after streams that failed in a row although OpenCode answers
-TALLY_SECONDS = 5.0  # between two lines of the log about how many events came
 MAX_LINE = 256 << 20  # an event repeats whole attachments, but none is this large
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Work that goes on until the block is left."""
+    working = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
 
 
 class EventWire(Protocol):
@@ -110,6 +120,12 @@ class Subscription:
         self._sessions[session] = number
         return last is not None and number > last + 2
 
+    def know(self, events: Sequence[AgentEvent]) -> None:
+        """Take up the calls that go on, as they are stored."""
+        for event in events:
+            if isinstance(event, ToolSnapshot) and not event.call.over:
+                self.calls.setdefault(event.part_id, event)
+
     def add_gap(self) -> None:
         self._gaps += 1
         self.put([Gap(self.session)])
@@ -146,8 +162,6 @@ class Feed:
         self._http = http
         self._silence = silence
         self._routes: dict[str, Subscription] = {}
-        debug = structlog.is_configured() and logger.is_enabled_for(logging.DEBUG)
-        self._counter = _EventCounter() if debug else None
         self.release: Release | None = None  # that is connected, or was last
         self._connected = False
         self._connections = 0  # made so far
@@ -159,13 +173,8 @@ class Feed:
     @asynccontextmanager
     async def open(cls, http: Http, silence: float = SILENCE_SECONDS) -> AsyncIterator[Feed]:
         self = cls(http, silence)
-        reading = asyncio.create_task(self._read_forever())
-        try:
+        async with beside(self._read_forever()):
             yield self
-        finally:
-            reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await reading
 
     @property
     def connected(self) -> bool:
@@ -203,29 +212,14 @@ class Feed:
         """Why events do not arrive, if they do not."""
         return self._problem
 
-    async def connection_after(self, number: int) -> int:
-        """Wait for a connection later than this one; its number."""
-        while self._connections <= number:
-            await self._changed.wait()
-        return self._connections
-
-    @asynccontextmanager
-    async def after_each_connection(self, do: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        """Do this whenever OpenCode was connected, while the block lasts."""
-        following = asyncio.create_task(self._follow(do))
-        try:
-            yield
-        finally:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
-
-    async def _follow(self, do: Callable[[], Awaitable[None]]) -> None:
-        connection = 0
+    async def connections(self) -> AsyncIterator[None]:
+        """Each time that OpenCode was connected."""
+        seen = 0
         while True:
-            connection = await self.connection_after(connection)
-            with suppress(UpstreamError):  # the feed tells, and it is tried at the next connection
-                await do()
+            while self._connections <= seen:
+                await self._changed.wait()
+            seen = self._connections
+            yield
 
     def instance(self, directory: str) -> tuple[int, int]:
         """Changes when OpenCode may have forgotten what it was told for a directory."""
@@ -351,8 +345,6 @@ class Feed:
     def _route(self, line: bytes, wire: EventWire) -> None:
         try:
             event = wire.payload(orjson.loads(line))
-            if self._counter is not None:
-                self._counter.count(event["type"])
             session = wire.session_of(event)
             if session is None:
                 if event["type"] == "server.instance.disposed":
@@ -395,23 +387,6 @@ def _is_lasting(problem: UpstreamError | None) -> bool:
 def _jittered(seconds: float) -> float:
     """Varied at random, so that many services do not reconnect at the same moment."""
     return seconds * random.uniform(0.7, 1.3)
-
-
-class _EventCounter:
-    """Counts events by type, and logs the counts from time to time."""
-
-    def __init__(self) -> None:
-        self._clock = asyncio.get_running_loop().time
-        self._counts: Counter[str] = Counter()
-        self._due = self._clock() + TALLY_SECONDS
-
-    def count(self, kind: str) -> None:
-        self._counts[kind] += 1
-        if self._clock() >= self._due:
-            counts = " ".join(f"{kind}={number}" for kind, number in self._counts.most_common())
-            logger.debug("opencode.feed.events", total=self._counts.total(), types=counts)
-            self._counts.clear()
-            self._due = self._clock() + TALLY_SECONDS
 
 
 class _LineReader:

@@ -9,9 +9,11 @@ from typing import Any, TypeAlias
 from ..domain.catalog import Location
 from ..domain.release import Release
 from ..errors import ServiceError, UpstreamError, UpstreamHttpError
+from .api import Defaults
+from .feed import Feed
 from .http import Endpoint, Http
 from .process import ManagedProcessFailed
-from .v2.catalog import OpenCode2Catalog
+from .v2.catalog import Api2
 
 FIRST_ANSWER_SECONDS = 60.0  # OpenCode loads the directory first; a new home costs most
 GATEWAY = "opencode"  # OpenCode's own provider, which is always there
@@ -71,8 +73,8 @@ async def _read_1(http: Http, directory: str) -> _Answer:
 
 
 async def _read_2(http: Http, directory: str) -> _Answer:
-    catalog = OpenCode2Catalog(http, FIRST_ANSWER_SECONDS)
-    default = await catalog.default_model(Location(directory))  # the lists are complete then
+    api = Api2(http, Feed(http), Defaults(directory))
+    default = await api.default_model(Location(directory))  # the lists are complete then
     where = {"location[directory]": directory}
     answer = await http.call("GET", "api", "provider", query=where)
     found = {(each["id"], each.get("settings", {}).get("apiKey")) for each in answer["data"]}

@@ -10,19 +10,20 @@ DIRECTORIES = 1_000  # of which something is remembered; what is forgotten is fo
 
 
 class Recent(Generic[V]):
-    """What is known of the directories that were used last."""
-
     def __init__(self, most: int = DIRECTORIES) -> None:
         self._most = most
         self._values: dict[str, V] = {}  # the one that was used last is at the end
 
-    def get(self, directory: str) -> V | None:
-        if (value := self._values.pop(directory, None)) is not None:
-            self._values[directory] = value
+    def get(self, key: str) -> V | None:
+        if (value := self._values.pop(key, None)) is not None:
+            self._values[key] = value
         return value
 
-    def put(self, directory: str, value: V) -> None:
-        self._values.pop(directory, None)
-        self._values[directory] = value
+    def put(self, key: str, value: V) -> None:
+        self._values.pop(key, None)
+        self._values[key] = value
         if len(self._values) > self._most:
             del self._values[next(iter(self._values))]
+
+    def forget(self, key: str) -> None:
+        self._values.pop(key, None)

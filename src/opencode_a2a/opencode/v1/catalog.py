@@ -1,4 +1,4 @@
-"""OpenCode's sessions, models and locations: implements the port `Catalog`.
+"""OpenCode 1.x's sessions, models and locations.
 
 Only the fields named here leave this module: OpenCode's own answers hold provider keys in clear.
 """
@@ -6,94 +6,156 @@ Only the fields named here leave this module: OpenCode's own answers hold provid
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Unpack
 
 from pydantic import Field
 
 from ...domain import catalog as c
 from ...domain.values import (
-    Attachment,
     Data,
     FileChange,
     Message,
     ModelRef,
     Part,
+    PermissionAction,
     PermissionRule,
     Role,
+    SessionRef,
     TodoItem,
 )
 from ...errors import InvalidParams, UpstreamHttpError
 from ..answers import Body, DiffInfo, Wire, file_change, item, items, read, scrub, understood
-from ..catalogs import CREATION_SECONDS, block_part, origin, session_error, without_none
+from ..api import (
+    CALL_MS,
+    CREATION_SECONDS,
+    Defaults,
+    block_part,
+    metadata,
+    origin,
+    session_error,
+    without_none,
+)
+from ..feed import Feed
 from ..http import Options, Requests
-from ..ids import new_id, part_id
+from ..ids import new_id
 from . import wire
+from .instances import Instances
+from .session import Session1
+
+WORKSPACE = ("experimental", "workspace")
+WORKTREE = ("experimental", "worktree")
 
 
-class _ModelName(Wire):
-    provider: str = Field(alias="providerID")
-    model: str = Field(alias="modelID")
+class _Rule(Wire):
+    permission: str
+    pattern: str
+    action: PermissionAction
 
 
-class _MessageInfo(wire.MessageInfo):
-    model: _ModelName | None = None  # of a user's message; the agent's has both at its top
+class _HasRules(Wire):
+    """A session or an agent."""
 
-
-class _PartInfo(wire.PartInfo):
     name: str = ""
-    prompt: str = ""
-    description: str = ""
-    agent: str = ""
+    permission: list[_Rule] = Field(default=[])
+
+    @property
+    def rules(self) -> list[PermissionRule]:
+        return [PermissionRule(**each.model_dump()) for each in self.permission]
 
 
-class _Message(Wire):
-    info: _MessageInfo
-    parts: list[_PartInfo] = Field(default=[])
+class _McpStatus(Wire):
+    status: str
 
 
-class OpenCodeCatalog:
-    def __init__(self, http: Requests, run_timeout: float) -> None:
-        """`run_timeout` bounds requests that OpenCode answers only when a run is over."""
+class Api1:
+    """Implements `opencode.api.Api`."""
+
+    tells_of_disposals = True
+
+    def __init__(self, http: Requests, feed: Feed, defaults: Defaults) -> None:
         self._http = http
-        self._run_timeout = run_timeout
-        self._creation_timeout = min(run_timeout, CREATION_SECONDS)
+        self._feed = feed
+        self._defaults = defaults
+        self._instances = Instances(http, feed)
+        self._run_seconds = defaults.run_seconds
+        self._creation_seconds = min(defaults.run_seconds, CREATION_SECONDS)
+
+    async def connected(self) -> None:
+        await self._instances.load(self._defaults.directory)
+
+    async def create(
+        self, title: str, context_id: str, *, location: c.Location, rules: Sequence[PermissionRule]
+    ) -> SessionRef:
+        body: dict[str, Any] = {
+            "metadata": metadata(context_id, self._defaults.directory),
+            "title": title,  # without one OpenCode would ask a model for it
+            "workspaceID": location.workspace,
+            "permission": [wire.rule_to_wire(rule) for rule in rules] or None,
+        }
+        here = c.Location(location.directory)
+        answer = await self._at(here, "POST", "session", body=without_none(body))
+        created = read(wire.SessionInfo, answer)
+        return SessionRef(created.id, title, directory=created.directory or location.directory)
+
+    def open(self, ref: SessionRef, _: Sequence[PermissionRule]) -> Session1:
+        return Session1(ref, self._http, self._feed, self._defaults, self._instances)
+
+    # -- MCP servers and rules, for the tools of this service
+
+    async def mcp_status(self, directory: str, server: str) -> str | None:
+        answer = await self._at(c.Location(directory), "GET", "mcp")
+        found = read(dict[str, _McpStatus], answer).get(server)
+        return found.status if found is not None else None
+
+    async def add_mcp(
+        self, directory: str, server: str, *, url: str, headers: Mapping[str, str]
+    ) -> None:
+        config = {"type": "remote", "url": url, "headers": dict(headers)}
+        body = {"name": server, "config": {**config, "oauth": False, "timeout": CALL_MS}}
+        await self._at(c.Location(directory), "POST", "mcp", body=body)
+
+    async def agent_rules(self, directory: str) -> Mapping[str, Sequence[PermissionRule]]:
+        answer = await self._at(c.Location(directory), "GET", "agent")
+        return {agent.name: agent.rules for agent in read(list[_HasRules], answer)}
+
+    async def session_rules(self, session: str) -> Sequence[PermissionRule]:
+        return read(_HasRules, await self._http.call("GET", "session", session)).rules
+
+    async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
+        body = {"permission": [wire.rule_to_wire(rule) for rule in rules]}
+        await self._call_session(session, "PATCH", body=body)
+
+    async def keep_rules(self, session: str, rules: Sequence[PermissionRule]) -> None:
+        """OpenCode 1.x keeps them."""
 
     # -- sessions
 
     async def sessions(
         self, location: c.Location, query: c.SessionQuery
     ) -> Sequence[c.SessionInfo]:
-        parameters = _location_query(location) | {"limit": str(query.limit)}
-        if query.everywhere:
-            parameters["scope"] = "project"
-        if query.roots is not None:
-            parameters["roots"] = "true" if query.roots else "false"
-        if query.start is not None:
-            parameters["start"] = str(query.start)
-        if query.search is not None:
-            parameters["search"] = query.search
-        return items(
-            c.SessionInfo, await self._http.call("GET", "session", query=parameters), _session
-        )
+        chosen = {
+            "limit": str(query.limit),
+            "scope": "project" if query.everywhere else None,
+            "roots": str(query.roots).lower() if query.roots is not None else None,
+            "start": str(query.start) if query.start is not None else None,
+            "search": query.search,
+        }
+        answer = await self._at(location, "GET", "session", query=without_none(chosen))
+        return items(c.SessionInfo, answer, _session)
 
     async def session(self, session: str) -> c.SessionInfo:
-        return _info(await self._call_session(session, "GET"))
+        return await self._changed(session, "GET")
 
     async def children(self, session: str) -> Sequence[c.SessionInfo]:
         return items(c.SessionInfo, await self._call_session(session, "GET", "children"), _session)
 
     async def statuses(self, location: c.Location) -> Mapping[str, c.SessionStatus]:
-        answer = await self._http.call("GET", "session", "status", query=_location_query(location))
+        answer = await self._at(location, "GET", "session", "status")
         return {
-            session: c.SessionStatus(
-                session,
-                status.type,
-                *((status.attempt, scrub(status.message), status.next))
-                if status.type == "retry"
-                else (),
-            )
-            for session, status in read(dict[str, wire.Status], answer).items()
+            session: c.SessionStatus(session, "retry", s.attempt, scrub(s.message), s.next)
+            if s.type == "retry"
+            else c.SessionStatus(session, s.type)
+            for session, s in read(dict[str, wire.Status], answer).items()
         }
 
     async def todos(self, session: str) -> Sequence[TodoItem]:
@@ -113,7 +175,7 @@ class OpenCodeCatalog:
             if before and exc.facts.get("upstream_status") == 400:
                 raise InvalidParams.at("before", "is not a cursor of this list") from exc
             raise session_error(exc, session) from exc
-        found = read(list[_Message], answer)
+        found = read(list[wire.Message], answer)
         return c.MessagePage(tuple(map(_message, found)), headers.get("X-Next-Cursor"))
 
     async def message(self, session: str, message: str) -> Message | None:
@@ -123,7 +185,7 @@ class OpenCodeCatalog:
             if exc.facts.get("upstream_status") == 404:
                 return None
             raise
-        found = read(_Message, answer)
+        found = read(wire.Message, answer)
         return _message(found) if found.info.session == session else None
 
     async def prompt(self, session: str, prompt: c.SessionPrompt) -> str:
@@ -132,72 +194,74 @@ class OpenCodeCatalog:
             # replace the rules that are there.
             await self.restrict(session, prompt.denied)
         message = new_id("msg")
-        parts = [{"id": part_id(message, i), **_part(part)} for i, part in enumerate(prompt.parts)]
-        body: dict[str, Any] = {"messageID": message, "parts": parts}
-        body |= {"model": _model(prompt.model), "agent": prompt.agent, "variant": prompt.variant}
-        body |= {"system": prompt.system, "noReply": prompt.no_reply or None}
+        body = {
+            "messageID": message,
+            "parts": wire.prompt_parts(message, prompt.parts),
+            "model": wire.model(prompt.model),
+            "agent": prompt.agent,
+            "variant": prompt.variant,
+            "system": prompt.system,
+            "noReply": prompt.no_reply or None,
+        }
         await self._call_session(session, "POST", "prompt_async", body=without_none(body))
         return message
 
     async def command(self, session: str, command: c.SessionCommand) -> Message:
-        body = {"command": command.command, "arguments": command.arguments}
-        more = {"agent": command.agent, "variant": command.variant}
-        if command.model is not None:  # here, and only here, OpenCode wants it as one word
-            more["model"] = f"{command.model.provider}/{command.model.model}"
-        files = {"parts": [_part(file) for file in command.files]} if command.files else {}
-        return await self._run_to_end(session, "command", body=body | without_none(more) | files)
+        model = command.model
+        body = {
+            "command": command.command,
+            "arguments": command.arguments,
+            "agent": command.agent,
+            "variant": command.variant,
+            # Here, and only here, OpenCode wants it as one word.
+            "model": f"{model.provider}/{model.model}" if model else None,
+            "parts": [wire.prompt_part(file) for file in command.files] or None,
+        }
+        return await self._run_to_end(session, "command", body=without_none(body))
 
     async def shell(
         self, session: str, *, agent: str, command: str, model: ModelRef | None
     ) -> Message:
-        body = {"agent": agent, "command": command, "model": _model(model)}
+        body = {"agent": agent, "command": command, "model": wire.model(model)}
         return await self._run_to_end(session, "shell", body=without_none(body))
 
     async def summarize(self, session: str, model: ModelRef) -> None:
-        body = _model(model)
-        await self._call_session(session, "POST", "summarize", body=body, timeout=self._run_timeout)
+        body = wire.model(model)
+        await self._call_session(session, "POST", "summarize", body=body, timeout=self._run_seconds)
 
     async def fork(self, session: str, *, before: str | None) -> c.SessionInfo:
         body = {"messageID": before} if before else {}
-        return _info(await self._call_session(session, "POST", "fork", body=body))
+        return await self._changed(session, "POST", "fork", body=body)
 
     async def share(self, session: str) -> c.SessionInfo:
         try:
-            return _info(await self._call_session(session, "POST", "share"))
+            return await self._changed(session, "POST", "share")
         except UpstreamHttpError:
             # OpenCode answers 500 where its configuration forbids sharing, and nothing where its
             # environment does.
             found = await self.session(session)
-            config = await self._http.call("GET", "config", query={"directory": found.directory})
+            config = await self._at(c.Location(found.directory), "GET", "config")
             if isinstance(config, dict) and config.get("share") == "disabled":
                 return found
             raise
 
     async def unshare(self, session: str) -> c.SessionInfo:
-        return _info(await self._call_session(session, "DELETE", "share"))
+        return await self._changed(session, "DELETE", "share")
 
     async def revert(self, session: str, *, message: str, part: str | None) -> c.SessionInfo:
         body = without_none({"messageID": message, "partID": part})
-        return _info(await self._call_session(session, "POST", "revert", body=body))
+        return await self._changed(session, "POST", "revert", body=body)
 
     async def unrevert(self, session: str) -> c.SessionInfo:
-        return _info(await self._call_session(session, "POST", "unrevert"))
+        return await self._changed(session, "POST", "unrevert")
 
     async def rename(self, session: str, title: str) -> c.SessionInfo:
-        return _info(await self._call_session(session, "PATCH", body={"title": title}))
+        return await self._changed(session, "PATCH", body={"title": title})
 
     async def delete(self, session: str) -> None:
         await self._call_session(session, "DELETE")
 
     # -- models and agents
-
-    async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
-        await self._call_session(
-            session, "PATCH", body={"permission": [wire.rule_to_wire(rule) for rule in rules]}
-        )
-
-    async def keep_rules(self, session: str, rules: Sequence[PermissionRule]) -> None:
-        """OpenCode 1.x keeps them."""
 
     async def model_of(self, session: str) -> ModelRef | None:
         answer = await self._http.call("GET", "session", session)
@@ -209,13 +273,13 @@ class OpenCodeCatalog:
                 return None
 
     async def default_model(self, location: c.Location) -> ModelRef | None:
-        config = await self._http.call("GET", "config", query=_location_query(location))
+        config = await self._at(location, "GET", "config")
         named = config.get("model") if isinstance(config, dict) else None
         provider, slash, model = named.partition("/") if isinstance(named, str) else ("", "", "")
         return ModelRef(provider, model) if slash and provider and model else None
 
     async def providers(self, location: c.Location) -> c.Providers:
-        found = await self._http.call("GET", "provider", query=_location_query(location))
+        found = await self._at(location, "GET", "provider")
         with understood():
             connected, default = set(found["connected"]), found.get("default", {})
             providers = [
@@ -237,12 +301,12 @@ class OpenCodeCatalog:
         return read(c.Providers, {"providers": providers, "models": models})
 
     async def agents(self, location: c.Location) -> Sequence[c.AgentInfo]:
-        answer = await self._http.call("GET", "agent", query=_location_query(location))
+        answer = await self._at(location, "GET", "agent")
         # OpenCode lists its default agent first, unless only sub-agents or hidden ones precede it.
         return sorted(items(c.AgentInfo, answer, _agent), key=lambda agent: not agent.is_primary)
 
     async def commands(self, location: c.Location) -> Sequence[c.CommandInfo]:
-        answer = await self._http.call("GET", "command", query=_location_query(location))
+        answer = await self._at(location, "GET", "command")
         return items(c.CommandInfo, answer, _command)
 
     # -- locations
@@ -251,17 +315,14 @@ class OpenCodeCatalog:
         return items(c.Project, await self._http.call("GET", "project"), _project)
 
     async def project(self, location: c.Location) -> c.Project:
-        answer = await self._http.call("GET", "project", "current", query=_location_query(location))
+        answer = await self._at(location, "GET", "project", "current")
         return item(c.Project, answer, _project)
 
     async def workspaces(self, location: c.Location) -> Sequence[c.Workspace]:
-        where = ("experimental", "workspace")
-        answer = await self._http.call("GET", *where, query=_location_query(location))
-        return items(c.Workspace, answer, _workspace)
+        return items(c.Workspace, await self._at(location, "GET", *WORKSPACE), _workspace)
 
     async def workspace_types(self, location: c.Location) -> Sequence[str]:
-        where = ("experimental", "workspace", "adapter")
-        found = await self._http.call("GET", *where, query=_location_query(location))
+        found = await self._at(location, "GET", *WORKSPACE, "adapter")
         with understood():
             return [adapter["type"] for adapter in found]
 
@@ -271,54 +332,49 @@ class OpenCodeCatalog:
     async def create_workspace(
         self, location: c.Location, *, workspace_id: str, type: str, branch: str | None
     ) -> c.Workspace:
-        where = ("experimental", "workspace")
         body = {"id": workspace_id, "type": type, "branch": branch}
-        answer = await self._http.call(
-            "POST",
-            *where,
-            query=_location_query(location),
-            body=body,
-            timeout=self._creation_timeout,
-        )
+        timeout = self._creation_seconds
+        answer = await self._at(location, "POST", *WORKSPACE, body=body, timeout=timeout)
         return item(c.Workspace, answer, _workspace)
 
     async def remove_workspace(self, location: c.Location, workspace: str) -> c.Workspace | None:
-        where = ("experimental", "workspace", workspace)
-        answer = await self._http.call(
-            "DELETE", *where, query=_location_query(location), timeout=self._run_timeout
-        )
+        timeout = self._run_seconds
+        answer = await self._at(location, "DELETE", *WORKSPACE, workspace, timeout=timeout)
         return item(c.Workspace, answer, _workspace) if answer is not None else None
 
     async def worktrees(self, location: c.Location) -> Sequence[str]:
-        answer = await self._http.call(
-            "GET", "experimental", "worktree", query=_location_query(location)
-        )
-        return read(list[str], answer)
+        return read(list[str], await self._at(location, "GET", *WORKTREE))
 
     async def create_worktree(self, location: c.Location, name: str | None) -> c.Worktree:
-        where = ("experimental", "worktree")
-        body = without_none({"name": name})
-        answer = await self._http.call(
-            "POST",
-            *where,
-            query=_location_query(location),
-            body=body,
-            timeout=self._creation_timeout,
-        )
+        body, timeout = without_none({"name": name}), self._creation_seconds
+        answer = await self._at(location, "POST", *WORKTREE, body=body, timeout=timeout)
         return read(c.Worktree, answer)
 
     async def remove_worktree(self, location: c.Location, directory: str) -> None:
-        await self._worktree("DELETE", location, body={"directory": directory})
+        body, timeout = {"directory": directory}, self._run_seconds
+        await self._at(location, "DELETE", *WORKTREE, body=body, timeout=timeout)
 
     async def reset_worktree(self, location: c.Location, directory: str) -> None:
-        await self._worktree("POST", location, "reset", body={"directory": directory})
+        body, timeout = {"directory": directory}, self._run_seconds
+        await self._at(location, "POST", *WORKTREE, "reset", body=body, timeout=timeout)
 
     # -- requests
 
-    async def _worktree(self, method: str, location: c.Location, *more: str, body: Any) -> Any:
-        where = ("experimental", "worktree", *more)
-        return await self._http.call(
-            method, *where, query=_location_query(location), body=body, timeout=self._run_timeout
+    async def _at(
+        self, location: c.Location, method: str, *segments: str, **options: Unpack[Options]
+    ) -> Any:
+        here = {"directory": location.directory}
+        if location.workspace is not None:
+            here["workspace"] = location.workspace
+        options["query"] = here | dict(options.get("query") or {})
+        return await self._http.call(method, *segments, **options)
+
+    async def _changed(
+        self, session: str, method: str, *more: str, **options: Unpack[Options]
+    ) -> c.SessionInfo:
+        """A session as it is after this request."""
+        return item(
+            c.SessionInfo, await self._call_session(session, method, *more, **options), _session
         )
 
     async def _call_session(
@@ -331,19 +387,9 @@ class OpenCodeCatalog:
 
     async def _run_to_end(self, session: str, verb: str, body: Any) -> Message:
         answer = await self._call_session(
-            session, "POST", verb, body=body, timeout=self._run_timeout
+            session, "POST", verb, body=body, timeout=self._run_seconds
         )
-        return _message(read(_Message, answer))
-
-
-def _location_query(location: c.Location) -> dict[str, str]:
-    if location.workspace is not None:
-        return {"workspace": location.workspace, "directory": location.directory}
-    return {"directory": location.directory}
-
-
-def _info(answer: Any) -> c.SessionInfo:
-    return item(c.SessionInfo, answer, _session)
+        return _message(read(wire.Message, answer))
 
 
 def _session(raw: Body) -> Body:
@@ -392,20 +438,6 @@ def _workspace(raw: Body) -> Body:
     }
 
 
-def _model(model: ModelRef | None) -> dict[str, str] | None:
-    return {"providerID": model.provider, "modelID": model.model} if model else None
-
-
-def _part(part: c.PromptPart) -> dict[str, Any]:
-    match part:
-        case c.Mention(agent=agent):
-            return {"type": "agent", "name": agent}
-        case c.Subtask():
-            return {"type": "subtask"} | without_none(asdict(part) | {"model": _model(part.model)})
-        case str() | Attachment():
-            return wire.prompt_part(part)
-
-
 def _model_info(raw: Body) -> Body:
     can = raw.get("capabilities", {})
     return {
@@ -423,9 +455,9 @@ def _model_info(raw: Body) -> Body:
     }
 
 
-def _message(stored: _Message) -> Message:
+def _message(stored: wire.Message) -> Message:
     info = stored.info
-    about: dict[str, Any] = {"created_at": info.time.created, "agent": info.agent}
+    about: dict[str, Any] = {"created_at": info.created, "agent": info.agent}
     if info.model is not None:
         about["model"] = f"{info.model.provider}/{info.model.model}"
     elif info.provider_id and info.model_id:
@@ -442,7 +474,7 @@ def _message(stored: _Message) -> Message:
     )
 
 
-def _message_parts(part: _PartInfo) -> list[Part]:
+def _message_parts(part: wire.PartInfo) -> list[Part]:
     """A stored part as A2A has it, without what OpenCode added for itself."""
     if part.type == "agent":
         return [Data({"agent": part.name})]

@@ -8,16 +8,12 @@ OpenCode is started again. Reads load the same things, and an abort does not rea
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
-
 import structlog
 
 from ...errors import UpstreamHttpError, UpstreamPayloadError, UpstreamTimeout
 from ...locks import KeyedLock
 from ..feed import Feed
-from ..http import Http
+from ..http import Requests
 from ..recent import Recent
 
 logger = structlog.get_logger()
@@ -35,19 +31,11 @@ LOADING_ROUTES = (
 class Instances:
     """Knows for which directories OpenCode has loaded everything."""
 
-    def __init__(self, http: Http, feed: Feed) -> None:
+    def __init__(self, http: Requests, feed: Feed) -> None:
         self._http = http
         self._feed = feed
         self._loading: KeyedLock[str] = KeyedLock()
         self._loaded = Recent[object]()  # the instance
-
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, http: Http, feed: Feed, directory: str) -> AsyncIterator[Instances]:
-        """Loads this directory whenever OpenCode is connected, others when they are needed."""
-        self = cls(http, feed)
-        async with feed.after_each_connection(partial(self.load, directory)):
-            yield self
 
     async def load(self, directory: str) -> None:
         """Return once OpenCode has loaded what prompts need there, or has had enough time for it.

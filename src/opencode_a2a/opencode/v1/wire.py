@@ -11,18 +11,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from sys import intern
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
 from ...domain import events as ev
+from ...domain.catalog import Mention, PromptPart, Subtask
 from ...domain.values import (
     AnsweredBy,
     Attachment,
-    Choice,
     Failure,
-    Interrupt,
     ModelRef,
     Part,
     PermissionAsk,
@@ -34,8 +34,20 @@ from ...domain.values import (
     TodoItem,
 )
 from .. import answers
-from ..answers import FILTERED, Tokens, Wire, data_url, file_part, reader, scrub, usage
-from ..ids import prompt_id
+from ..answers import (
+    FILTERED,
+    Tokens,
+    Wire,
+    data_url,
+    deep,
+    file_part,
+    reader,
+    scrub,
+    text_in,
+    usage,
+)
+from ..api import without_none
+from ..ids import part_id, prompt_id
 
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
 INTERRUPTED = "All fibers interrupted"  # what OpenCode says where it has interrupted itself
@@ -46,20 +58,15 @@ _NAMES_OF_2 = {"shell": "bash", "subagent": "task"}  # what rules say that were 
 UNTITLED = re.compile(r"(New|Child) session - \d{4}-\d\d-\d\dT|$")
 
 
-class Time(Wire):
-    created: int = 0
-    completed: int | None = None
-    start: int | None = None
-    end: int | None = None
-
-
 class ErrorInfo(Wire):
-    class Data(Wire):
-        message: str = ""
-        status: int | None = Field(default=None, alias="statusCode")
-
     name: str = "UnknownError"
-    data: Data = Field(default_factory=Data)
+    message: str = deep("data", "message", default="")
+    status: int | None = deep("data", "statusCode")
+
+
+class ModelName(Wire):
+    provider: str = Field(alias="providerID")
+    model: str = Field(alias="modelID")
 
 
 class MessageInfo(Wire):
@@ -67,11 +74,13 @@ class MessageInfo(Wire):
     session: str = Field(alias="sessionID")
     role: Literal["user", "assistant"]
     parent: str | None = Field(default=None, alias="parentID")
-    time: Time = Field(default_factory=Time)
+    created: int = deep("time", "created", default=0)
+    completed: int | None = deep("time", "completed")
     finish: str | None = None
     error: ErrorInfo | None = None
     summary: Any = None
     agent: str | None = None
+    model: ModelName | None = None  # of a user's message
     provider_id: str | None = Field(default=None, alias="providerID")  # these three: an answer's
     model_id: str | None = Field(default=None, alias="modelID")
     variant: str | None = None
@@ -86,11 +95,12 @@ class FileInfo(Wire):
 class ToolState(Wire):
     status: Literal["pending", "running", "completed", "error"]
     title: str | None = None
-    input: dict[str, Any] | None = None
+    input: dict[str, Any] = Field(default={})
     output: str | None = None
     error: str | None = None
-    metadata: dict[str, Any] | None = None
-    time: Time | None = None
+    metadata: dict[str, Any] = Field(default={})
+    started: int | None = deep("time", "start")
+    ended: int | None = deep("time", "end")
     attachments: list[FileInfo] = Field(default=[])
 
 
@@ -104,13 +114,22 @@ class PartInfo(FileInfo):
     text: str = ""
     synthetic: bool = False
     ignored: bool = False
-    time: Time | None = None
+    ended: int | None = deep("time", "end")
     call_id: str = Field(default="", alias="callID")
     tool: str = ""
     state: ToolState | None = None
     tokens: Tokens | None = None  # only few parts have any
     cost: float = 0.0
     reason: str | None = None  # why a step has ended
+    name: str = ""  # of an agent; what follows: of work for a sub-agent
+    prompt: str = ""
+    description: str = ""
+    agent: str = ""
+
+
+class Message(Wire):
+    info: MessageInfo
+    parts: list[PartInfo] = Field(default=[])
 
 
 class SessionInfo(Wire):
@@ -119,7 +138,7 @@ class SessionInfo(Wire):
     title: str = ""
     directory: str = ""
     agent: str | None = None
-    time: Time = Field(default_factory=Time)
+    created: int = deep("time", "created", default=0)
 
 
 class Status(Wire):
@@ -129,53 +148,50 @@ class Status(Wire):
     next: int = 0
 
 
-class ToolRef(Wire):
-    call_id: str = Field(alias="callID")
-
-
 class PermissionInfo(Wire):
     id: str
     session: str = Field(alias="sessionID")
     permission: str
-    patterns: list[str] = Field(default=[])
+    patterns: tuple[str, ...] = ()
     metadata: dict[str, Any] = Field(default={})
-    always: list[str] = Field(default=[])
-    tool: ToolRef | None = None
+    always: tuple[str, ...] = ()
+    call_id: str | None = deep("tool", "callID")
 
 
 class QuestionInfo(Wire):
-    class Item(Wire):
-        class Option(Wire):
-            label: str
-            description: str = ""
-
-        question: str = ""
-        header: str = ""
-        options: list[Option] = Field(default=[])
-        multiple: bool = False
-        custom: bool = True
-
     id: str
     session: str = Field(alias="sessionID")
-    questions: list[Item] = Field(default=[])
-    tool: ToolRef | None = None
+    questions: tuple[Question, ...] = ()
+    call_id: str | None = deep("tool", "callID")
 
 
 def rule_to_wire(rule: PermissionRule) -> dict[str, Any]:
     return asdict(rule) | {"permission": _NAMES_OF_2.get(rule.permission, rule.permission)}
 
 
-def prompt_part(part: str | Attachment) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    file = {
-        "type": "file",
-        "mime": part.media_type,
-        "url": data_url(part),
-    }
-    return file | ({"filename": part.filename} if part.filename else {})
+def model(chosen: ModelRef | None) -> dict[str, str] | None:
+    return {"providerID": chosen.provider, "modelID": chosen.model} if chosen else None
 
 
+def prompt_parts(message_id: str, parts: Sequence[PromptPart]) -> list[dict[str, Any]]:
+    return [{"id": part_id(message_id, i), **prompt_part(part)} for i, part in enumerate(parts)]
+
+
+def prompt_part(part: PromptPart) -> dict[str, Any]:
+    match part:
+        case str():
+            return {"type": "text", "text": part}
+        case Attachment():
+            file = {"type": "file", "mime": part.media_type, "url": data_url(part)}
+            return file | ({"filename": part.filename} if part.filename else {})
+        case Mention(agent=agent):
+            return {"type": "agent", "name": agent}
+        case Subtask():
+            work = asdict(part) | {"model": model(part.model)}
+            return {"type": "subtask"} | without_none(work)
+
+
+Reader: TypeAlias = Callable[[dict[str, Any]], Sequence[ev.AgentEvent]]
 EVENT_ROUTE: tuple[str, ...] = ("global", "event")
 
 
@@ -217,15 +233,28 @@ def message_events(info: MessageInfo) -> list[ev.AgentEvent]:
             session=intern(info.session),
             message_id=intern(prompt_id(info.id)),
             speaker=speaker,
-            created=info.time.created,
+            created=info.created,
             parent_id=intern(prompt_id(info.parent)) if info.parent else None,
-            completed=info.time.completed is not None,
+            completed=info.completed is not None,
             finish=info.finish,
             problem=problem(info.error) if info.error is not None and not aborted else None,
             aborted=aborted,
             answered_by=_answered_by(info) if speaker is not ev.Speaker.USER else None,
         )
     ]
+
+
+def events_of(message: Message) -> list[ev.AgentEvent]:
+    """A stored message as it is now, and its parts."""
+    parts = (event for part in message.parts for event in part_events(part))
+    return [*message_events(message.info), *parts]
+
+
+def stored_events(message: Message) -> list[ev.AgentEvent]:
+    """The events that would have led to a stored message: its start, its parts, its end."""
+    begun = {"completed": None, "finish": None, "error": None}
+    now, *parts = events_of(message)
+    return [*message_events(message.info.model_copy(update=begun)), *parts, now]
 
 
 def _answered_by(info: MessageInfo) -> AnsweredBy | None:
@@ -239,31 +268,17 @@ def part_events(part: PartInfo) -> list[ev.AgentEvent]:
     # Many events have the same ids, which live as long as the task: keep one copy of each.
     where = (intern(part.session), intern(part.message), intern(part.id))
     match part.type:
-        case "text" | "reasoning":
-            if part.synthetic or part.ignored:
-                return []
-            ended = part.time is not None and part.time.end is not None
-            return [
-                ev.TextSnapshot(*where, kind=ev.BlockKind(part.type), text=part.text, ended=ended)
-            ]
+        case "text" | "reasoning" if not part.synthetic and not part.ignored:
+            kind, ended = ev.BlockKind(part.type), part.ended is not None
+            return [ev.TextSnapshot(*where, kind=kind, text=part.text, ended=ended)]
         case "tool" if part.state is not None:
-            call = _tool_call(part, part.state)
+            session, message, part_id = where
+            files = enumerate(part.state.attachments, 1)
             return [
-                ev.ToolSnapshot(
-                    *where,
-                    call=call,
-                    child=_child(part),
-                    stops=_stops(call),
-                    refused=_refused(call),
-                ),
+                _tool_snapshot(part, part.state),
                 *(
-                    ev.FileSnapshot(
-                        session=part.session,
-                        message_id=part.message,
-                        part_id=f"{part.id}-file-{n}",
-                        part=_file(info),
-                    )
-                    for n, info in enumerate(part.state.attachments, 1)
+                    ev.FileSnapshot(session, message, f"{part_id}-file-{n}", part=_file(info))
+                    for n, info in files
                 ),
             ]
         case "file":
@@ -285,50 +300,41 @@ def _file(info: FileInfo) -> Part:
     return file_part(info.url, media_type=info.mime, name=info.filename)
 
 
-def _child(part: PartInfo) -> SubAgent | None:
-    """The sub-agent a tool call waits for. Only the `task` tool is trusted to name a session."""
-    if part.state is None or part.tool != "task":
-        return None
-    session = (part.state.metadata or {}).get("sessionId")
-    agent = (part.state.input or {}).get("subagent_type")
-    if not isinstance(session, str):
-        return None
-    return SubAgent(session, agent if isinstance(agent, str) else None, call_id=part.call_id)
-
-
-def _stops(call: ev.ToolCall) -> bool:
-    """Whether OpenCode ends the run with this call. After any other it calls the model again.
-
-    A refusal with feedback does not end the run: the model looks for another way.
-    """
-    if _refused(call):
-        return "with the following feedback" not in (call.error or "")
-    return call.status == "completed" and call.tool == "StructuredOutput"
-
-
-def _refused(call: ev.ToolCall) -> bool:
-    return call.status == "error" and (call.error or "").startswith(REFUSALS)
-
-
-def _tool_call(part: PartInfo, state: ToolState) -> ev.ToolCall:
+def _tool_snapshot(part: PartInfo, state: ToolState) -> ev.ToolSnapshot:
     output = state.output
-    if output is None and state.metadata and isinstance(state.metadata.get("output"), str):
-        output = state.metadata["output"]
-        if len(output) >= OUTPUT_WINDOW:
-            output = output.removeprefix(OUTPUT_CUT)
-    subtitle = (state.input or {}).get("description")
-    return ev.ToolCall(
+    if output is None and isinstance(printed := state.metadata.get("output"), str):
+        output = printed.removeprefix(OUTPUT_CUT) if len(printed) >= OUTPUT_WINDOW else printed
+    error = state.error or ""
+    call = ev.ToolCall(
         call_id=part.call_id,
         tool=part.tool,
         status=state.status,
         title=state.title or None,
-        subtitle=subtitle if isinstance(subtitle, str) else None,
+        subtitle=text_in(state.input, "description"),
         input=state.input or None,
         output=output,
         error=state.error,
-        started_at=state.time.start if state.time else None,
-        ended_at=state.time.end if state.time else None,
+        started_at=state.started,
+        ended_at=state.ended,
     )
+    refused = state.status == "error" and error.startswith(REFUSALS)
+    # After a refusal with feedback the model looks for another way.
+    stops = refused and "with the following feedback" not in error
+    return ev.ToolSnapshot(
+        *(intern(part.session), intern(part.message), intern(part.id)),
+        call=call,
+        child=_child(part, state),
+        stops=stops or (state.status == "completed" and part.tool == "StructuredOutput"),
+        refused=refused,
+    )
+
+
+def _child(part: PartInfo, state: ToolState) -> SubAgent | None:
+    """The sub-agent a tool call waits for. Only the `task` tool is trusted to name a session."""
+    session = text_in(state.metadata, "sessionId") if part.tool == "task" else None
+    if session is None:
+        return None
+    return SubAgent(session, text_in(state.input, "subagent_type"), call_id=part.call_id)
 
 
 def status_event(session: str, status: Status) -> ev.AgentEvent:
@@ -346,45 +352,28 @@ def status_event(session: str, status: Status) -> ev.AgentEvent:
             )
 
 
-def permission(info: PermissionInfo) -> Interrupt:
-    def text(key: str) -> str | None:
-        value = info.metadata.get(key)
-        return value if isinstance(value, str) and value else None
-
+def permission(info: PermissionInfo) -> PermissionAsk:
+    told = partial(text_in, info.metadata)
     return PermissionAsk(
         request_id=info.id,
         session=info.session,
         permission=info.permission,
-        patterns=tuple(info.patterns),
-        command=text("command"),
-        filepath=text("filepath"),
-        diff=text("diff"),
-        title=text("title") or text("description"),
-        always=tuple(info.always),
-        call_id=info.tool.call_id if info.tool else None,
+        patterns=info.patterns,
+        command=told("command") or None,
+        filepath=told("filepath") or None,
+        diff=told("diff") or None,
+        title=told("title") or told("description") or None,
+        always=info.always,
+        call_id=info.call_id,
     )
 
 
-def question(info: QuestionInfo) -> Interrupt:
-    return QuestionAsk(
-        request_id=info.id,
-        session=info.session,
-        questions=tuple(
-            Question(
-                header=item.header,
-                question=item.question,
-                options=tuple(Choice(o.label, o.description) for o in item.options),
-                multiple=item.multiple,
-                custom=item.custom,
-            )
-            for item in info.questions
-        ),
-        call_id=info.tool.call_id if info.tool else None,
-    )
+def question(info: QuestionInfo) -> QuestionAsk:
+    return QuestionAsk(info.id, info.session, info.questions, call_id=info.call_id)
 
 
 def problem(error: ErrorInfo) -> Problem:
-    reason, status = error.data.message, error.data.status
+    reason, status = error.message, error.status
     sentence = None
     match error.name:
         case "APIError" if status in (401, 403):
@@ -418,24 +407,12 @@ def _delta(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     )
 
 
-def _session_created(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
-    info = SessionInfo.model_validate(p["info"])
+def _session_created(info: SessionInfo) -> Sequence[ev.AgentEvent]:
     return [ev.ChildStarted(info.id, info.parent, agent=info.agent)] if info.parent else []
 
 
-def _session_updated(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
-    info = SessionInfo.model_validate(p["info"])
+def _session_updated(info: SessionInfo) -> Sequence[ev.AgentEvent]:
     return [] if UNTITLED.match(info.title) else [ev.TitleChanged(info.id, info.title)]
-
-
-def _permission_asked(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
-    info = PermissionInfo.model_validate(p)
-    return [ev.InterruptAsked(info.session, permission(info))]
-
-
-def _question_asked(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
-    info = QuestionInfo.model_validate(p)
-    return [ev.InterruptAsked(info.session, question(info))]
 
 
 def _todos(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
@@ -451,36 +428,38 @@ def _session_error(p: dict[str, Any]) -> Sequence[ev.AgentEvent]:
     error = ErrorInfo.model_validate(p.get("error") or {})
     if error.name == "MessageAbortedError":
         return ()  # somebody stopped the run, which is no failure; its message says so too
-    if INTERRUPTED in error.data.message:  # what is stored tells what came of it
+    if INTERRUPTED in error.message:  # what is stored tells what came of it
         return [ev.Gap(p["sessionID"])]
     return [ev.SessionErred(p["sessionID"], problem(error))]
 
 
-_READERS: Mapping[str, Callable[[dict[str, Any]], Sequence[ev.AgentEvent]]] = {
+def _closed(resolution: Any) -> Reader:
+    return lambda p: [ev.InterruptClosed(p["sessionID"], p["requestID"], resolution=resolution)]
+
+
+_READERS: Mapping[str, Reader] = {
     "message.part.delta": _delta,
     "message.updated": lambda p: message_events(MessageInfo.model_validate(p["info"])),
     "message.part.updated": lambda p: part_events(PartInfo.model_validate(p["part"])),
     "message.part.removed": lambda p: [
         ev.PartRemoved(p["sessionID"], p["messageID"], part_id=p["partID"])
     ],
-    "session.created": _session_created,
-    "session.updated": _session_updated,
+    "session.created": lambda p: _session_created(SessionInfo.model_validate(p["info"])),
+    "session.updated": lambda p: _session_updated(SessionInfo.model_validate(p["info"])),
     # No more events come. The gap makes the turn read what is stored, and find the session gone.
     "session.deleted": lambda p: [ev.Gap(p["sessionID"])],
     "session.status": lambda p: [status_event(p["sessionID"], Status.model_validate(p["status"]))],
     "session.idle": lambda p: [ev.Idle(p["sessionID"])],
     "session.error": _session_error,
     "session.compacted": lambda p: [ev.Compacting(p["sessionID"], done=True)],
-    "permission.asked": _permission_asked,
-    "question.asked": _question_asked,
-    "permission.replied": lambda p: [
-        ev.InterruptClosed(p["sessionID"], p["requestID"], resolution=p["reply"])
+    "permission.asked": lambda p: [
+        ev.InterruptAsked(p["sessionID"], permission(PermissionInfo.model_validate(p)))
     ],
-    "question.replied": lambda p: [
-        ev.InterruptClosed(p["sessionID"], p["requestID"], resolution="answered")
+    "question.asked": lambda p: [
+        ev.InterruptAsked(p["sessionID"], question(QuestionInfo.model_validate(p)))
     ],
-    "question.rejected": lambda p: [
-        ev.InterruptClosed(p["sessionID"], p["requestID"], resolution="rejected")
-    ],
+    "permission.replied": lambda p: _closed(p["reply"])(p),
+    "question.replied": _closed("answered"),
+    "question.rejected": _closed("rejected"),
     "todo.updated": _todos,
 }

@@ -1,4 +1,4 @@
-"""OpenCode 2's sessions, models and locations: implements the port `Catalog`.
+"""OpenCode 2's sessions, models and locations.
 
 Only the fields named here leave this module: OpenCode's own answers hold provider keys in clear.
 What OpenCode 2 does not have is in `domain.release`, with the reason that clients are told.
@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, Unpack
 
@@ -27,6 +30,8 @@ from ...domain.values import (
     Part,
     PermissionRule,
     Role,
+    Selection,
+    SessionRef,
     TodoItem,
 )
 from ...errors import (
@@ -37,12 +42,25 @@ from ...errors import (
     UpstreamTimeout,
 )
 from ...locks import KeyedLock
-from ..answers import Wire, file_part, read, scrub
-from ..catalogs import CREATION_SECONDS, block_part, session_error, without_none
+from ..answers import Wire, deep, file_part, read, scrub
+from ..api import (
+    CALL_MS,
+    CREATION_SECONDS,
+    Defaults,
+    block_part,
+    metadata,
+    origin,
+    session_error,
+    without_none,
+)
+from ..feed import Feed
 from ..http import Options, Requests
 from ..ids import new_id
 from . import wire
+from .session import Session2
 
+TOOLS_SECONDS = 0.3  # until sessions have the tools of a server that is connected; nothing tells
+INSTRUCTIONS = "opencode-a2a"  # the name of the deployment's system text in a session
 LIST_LIMIT = "1000"  # of sub-agents, as a word of a query
 LOAD_SECONDS = 5.0  # until the lists of a directory that was not used before count as complete
 POLL_SECONDS = 0.05  # between two reads
@@ -64,25 +82,16 @@ class _Provider(Wire):
 
 
 class _Model(Wire):
-    class Capabilities(Wire):
-        tools: bool = False
-        input: list[str] = Field(default=[])
-        output: list[str] = Field(default=[])
-
-    class Variant(Wire):
-        id: str
-
-    class Limit(Wire):
-        context: int = 0
-        output: int = 0
-
     id: str
     provider: str = Field(alias="providerID")
     name: str = ""
     status: str = "active"
-    capabilities: Capabilities = Field(default_factory=Capabilities)
-    limit: Limit = Field(default_factory=Limit)
-    variants: list[Variant] = Field(default=[])
+    tools: bool = deep("capabilities", "tools", default=False)
+    input: tuple[str, ...] = deep("capabilities", "input", default=())
+    output: tuple[str, ...] = deep("capabilities", "output", default=())
+    context: int = deep("limit", "context", default=0)
+    longest_answer: int = deep("limit", "output", default=0)
+    variants: list[_Id] = Field(default=[])
 
     def info(self) -> c.Model:
         variants = tuple(variant.id for variant in self.variants)
@@ -92,23 +101,23 @@ class _Model(Wire):
             name=self.name or self.id,
             status=self.status,
             reasoning=bool(variants),  # OpenCode 2 says only how long a model can be told to think
-            attachments=any(kind != "text" for kind in self.capabilities.input),
-            tool_calls=self.capabilities.tools,
-            input=tuple(self.capabilities.input),
-            output=tuple(self.capabilities.output),
-            context_tokens=self.limit.context,
-            output_tokens=self.limit.output,
+            attachments=any(kind != "text" for kind in self.input),
+            tool_calls=self.tools,
+            input=self.input,
+            output=self.output,
+            context_tokens=self.context,
+            output_tokens=self.longest_answer,
             variants=variants,
             connected=True,  # the others are not listed
         )
 
 
-class _DefaultModel(Wire):
-    data: wire.Model | None = None
+class _Id(Wire):
+    id: str
 
-    @property
-    def ref(self) -> ModelRef | None:
-        return self.data.ref if self.data is not None else None
+
+class _Default(Wire):
+    data: wire.Model | None = None
 
 
 class _Command(Wire):
@@ -122,30 +131,105 @@ class _Project(Wire):
     vcs: str | None = None
     name: str | None = None
 
-    def project(self) -> c.Project:
-        return c.Project(project_id=self.id, worktree=self.canonical, vcs=self.vcs, name=self.name)
-
 
 class _Place(Wire):
     """A directory, and the project it belongs to, which other clones may belong to as well."""
 
-    class Project(_Project):
-        directory: str  # of the checkout
-
-    directory: str
-    project: Project
+    project: str = deep("project", "id", default=...)
+    canonical: str = deep("project", "canonical", default=...)
+    checkout: str = deep("project", "directory", default=...)
 
 
 class _Directory(Wire):
     directory: str
 
 
-class OpenCode2Catalog:
-    def __init__(self, http: Requests, run_timeout: float) -> None:
-        """`run_timeout` bounds what takes as long as a run."""
+class _McpServer(Wire):
+    name: str
+    status: str = deep("status", "status", default=...)
+
+
+class Api2:
+    """Implements `opencode.api.Api`."""
+
+    tells_of_disposals = False
+
+    def __init__(self, http: Requests, feed: Feed, defaults: Defaults) -> None:
         self._http = http
-        self._run_timeout = run_timeout
-        self._creation_timeout = min(run_timeout, CREATION_SECONDS)
+        self._feed = feed
+        self._defaults = defaults
+        self._run_seconds = defaults.run_seconds
+        self._creation_seconds = min(defaults.run_seconds, CREATION_SECONDS)
+
+    async def connected(self) -> None:
+        """Nothing has to be prepared."""
+
+    async def create(
+        self, title: str, context_id: str, *, location: c.Location, rules: Sequence[PermissionRule]
+    ) -> SessionRef:
+        body = {
+            "metadata": metadata(context_id, self._defaults.directory),
+            "title": title,  # without one OpenCode would ask a model for it
+            "location": {"directory": location.directory},
+            "permissions": [wire.rule_to_wire(rule) for rule in rules],
+        }
+        answer = await self._http.call("POST", "api", "session", body=body)
+        created = _data(wire.Session, answer)
+        return SessionRef(created.id, title, directory=created.directory)
+
+    def open(self, ref: SessionRef, rules: Sequence[PermissionRule]) -> Session2:
+        prepare = partial(self._prepare, ref, rules)
+        return Session2(ref, self._http, self._feed, self._defaults, prepare=prepare)
+
+    async def _prepare(
+        self, ref: SessionRef, rules: Sequence[PermissionRule], selected: Selection
+    ) -> str:
+        """Have a session answer as a prompt wants it: each choice holds until it is changed."""
+        defaults = self._defaults
+        answer = await self._http.call("GET", "api", "session", ref.id)
+        found = _data(wire.Session, answer)
+        stored = [rule.model_dump() for rule in found.permissions]
+        if any(wire.rule_to_wire(rule) not in stored for rule in rules):
+            await self.keep_rules(ref.id, rules)
+        if defaults.system:
+            where = ("api", "experimental", "session", ref.id, "instructions", "entries")
+            await self._http.call("PUT", *where, INSTRUCTIONS, body={"value": defaults.system})
+        await self.choose(
+            found,
+            agent=selected.agent or defaults.agent,
+            model=selected.model or ref.model,
+            variant=selected.variant or defaults.variant,
+        )
+        return found.title
+
+    # -- MCP servers and rules, for the tools of this service
+
+    async def mcp_status(self, directory: str, server: str) -> str | None:
+        servers = await self._list(_McpServer, "mcp", query=wire.at(directory))
+        return next((each.status for each in servers if each.name == server), None)
+
+    async def add_mcp(
+        self, directory: str, server: str, *, url: str, headers: Mapping[str, str]
+    ) -> None:
+        await self.loaded(c.Location(directory))  # only then it connects at once
+        config = {
+            "type": "remote",
+            "url": url,
+            "headers": dict(headers),
+            "oauth": False,
+            "codemode": False,  # the model sees the tools themselves, and is asked for each call
+            "timeout": {"execution": CALL_MS},
+        }
+        where = ("api", "experimental", "mcp", server)
+        await self._http.call("PUT", *where, query=wire.at(directory), body={"config": config})
+        await asyncio.sleep(TOOLS_SECONDS)
+
+    async def agent_rules(self, directory: str) -> Mapping[str, Sequence[PermissionRule]]:
+        agents = await self._list_agents(c.Location(directory))
+        return {agent.id: [each.rule for each in agent.permissions] for agent in agents}
+
+    async def session_rules(self, session: str) -> Sequence[PermissionRule]:
+        return [each.rule for each in (await self._session(session)).permissions]
 
     # -- sessions
 
@@ -153,7 +237,7 @@ class OpenCode2Catalog:
         self, location: c.Location, query: c.SessionQuery
     ) -> Sequence[c.SessionInfo]:
         if query.everywhere:
-            where = {"project": (await self._place(location)).project.id}
+            where = {"project": (await self._place(location)).project}
         else:
             where = {"directory": location.directory}
         parameters = where | {"limit": str(query.limit)}
@@ -162,7 +246,7 @@ class OpenCode2Catalog:
         if query.search is not None:
             parameters["search"] = query.search
         found = await self._list(wire.Session, "session", query=parameters)
-        return [_session_info(each) for each in found if each.time.updated >= (query.start or 0)]
+        return [_session_info(each) for each in found if each.updated >= (query.start or 0)]
 
     async def session(self, session: str) -> c.SessionInfo:
         return _session_info(await self._session(session))
@@ -170,7 +254,7 @@ class OpenCode2Catalog:
     async def children(self, session: str) -> Sequence[c.SessionInfo]:
         query = {"parentID": session, "limit": LIST_LIMIT}
         return [
-            _session_info(child) for child in await self._list(wire.Session, "session", query=query)
+            _session_info(each) for each in await self._list(wire.Session, "session", query=query)
         ]
 
     async def statuses(self, location: c.Location) -> Mapping[str, c.SessionStatus]:
@@ -181,12 +265,12 @@ class OpenCode2Catalog:
     async def _status(self, session: str, location: c.Location) -> c.SessionStatus | None:
         """None where it works in another directory, or is gone."""
         try:
-            if (await self._session(session)).location.directory != location.directory:
+            if (await self._session(session)).directory != location.directory:
                 return None
             page = await self._page(session, {"limit": "1", "type": "assistant"})
         except SessionNotFound:
             return None
-        retry = page.data[0].retry if page.data and not page.data[0].time.completed else None
+        retry = page.data[0].retry if page.data and not page.data[0].completed else None
         if retry is None:
             return c.SessionStatus(session, "busy")
         said = scrub(retry.error.message)
@@ -217,7 +301,7 @@ class OpenCode2Catalog:
             if found and not missing:
                 return c.MessagePage(tuple(reversed(shown)), older)
             shown += found
-            cursor = page.cursor.next
+            cursor = page.next
             if cursor is None or not page.data:
                 return c.MessagePage(tuple(reversed(shown)), None)
             if missing and len(shown) == limit:
@@ -279,7 +363,7 @@ class OpenCode2Catalog:
     ) -> Message:
         """OpenCode 2 runs it without an agent; it answers when the command has ended."""
         message = new_id("msg")
-        body, timeout = {"id": message, "command": command}, self._run_timeout
+        body, timeout = {"id": message, "command": command}, self._defaults.run_seconds
         try:
             await self._call_session(session, "POST", "shell", body=body, timeout=timeout)
         except UpstreamTimeout:
@@ -294,7 +378,7 @@ class OpenCode2Catalog:
         """To interrupt the session does not stop a command, nor does leaving it."""
         found, where = await self._message(session, message), await self._session(session)
         if found is not None and found.shell:
-            query = _where(c.Location(where.location.directory))
+            query = _where(c.Location(where.directory))
             await self._http.call("DELETE", "api", "shell", found.shell, query=query)
 
     async def summarize(self, session: str, model: ModelRef) -> None:
@@ -321,7 +405,7 @@ class OpenCode2Catalog:
         A session may come to rest before: a run begins a moment after it was asked for, and one
         that waits for a sub-agent begins when that has ended.
         """
-        until = time.monotonic() + self._run_timeout
+        until = time.monotonic() + self._run_seconds
         wait = ("api", "experimental", "session", session, "wait")
         while (left := until - time.monotonic()) > 0:
             await self._http.call("POST", *wait, timeout=left)
@@ -386,27 +470,19 @@ class OpenCode2Catalog:
     async def default_model(self, location: c.Location) -> ModelRef | None:
         await self.loaded(location)
         where = ("api", "model", "default")
-        found = await self._http.call("GET", *where, query=_where(location))
-        return read(_DefaultModel, found).ref
+        found = read(_Default, await self._http.call("GET", *where, query=_where(location))).data
+        return found.ref if found is not None else None
 
     async def providers(self, location: c.Location) -> c.Providers:
         await self.loaded(location)
         providers = await self._list(_Provider, "provider", query=_where(location))
         models = [m.info() for m in await self._list(_Model, "model", query=_where(location))]
-        return c.Providers(
-            tuple(
-                c.Provider(
-                    provider_id=p.id,
-                    name=p.name or p.id,
-                    source="",
-                    connected=True,
-                    default_model=None,
-                    model_count=sum(model.provider_id == p.id for model in models),
-                )
-                for p in providers
-            ),
-            tuple(models),
+        counts = Counter(model.provider_id for model in models)
+        found = (
+            c.Provider(p.id, p.name or p.id, "", True, default_model=None, model_count=counts[p.id])
+            for p in providers
         )
+        return c.Providers(tuple(found), tuple(models))
 
     async def agents(self, location: c.Location) -> Sequence[c.AgentInfo]:
         return [
@@ -419,10 +495,10 @@ class OpenCode2Catalog:
                 native=agent.id in BUILT_IN,
                 hidden=agent.hidden,
             )
-            for agent in await self.list_agents(location)
+            for agent in await self._list_agents(location)
         ]
 
-    async def list_agents(self, location: c.Location) -> Sequence[wire.Agent]:
+    async def _list_agents(self, location: c.Location) -> Sequence[wire.Agent]:
         """The default agent first: before it OpenCode lists sub-agents and hidden ones only."""
         await self.loaded(location)
         found = await self._list(wire.Agent, "agent", query=_where(location))
@@ -460,9 +536,9 @@ class OpenCode2Catalog:
         A prompt that names no agent gets the default one, and one that names no model that of its
         agent: neither what another prompt has chosen.
         """
-        here = c.Location(session.location.directory)
+        here = c.Location(session.directory)
         if agent is not None or session.agent is not None:
-            known = {each.id: each for each in await self.list_agents(here)}
+            known = {each.id: each for each in await self._list_agents(here)}
             default = next(iter(known), None)
             wanted = agent or default
             if agent is not None and agent not in known:
@@ -484,17 +560,13 @@ class OpenCode2Catalog:
 
     async def projects(self) -> Sequence[c.Project]:
         found = read(list[_Project], await self._http.call("GET", "api", "project"))
-        return [project.project() for project in found]
+        return [c.Project(each.id, each.canonical, each.vcs, each.name) for each in found]
 
     async def project(self, location: c.Location) -> c.Project:
-        here = (await self._place(location)).project
-        stored = {p.project_id: p for p in await self.projects()}.get(here.id)
-        return c.Project(
-            project_id=here.id,
-            worktree=here.canonical,
-            vcs=stored.vcs if stored else None,
-            name=stored.name if stored else None,
-        )
+        here = await self._place(location)
+        stored = {each.project_id: each for each in await self.projects()}.get(here.project)
+        found = stored or c.Project(here.project, here.canonical)
+        return replace(found, worktree=here.canonical)
 
     async def workspaces(self, location: c.Location) -> Sequence[c.Workspace]:
         return []
@@ -514,27 +586,27 @@ class OpenCode2Catalog:
         _refuse(release.WORKSPACES)
 
     async def worktrees(self, location: c.Location) -> Sequence[str]:
-        query = {"projectID": (await self._place(location)).project.id}
+        query = {"projectID": (await self._place(location)).project}
         answer = await self._http.call("GET", "api", "worktree", query=query)
         return [each.directory for each in read(list[_Directory], answer)]
 
     async def create_worktree(self, location: c.Location, name: str | None) -> c.Worktree:
         """From the checkout of this location: another clone may belong to the same project."""
-        project = (await self._place(location)).project
+        here = await self._place(location)
         # OpenCode takes the name for a path, which could lead anywhere.
         slug = re.sub(r"[^a-z0-9]+", "-", (name or "").lower()).strip("-") or None
-        body = without_none({"projectID": project.id, "from": project.directory, "name": slug})
-        timeout = self._creation_timeout
+        body = without_none({"projectID": here.project, "from": here.checkout, "name": slug})
+        timeout = self._creation_seconds
         answer = await self._http.call("POST", "api", "worktree", body=body, timeout=timeout)
         made = read(_Directory, answer).directory
         return c.Worktree(made, Path(made).name)
 
     async def remove_worktree(self, location: c.Location, directory: str) -> None:
-        project = {"projectID": (await self._place(location)).project.id}
+        project = {"projectID": (await self._place(location)).project}
         # It removes only what it knows, and looks for what git alone has made when asked to.
         await self._http.call("POST", "api", "worktree", "refresh", body=project)
         body = project | {"directory": directory, "force": True}
-        timeout = self._run_timeout
+        timeout = self._run_seconds
         await self._http.call("DELETE", "api", "worktree", body=body, timeout=timeout)
 
     async def reset_worktree(self, location: c.Location, directory: str) -> None:
@@ -583,19 +655,15 @@ def _refuse(absent: release.Feature) -> NoReturn:
 
 
 def _session_info(session: wire.Session) -> c.SessionInfo:
-    noted = (session.metadata or {}).get("a2a")
-    ours = noted if isinstance(noted, dict) else {}
-    context, root = ours.get("contextId"), ours.get("root")
     return c.SessionInfo(
         id=session.id,
         title=session.title,
-        directory=session.location.directory,
-        created_at=session.time.created,
-        updated_at=session.time.updated,
+        directory=session.directory,
+        created_at=session.created,
+        updated_at=session.updated,
         parent_id=session.parent,
-        context_id=context if isinstance(context, str) else None,
-        reverted_to=session.revert.message if session.revert else None,
-        workspace_root=root if isinstance(root, str) else None,
+        reverted_to=session.reverted_to,
+        **origin(session.metadata),
     )
 
 
@@ -610,7 +678,7 @@ def _data(shape: type[T], answer: Any) -> T:
 
 
 def _message(session: str, stored: wire.Message) -> Message:
-    about: dict[str, Any] = {"created_at": stored.time.created, "agent": stored.agent}
+    about: dict[str, Any] = {"created_at": stored.created, "agent": stored.agent}
     if stored.model is not None:
         about["model"] = f"{stored.model.provider}/{stored.model.id}"
     if stored.error is not None:
@@ -649,16 +717,16 @@ def _text(session: str, stored: wire.Message, text: str) -> ev.AgentEvent:
 
 def _shell_call(session: str, stored: wire.Message) -> ev.AgentEvent:
     """A command that a person has run, as a call of the tool of that name."""
-    over = stored.time.completed is not None
+    over = stored.completed is not None
     failed = stored.status in ("killed", "timeout")
     call = ev.ToolCall(
         stored.shell,
         "shell",
         "error" if failed else "completed" if over else "running",
         input={"command": stored.command},
-        output=stored.output.output if stored.output and not failed else None,
+        output=stored.output if not failed else None,
         error=f"The command was ended: {stored.status}." if failed else None,
-        started_at=stored.time.created,
-        ended_at=stored.time.completed,
+        started_at=stored.created,
+        ended_at=stored.completed,
     )
     return ev.ToolSnapshot(session, stored.id, stored.shell, call=call)

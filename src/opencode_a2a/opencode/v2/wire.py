@@ -9,6 +9,7 @@ contract change we want to see.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -33,7 +34,8 @@ from ...domain.values import (
     SubAgent,
 )
 from .. import answers
-from ..answers import FILTERED, Tokens, Wire, data_url, file_part, scrub, usage
+from ..answers import FILTERED, Tokens, Wire, data_url, deep, file_part, scrub, text_in, usage
+from ..api import without_none
 
 EVENT_ROUTE: tuple[str, ...] = ("api", "event")
 REFUSALS = ("The user declined this tool call", "The user dismissed this question")
@@ -44,6 +46,7 @@ _NAMES_OF_1 = {"bash": "shell", "task": "subagent", "write": "edit", "patch": "e
 
 Calls: TypeAlias = dict[str, ev.TextSnapshot | ev.ToolSnapshot]  # and texts that are still empty
 Body: TypeAlias = Mapping[str, Any]
+Reader: TypeAlias = Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]
 
 
 class Model(Wire):
@@ -66,11 +69,10 @@ class Error(Wire):
     status: int | None = None
 
 
-class Time(Wire):
-    created: int = 0
-    updated: int = 0
-    ran: int | None = None
-    completed: int | None = None
+class Retry(Wire):
+    attempt: int
+    at: int
+    error: Error = Field(default_factory=Error)
 
 
 class ToolContent(Wire):
@@ -97,7 +99,8 @@ class Content(Wire):
     id: str = ""
     name: str = ""
     state: dict[str, Any] | None = None  # a `ToolState` in a tool call; elsewhere the provider's
-    time: Time = Field(default_factory=Time)
+    ran: int | None = deep("time", "ran")
+    completed: int | None = deep("time", "completed")
 
 
 class File(Wire):
@@ -116,26 +119,17 @@ class Rule(Wire):
         return PermissionRule(self.action, self.resource, self.effect)
 
 
+class Named(Wire):
+    name: str
+
+
 class Message(Wire):
     """Every message that is stored, in one model: which fields are set follows from `type`."""
 
-    class Mention(Wire):
-        name: str
-
-    class Output(Wire):
-        output: str = ""
-
-    class Snapshot(Wire):
-        files: list[str] = Field(default=[])
-
-    class Retry(Wire):
-        attempt: int
-        at: int
-        error: Error = Field(default_factory=Error)
-
     id: str
     type: str
-    time: Time = Field(default_factory=Time)
+    created: int = deep("time", "created", default=0)
+    completed: int | None = deep("time", "completed")
     text: str = ""
     files: list[File] = Field(default=[])
     agent: str | None = None
@@ -145,25 +139,22 @@ class Message(Wire):
     error: Error | None = None
     cost: float = 0.0
     tokens: Tokens | None = None
-    snapshot: Snapshot = Field(default_factory=Snapshot)
+    changed: list[str] = deep("snapshot", "files", default=[])
     retry: Retry | None = None
     outcome: str | None = None  # of a run, when the agent came to rest
-    agents: list[Mention] = Field(default=[])
+    agents: list[Named] = Field(default=[])
     command: str = ""  # this and what follows: of a shell command, or of a summary
     shell: str = Field(default="", alias="shellID")
     status: str = ""
-    output: Output | None = None
+    output: str | None = deep("output", "output")
     summary: str = ""
 
 
 class Page(Wire):
     """Messages, newest first."""
 
-    class Cursor(Wire):
-        next: str | None = None
-
     data: list[Message]
-    cursor: Cursor = Field(default_factory=Cursor)
+    next: str | None = deep("cursor", "next")
 
 
 class Agent(Wire):
@@ -180,68 +171,48 @@ class Agent(Wire):
 
 
 class Session(Wire):
-    class Location(Wire):
-        directory: str = ""
-
-    class Revert(Wire):
-        message: str = Field(alias="messageID")
-
     id: str
     title: str = ""
     parent: str | None = Field(default=None, alias="parentID")
     agent: str | None = None
     model: Model | None = None
-    location: Location = Field(default_factory=Location)
+    directory: str = deep("location", "directory", default="")
     permissions: list[Rule] = Field(default=[])
-    time: Time = Field(default_factory=Time)
+    created: int = deep("time", "created", default=0)
+    updated: int = deep("time", "updated", default=0)
     metadata: dict[str, Any] | None = None
-    revert: Revert | None = None
+    reverted_to: str | None = deep("revert", "messageID")
+
+
+class Change(Wire):
+    file: str = ""
+    patch: str = ""
 
 
 class Permission(Wire):
-    class Source(Wire):
-        id: str
-        message: str = Field(alias="messageID")
-
-    class Metadata(Wire):
-        class Change(Wire):
-            file: str = ""
-            patch: str = ""
-
-        files: list[Change] = Field(default=[])
-
     id: str
     session: str = Field(alias="sessionID")
     action: str
-    resources: list[str] = Field(default=[])
-    save: list[str] = Field(default=[])
-    metadata: Metadata = Field(default_factory=Metadata)
-    source: Source | None = None
+    resources: tuple[str, ...] = ()
+    save: tuple[str, ...] = ()
+    changes: list[Change] = deep("metadata", "files", default=[])
+    call_id: str | None = deep("source", "id")
+
+
+class FormField(Wire):
+    title: str = ""
+    description: str = ""
+    type: str = ""
+    options: tuple[Choice, ...] = ()
+    custom: bool = False
 
 
 class Form(Wire):
-    class Metadata(Wire):
-        class Tool(Wire):
-            id: str
-
-        kind: str = ""
-        tool: Tool | None = None
-
-    class Question(Wire):
-        class Option(Wire):
-            label: str
-            description: str = ""
-
-        title: str = ""
-        description: str = ""
-        type: str = ""
-        options: list[Option] = Field(default=[])
-        custom: bool = False
-
     id: str
     session: str = Field(alias="sessionID")
-    metadata: Metadata = Field(default_factory=Metadata)
-    fields: list[Question] = Field(default=[])
+    kind: str = deep("metadata", "kind", default="")
+    call_id: str | None = deep("metadata", "tool", "id")
+    fields: list[FormField] = Field(default=[])
 
 
 # -- what is sent
@@ -260,12 +231,9 @@ def rule_to_wire(rule: PermissionRule) -> dict[str, str]:
 def prompt_body(parts: Sequence[str | Attachment]) -> dict[str, Any]:
     """A prompt has one text."""
     text = "\n\n".join(part for part in parts if isinstance(part, str))
-    files = [
-        {"uri": data_url(part)} | ({"name": part.filename} if part.filename else {})
-        for part in parts
-        if isinstance(part, Attachment)
-    ]
-    return {"text": text} | ({"files": files} if files else {})
+    given = [part for part in parts if isinstance(part, Attachment)]
+    files = [without_none({"uri": data_url(f), "name": f.filename or None}) for f in given]
+    return without_none({"text": text, "files": files or None})
 
 
 # -- events
@@ -297,7 +265,7 @@ def translate(event: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
     return reader(event, event["data"], calls) if reader is not None else ()
 
 
-def _delta(kind: ev.BlockKind) -> Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]:
+def _delta(kind: ev.BlockKind) -> Reader:
     def read(_: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
         message = d["assistantMessageID"]
         part_id = _text_id(message, kind, d["ordinal"])
@@ -321,7 +289,7 @@ def _has_empty_text(calls: Calls, message: str) -> bool:
     return any(isinstance(e, ev.TextSnapshot) and e.message_id == message for e in calls.values())
 
 
-def _text(kind: ev.BlockKind) -> Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]:
+def _text(kind: ev.BlockKind) -> Reader:
     """The start of a block, or its end, which has all of it."""
 
     def read(_: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
@@ -366,32 +334,22 @@ def _tool_changed(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]
     known = calls.get(_tool_id(d["assistantMessageID"], d["id"]))
     if not isinstance(known, ev.ToolSnapshot):
         return [ev.Gap(d["sessionID"])]
-    call, at = known.call, event["created"]
-    match event["type"].removeprefix("session.tool."):
-        case "called":
-            state = ToolState(status="running", input=d["input"])
-            call = replace(call, started_at=at)
-        case "progress":
-            state = ToolState(status=call.status, input=call.input, metadata=d["metadata"])
-        case "success":
-            body = {"status": "completed", "input": call.input} | {
-                key: d[key] for key in ("content", "metadata") if key in d
-            }
-            state = ToolState.model_validate(body)
-            call = replace(call, ended_at=at)
-        case _:
-            body = {"status": "error", "input": call.input, "error": d["error"]}
-            state = ToolState.model_validate(body | {"metadata": d.get("metadata") or {}})
-            call = replace(call, ended_at=at)
-    events = list(_tool_events(replace(known, call=call), state))
-    snapshot = events[0]
+    call = known.call
+    status = _STATUSES.get(event["type"], call.status)
+    if status == "running" and call.started_at is None:
+        call = replace(call, started_at=event["created"])
+    elif status in ("completed", "error"):
+        call = replace(call, ended_at=event["created"])
+    told = {key: d[key] for key in ("input", "content", "metadata", "error") if d.get(key)}
+    state = ToolState.model_validate({"status": status, "input": call.input} | told)
+    snapshot, *files = _tool_events(replace(known, call=call), state)
     assert isinstance(snapshot, ev.ToolSnapshot)
     if snapshot.call.over and not snapshot.refused:
         del calls[snapshot.part_id]
     else:  # the end of its step is the refusal's
         calls[snapshot.part_id] = snapshot
-    waits = state.status == "running" and _has_empty_text(calls, known.message_id)
-    return [] if waits else events
+    waits = status == "running" and _has_empty_text(calls, known.message_id)
+    return [] if waits else [snapshot, *files]
 
 
 def _tool_events(known: ev.ToolSnapshot, state: ToolState) -> Iterator[ev.AgentEvent]:
@@ -399,13 +357,12 @@ def _tool_events(known: ev.ToolSnapshot, state: ToolState) -> Iterator[ev.AgentE
     given = state.input if isinstance(state.input, dict) else {}
     texts = [each.text for each in state.content if each.type == "text"]
     error = state.error
-    told = {key: value for key, value in given.items() if isinstance(value, str)}
-    title = next((told[key] for key in _TITLES if key in told), None)
+    titles = (title for key in _TITLES if (title := text_in(given, key)) is not None)
     call = replace(
         known.call,
         status="pending" if state.status == "streaming" else state.status,
-        title=title if state.status == "completed" else None,
-        subtitle=told.get("description"),
+        title=next(titles, None) if state.status == "completed" else None,
+        subtitle=text_in(given, "description"),
         input=given or None,
         output="\n".join(texts) if state.content else None,
         error=error.message if error is not None else None,
@@ -423,38 +380,26 @@ def _tool_events(known: ev.ToolSnapshot, state: ToolState) -> Iterator[ev.AgentE
 
 def _child(call: ev.ToolCall, metadata: Body) -> SubAgent | None:
     """The sub-agent of a tool call. Only the tool `subagent` is trusted to name a session."""
-    session, given = metadata.get("sessionID"), call.input or {}
-    if call.tool != "subagent" or not isinstance(session, str):
+    session = text_in(metadata, "sessionID") if call.tool == "subagent" else None
+    if session is None:
         return None
-    agent = given.get("agent")
-    return SubAgent(
-        session,
-        agent if isinstance(agent, str) else None,
-        call_id=call.call_id,
-        background=given.get("background") is True,
-    )
+    given = call.input or {}
+    background = given.get("background") is True
+    return SubAgent(session, text_in(given, "agent"), call_id=call.call_id, background=background)
 
 
 def _prompted(event: Body, d: Body, _: Calls) -> Sequence[ev.AgentEvent]:
     """A prompt has become a message of the session."""
-    return [
-        ev.MessageSeen(
-            intern(d["sessionID"]), intern(d["inboxID"]), ev.Speaker.USER, created=event["created"]
-        )
-    ]
+    session, message = intern(d["sessionID"]), intern(d["inboxID"])
+    return [ev.MessageSeen(session, message, ev.Speaker.USER, created=event["created"])]
 
 
 def _step_started(event: Body, d: Body, _: Calls) -> Sequence[ev.AgentEvent]:
     session, message = intern(d["sessionID"]), intern(d["assistantMessageID"])
-    model = Model.model_validate(d["model"])
+    answers = _answered_by(Model.model_validate(d["model"]), d.get("agent"))
+    created = d.get("started") or event["created"]
     return [
-        ev.MessageSeen(
-            session,
-            message,
-            ev.Speaker.AGENT,
-            created=d.get("started") or event["created"],
-            answered_by=_answered_by(model, d.get("agent")),
-        ),
+        ev.MessageSeen(session, message, ev.Speaker.AGENT, created=created, answered_by=answers),
         ev.StepStarted(session, message, _step_id(message)),
     ]
 
@@ -470,7 +415,8 @@ def _step_ended(event: Body, d: Body, calls: Calls) -> Sequence[ev.AgentEvent]:
     refused = any(isinstance(each, ev.ToolSnapshot) and each.refused for each in left)
     finish = d.get("finish")
     if "tokens" in d:
-        events.append(_step_finished(session, message, finish, d["tokens"], d.get("cost", 0.0)))
+        tokens = Tokens.model_validate(d["tokens"])
+        events.append(_step_finished(session, message, finish, tokens, d.get("cost", 0.0)))
     ended = ev.MessageSeen(
         session, message, ev.Speaker.AGENT, created=event["created"], completed=True
     )
@@ -482,10 +428,9 @@ def _step_id(message: str) -> str:
 
 
 def _step_finished(
-    session: str, message: str, finish: str | None, tokens: Any, cost: float
+    session: str, message: str, finish: str | None, tokens: Tokens | None, cost: float
 ) -> ev.StepFinished:
-    used = usage(tokens if isinstance(tokens, Tokens) else Tokens.model_validate(tokens), cost)
-    last = finish not in (None, "tool-calls")
+    used, last = usage(tokens, cost), finish not in (None, "tool-calls")
     return ev.StepFinished(session, message, _step_id(message), used, may_be_last=last)
 
 
@@ -528,22 +473,23 @@ def _permission_asked(_: Body, d: Body, __: Calls) -> Sequence[ev.AgentEvent]:
     return [ev.InterruptAsked(info.session, permission(info))]
 
 
+def _closed(key: str, resolution: Any = None) -> Reader:
+    return lambda _, d, __: [
+        ev.InterruptClosed(d["sessionID"], d[key], resolution=resolution or d["reply"])
+    ]
+
+
 _KINDS = (ev.BlockKind.TEXT, ev.BlockKind.REASONING)
-_READERS: Mapping[str, Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]] = {
-    **{
-        f"session.{kind}.delta": _delta(kind)
-        for kind in (ev.BlockKind.TEXT, ev.BlockKind.REASONING)
-    },
-    **{
-        f"session.{kind}.{what}": _text(kind)
-        for kind in (ev.BlockKind.TEXT, ev.BlockKind.REASONING)
-        for what in ("started", "ended")
-    },
+_STATUSES = {
+    "session.tool.called": "running",
+    "session.tool.success": "completed",
+    "session.tool.failed": "error",
+}
+_READERS: Mapping[str, Reader] = {
+    **{f"session.{kind}.delta": _delta(kind) for kind in _KINDS},
+    **{f"session.{kind}.{what}": _text(kind) for kind in _KINDS for what in ("started", "ended")},
     "session.tool.input.started": _tool_named,
-    **{
-        f"session.tool.{what}": _tool_changed
-        for what in ("called", "progress", "success", "failed")
-    },
+    **dict.fromkeys((*_STATUSES, "session.tool.progress"), _tool_changed),
     "session.step.started": _step_started,
     "session.step.ended": _step_ended,
     "session.step.failed": _step_ended,
@@ -556,7 +502,7 @@ _READERS: Mapping[str, Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]] =
     "session.execution.failed": lambda _, d, __: [
         ev.Idle(d["sessionID"], ev.RunEnd(problem(Error.model_validate(d["error"]))))
     ],
-    "session.retry.scheduled": lambda _, d, __: [_retry(d["sessionID"], Message.Retry(**d))],
+    "session.retry.scheduled": lambda _, d, __: [_retry(d["sessionID"], Retry(**d))],
     "session.compaction.started": _compacting,
     # It does not say of which compaction. What is stored does, with what the summary has used.
     "session.compaction.ended": lambda _, d, __: [ev.Gap(d["sessionID"])],
@@ -565,16 +511,10 @@ _READERS: Mapping[str, Callable[[Body, Body, Calls], Sequence[ev.AgentEvent]]] =
     # No more events come. The gap makes the turn read what is stored, and find the session gone.
     "session.deleted": lambda _, d, __: [ev.Gap(d["sessionID"])],
     "permission.asked": _permission_asked,
-    "permission.replied": lambda _, d, __: [
-        ev.InterruptClosed(d["sessionID"], d["requestID"], resolution=d["reply"])
-    ],
+    "permission.replied": _closed("requestID"),
     "form.created": _form_created,
-    "form.replied": lambda _, d, __: [
-        ev.InterruptClosed(d["sessionID"], d["id"], resolution="answered")
-    ],
-    "form.cancelled": lambda _, d, __: [
-        ev.InterruptClosed(d["sessionID"], d["id"], resolution="rejected")
-    ],
+    "form.replied": _closed("id", "answered"),
+    "form.cancelled": _closed("id", "rejected"),
 }
 
 
@@ -591,8 +531,7 @@ def stored_events(
     """
     match message.type:
         case "user" | "synthetic":
-            created = message.time.created
-            yield ev.MessageSeen(session, message.id, ev.Speaker.USER, created=created)
+            yield ev.MessageSeen(session, message.id, ev.Speaker.USER, created=message.created)
         case "assistant":
             yield from _answer_events(session, message, at_rest=at_rest)
         case "compaction":
@@ -602,20 +541,17 @@ def stored_events(
 
 
 def _answer_events(session: str, message: Message, *, at_rest: bool) -> Iterator[ev.AgentEvent]:
+    answers = _answered_by(message.model, message.agent)
     begun = ev.MessageSeen(
-        session,
-        message.id,
-        ev.Speaker.AGENT,
-        created=message.time.created,
-        answered_by=_answered_by(message.model, message.agent),
+        session, message.id, ev.Speaker.AGENT, created=message.created, answered_by=answers
     )
     yield begun
     yield ev.StepStarted(session, message.id, _step_id(message.id))
-    over, refused = message.time.completed is not None, False
+    over, refused = message.completed is not None, False
     for event in blocks(session, message):
         refused |= isinstance(event, ev.ToolSnapshot) and event.refused
         yield event
-    if message.snapshot.files:
+    if message.changed:
         yield ev.FilesChanged(session, message.id)
     if message.tokens is not None:
         yield _step_finished(session, message.id, message.finish, message.tokens, message.cost)
@@ -632,38 +568,29 @@ def _compaction_events(session: str, message: Message) -> Iterator[ev.AgentEvent
     """The summary is a step of the agent's, but no message that it has."""
     yield ev.Compacting(session, done=False, part_id=message.id)
     if message.status == "completed":
-        yield ev.MessageSeen(
-            session,
-            message.id,
-            ev.Speaker.HOUSEKEEPING,
-            created=message.time.created,
-            completed=True,
-            finish="stop",
+        summary = ev.MessageSeen(
+            session, message.id, ev.Speaker.HOUSEKEEPING, created=message.created
         )
+        yield replace(summary, completed=True, finish="stop")
         yield ev.StepStarted(session, message.id, _step_id(message.id))
-        yield _step_finished(session, message.id, None, message.tokens or {}, message.cost)
+        yield _step_finished(session, message.id, None, message.tokens, message.cost)
         yield ev.Compacting(session, done=True, part_id=message.id)
 
 
 def blocks(session: str, message: Message) -> Iterator[ev.AgentEvent]:
     """The texts, tool calls and files of an answer."""
-    ordinals = dict.fromkeys(("text", "reasoning"), 0)
-    over = message.time.completed is not None
+    ordinals, over = Counter[str](), message.completed is not None
     for each in message.content:
-        if each.type in ordinals:
+        if each.type in _KINDS:
             kind = ev.BlockKind(each.type)
-            part_id = _text_id(message.id, kind, ordinals[each.type])
-            ordinals[each.type] += 1
+            part_id = _text_id(message.id, kind, ordinals[kind])
+            ordinals[kind] += 1
             # While a text grows, nothing of it is stored.
             ended = over or bool(each.text)
             yield ev.TextSnapshot(session, message.id, part_id, kind, each.text, ended=ended)
         elif each.type == "tool" and each.state is not None:
             call = ev.ToolCall(
-                each.id,
-                each.name,
-                "pending",
-                started_at=each.time.ran,
-                ended_at=each.time.completed,
+                each.id, each.name, "pending", started_at=each.ran, ended_at=each.completed
             )
             known = ev.ToolSnapshot(session, message.id, _tool_id(message.id, each.id), call)
             yield from _tool_events(known, ToolState.model_validate(each.state))
@@ -680,46 +607,36 @@ def end_of_run(message: Message) -> ev.RunEnd:
             return ev.RunEnd()
 
 
-def _retry(session: str, retry: Message.Retry) -> ev.Retrying:
+def _retry(session: str, retry: Retry) -> ev.Retrying:
     """The first attempt is none after a failure."""
     return ev.Retrying(session, retry.attempt - 1, scrub(retry.error.message), retry.at)
 
 
 def permission(info: Permission) -> PermissionAsk:
-    changes = info.metadata.files
+    changes = info.changes
     return PermissionAsk(
         request_id=info.id,
         session=info.session,
         permission=info.action,
-        patterns=tuple(info.resources),
+        patterns=info.resources,
         filepath=changes[0].file or None if changes else None,
         diff="\n".join(each.patch for each in changes if each.patch) or None,
-        always=tuple(info.save),
-        call_id=info.source.id if info.source is not None else None,
+        always=info.save,
+        call_id=info.call_id,
     )
 
 
 def is_question(form: Form) -> bool:
     """Whether the agent asks; MCP servers have forms of other kinds, which are left alone."""
-    return form.metadata.kind == "question"
+    return form.kind == "question"
 
 
 def question(form: Form) -> QuestionAsk:
-    return QuestionAsk(
-        request_id=form.id,
-        session=form.session,
-        questions=tuple(
-            Question(
-                header=item.title,
-                question=item.description,
-                options=tuple(Choice(o.label, o.description) for o in item.options),
-                multiple=item.type == "multiselect",
-                custom=item.custom,
-            )
-            for item in form.fields
-        ),
-        call_id=form.metadata.tool.id if form.metadata.tool is not None else None,
+    questions = tuple(
+        Question(f.title, f.description, f.options, f.type == "multiselect", f.custom)
+        for f in form.fields
     )
+    return QuestionAsk(form.id, form.session, questions, call_id=form.call_id)
 
 
 def answer_to(ask: QuestionAsk, chosen: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -730,17 +647,16 @@ def answer_to(ask: QuestionAsk, chosen: Sequence[Sequence[str]]) -> dict[str, An
     }
 
 
+_PROBLEMS = {
+    "provider.auth": Failure.PROVIDER_AUTH,
+    "provider.quota": Failure.PROVIDER_QUOTA,
+    "provider.rate-limit": Failure.PROVIDER_QUOTA,
+}
+
+
 def problem(error: Error) -> Problem:
-    kind, sentence = Failure.PROVIDER_ERROR, None
-    match error.type:
-        case "provider.auth":
-            kind = Failure.PROVIDER_AUTH
-        case "provider.quota" | "provider.rate-limit":
-            kind = Failure.PROVIDER_QUOTA
-        case "provider.content-filter":
-            sentence = FILTERED
-        case _ if "context" in error.type and "overflow" in error.type:
-            kind = Failure.CONTEXT_OVERFLOW
-        case _:
-            pass
+    kind = _PROBLEMS.get(error.type, Failure.PROVIDER_ERROR)
+    if "context" in error.type and "overflow" in error.type:
+        kind = Failure.CONTEXT_OVERFLOW
+    sentence = FILTERED if error.type == "provider.content-filter" else None
     return answers.problem(kind, error.message, status=error.status, sentence=sentence)
