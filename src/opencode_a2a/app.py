@@ -102,7 +102,7 @@ from .web.auth import Authenticator, Credentials
 from .web.hosts import HostCheck
 from .web.origins import OriginCheck
 from .web.payloads import PayloadLog
-from .web.proxies import TrustedNetworks, TrustedProxies
+from .web.proxies import TrustedProxies
 from .web.trace import Trace
 
 if TYPE_CHECKING:
@@ -873,10 +873,10 @@ def _middleware(server: Server, app: ASGIApp, url: str) -> ASGIApp:
     if (hosts := server.checked_hosts) is not None:
         served = HostCheck(served, allowed=hosts, on_error=failure)
     served = Trace(served, failure)
-    if trusted := TrustedNetworks(server.trusted_proxies):
+    if server.trusted_proxies:
         return TrustedProxies(
             served,
-            trusted=trusted,
+            trusted=server.trusted_proxies,
             certificate_header=server.mtls_header or None,
         )
     return served
