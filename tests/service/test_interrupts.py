@@ -432,9 +432,9 @@ async def test_if_the_store_cannot_say_what_was_allowed_it_is_asked() -> None:
         task, session = await at.asking(ask(1))
         await at.say(task, Text("always"))
         await finished(at, task, session)
-        await at.database.write(rename, "grants", "away")
+        await at.database.write(rename, "allow_rules", "away")
         task, session = await at.asking(ask(2))
-        await at.database.write(rename, "away", "grants")
+        await at.database.write(rename, "away", "allow_rules")
         assert session.settled == [("per_1", ONCE)]
 
 
