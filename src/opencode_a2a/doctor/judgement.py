@@ -5,11 +5,12 @@ A finding stands beside the function that finds it. Their names are documented a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
 
 from ..config import MIN_SECRET_LENGTH, SECRET_COMMAND
 from ..domain.release import SUPPORTED, TRIED, Release
@@ -56,48 +57,21 @@ PACKAGE_OTHER = Finding(
     fix="Install the program again, in a virtual environment of its own: another program may have "
     "changed the packages of this one.",
 )
-_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^\]]*\])?\s*([^;]*)")
-_CONDITION = re.compile(r"(==|>=|<=|<|>|!=)\s*([\d.]+)")
 
 
 def judge_packages(version: str, installed: Mapping[str, str | None]) -> Verdict:
     """`installed`: the version of every package, by the requirement that it has to meet."""
-    missing = [_REQUIREMENT.match(each) for each, has in installed.items() if has is None]
-    if missing:
-        names = ", ".join(each[1] for each in missing if each)
-        return found(PACKAGE_MISSING, f"Not installed: {names}.")
+    packages = [(Requirement(each), has) for each, has in installed.items()]
+    if missing := [required.name for required, has in packages if has is None]:
+        return found(PACKAGE_MISSING, f"Not installed: {', '.join(missing)}.")
     other = [
-        f"{parts[1]} {has}, needed is {parts[2].strip()}"
-        for each, has in installed.items()
-        if has is not None and (parts := _REQUIREMENT.match(each)) and not _meets(has, parts[2])
+        f"{required.name} {has}, needed is {required.specifier}"
+        for required, has in packages
+        if has is not None and not required.specifier.contains(has, prereleases=True)
     ]
     if other:
         return found(PACKAGE_OTHER, f"{'; '.join(other)}.")
-    return fine(f"opencode-a2a {version} with the {len(installed)} packages that it needs.")
-
-
-def _meets(version: str, conditions: str) -> bool:
-    have = _numbers(version)
-    for sign, wanted in _CONDITION.findall(conditions):
-        want = _numbers(wanted)
-        length = max(len(have), len(want))
-        left, right = (each + (0,) * (length - len(each)) for each in (have, want))
-        holds = {
-            "==": left == right,
-            "!=": left != right,
-            ">=": left >= right,
-            "<=": left <= right,
-            ">": left > right,
-            "<": left < right,
-        }
-        if not holds[sign]:
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    beginning = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, beginning[0].split("."))) if beginning else ()
+    return fine(f"opencode-a2a {version} with the {len(packages)} packages that it needs.")
 
 
 # -- files and credentials

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from packaging.requirements import Requirement
+
 from .. import __version__
 from ..config import Settings
 from ..credentials import CredentialsFile, CredentialsFileError
@@ -46,14 +48,14 @@ def _installed_packages() -> dict[str, str | None]:
             "This program runs from its sources, without having been installed."
         ) from None
     found: dict[str, str | None] = {}
-    for requirement in requirements:
-        if re.search(r"extra\s*==|sys_platform\s*!=\s*.win32.", requirement):
+    for each in requirements:
+        required = Requirement(each)
+        if required.marker is not None and not required.marker.evaluate({"extra": ""}):
             continue  # an optional one, or one that not every system has
-        name = re.split(r"[\s\[;<>=!]", requirement, maxsplit=1)[0]
         try:
-            found[requirement] = metadata.version(name)
+            found[each] = metadata.version(required.name)
         except metadata.PackageNotFoundError:
-            found[requirement] = None
+            found[each] = None
     return found
 
 
