@@ -435,7 +435,6 @@ class _Adapters:
     """The service's connections to the database, to OpenCode, and to files by URL."""
 
     database: Database
-    root: str
     log: SqlTaskLog
     bindings: SqlBindings
     interrupts: SqlInterrupts
@@ -464,7 +463,6 @@ async def _open_adapters(
     ):
         yield _Adapters(
             database=database,
-            root=str(root),
             log=log,
             bindings=SqlBindings(database, str(root), log.opencode),
             interrupts=SqlInterrupts(database, str(root)),
@@ -507,7 +505,7 @@ def _nodes(settings: Settings, adapters: _Adapters, scheduler: Scheduler) -> Nod
         version = release.version if release is not None else ""
         return replace(known, load=len(scheduler.at_work()), opencode_version=version)
 
-    shared = SqlNodes(database, adapters.root, known.holder) if database.is_server else None
+    shared = SqlNodes(database, known.holder) if database.is_server else None
     return Nodes(describe, clock=database.clock, shared=shared)
 
 
@@ -516,7 +514,7 @@ def _cluster(settings: Settings, adapters: _Adapters, nodes: Nodes) -> Cluster |
     if not adapters.database.is_server:
         return None
     return Cluster(
-        SqlNodes(adapters.database, adapters.root, adapters.log.holder),
+        SqlNodes(adapters.database, adapters.log.holder),
         nodes.describe,
         log=adapters.log,
         return_ms=int(settings.node.return_seconds * 1_000),

@@ -33,7 +33,7 @@ def test_nodes_are_listed_and_drained(
 
     async def beat() -> None:
         async with Database.open(url) as database:
-            await SqlNodes(database, "/w", "h/1").beat(node)
+            await SqlNodes(database, "h/1").beat(node)
 
     asyncio.run(beat())
     code, said = run(["list"], url, capsys, monkeypatch)

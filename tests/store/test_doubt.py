@@ -409,7 +409,7 @@ async def test_a_command_whose_taking_was_not_answered_is_taken_again(
     postgres: Postgres, wire: Wire
 ) -> None:
     async with soon(), Database.open(postgres.url(wire)) as database:
-        asking, mine = (SqlNodes(database, "", holder) for holder in ("asking", "mine"))
+        asking, mine = (SqlNodes(database, holder) for holder in ("asking", "mine"))
         await asking.ask("c-1", "cancel", b"{}", holder="mine")
         wire.cut = "after"
         with pytest.raises(OutcomeUnknown):
@@ -427,7 +427,7 @@ async def test_a_command_that_was_withdrawn_without_an_answer_is_gone(
     postgres: Postgres, wire: Wire
 ) -> None:
     async with soon(), Database.open(postgres.url(wire)) as database:
-        asking, other = (SqlNodes(database, "", holder) for holder in ("asking", "other"))
+        asking, other = (SqlNodes(database, holder) for holder in ("asking", "other"))
         await asking.ask("c-1", "cancel", b"{}", holder="other")
         wire.cut = "after"
         with pytest.raises(OutcomeUnknown):

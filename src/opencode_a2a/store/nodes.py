@@ -31,9 +31,8 @@ class Command:
 class SqlNodes:
     """Implements `service.cluster.NodeStore`."""
 
-    def __init__(self, database: Database, root: str, holder: str) -> None:
+    def __init__(self, database: Database, holder: str) -> None:
         self._database = database
-        self._root = root
         self.holder = holder
 
     @property
