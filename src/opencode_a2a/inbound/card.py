@@ -63,7 +63,9 @@ class Document:
         }
         known = request.headers.get("if-none-match", "")
         if any(tag.strip().removeprefix("W/") in (self.etag, "*") for tag in known.split(",")):
-            return Response(status_code=304, headers=headers)
+            response = Response(status_code=304, headers=headers)
+            response.headers.add_vary_header("Accept-Encoding")  # as the compression would do
+            return response
         return Response(self.body, headers=headers, media_type=media_type)
 
 
@@ -106,7 +108,7 @@ class Card:
             document = Document.of((pure if wants_pure else hybrid)(facts, self._public))
         # Whoever asks through a proxy may choose the address in it, so nobody else may get it.
         kept = "private, no-cache" if self._facts.follows_proxy else "public, max-age=300"
-        headers = {"cache-control": kept, "vary": "A2A-Version, Accept-Encoding"}
+        headers = {"cache-control": kept, "vary": "A2A-Version"}
         return document.answer(request, headers)
 
 
