@@ -100,7 +100,6 @@ class Subtask:
     command: str | None = None
 
 
-FILE_WRITERS = ("edit", "write", "patch", "multiedit", "apply_patch")
 PromptPart: TypeAlias = str | Attachment | Mention | Subtask
 
 
@@ -116,9 +115,8 @@ class SessionPrompt:
 
     @property
     def denied(self) -> Sequence[PermissionRule]:
-        """The tools as rules: all that write files have one permission."""
-        names = dict.fromkeys("edit" if t in FILE_WRITERS else t for t in self.forbidden_tools)
-        return [PermissionRule(name, "*", action="deny") for name in names]
+        """The forbidden tools as rules."""
+        return [PermissionRule(tool, "*", action="deny") for tool in self.forbidden_tools]
 
 
 @dataclass(frozen=True, slots=True)

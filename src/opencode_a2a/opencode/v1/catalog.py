@@ -90,7 +90,7 @@ class Api1:
             "metadata": metadata(context_id, self._defaults.directory),
             "title": title,  # without one OpenCode would ask a model for it
             "workspaceID": location.workspace,
-            "permission": [wire.rule_to_wire(rule) for rule in rules] or None,
+            "permission": wire.rules_to_wire(rules) or None,
         }
         here = c.Location(location.directory)
         answer = await self._at(here, "POST", "session", body=without_none(body))
@@ -122,7 +122,7 @@ class Api1:
         return read(_HasRules, await self._http.call("GET", "session", session)).rules
 
     async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
-        body = {"permission": [wire.rule_to_wire(rule) for rule in rules]}
+        body = {"permission": wire.rules_to_wire(rules)}
         await self._call_session(session, "PATCH", body=body)
 
     async def keep_rules(self, session: str, rules: Sequence[PermissionRule]) -> None:

@@ -48,12 +48,12 @@ from ..answers import (
 )
 from ..api import without_none
 from ..ids import part_id, prompt_id
+from ..rules import NAMES_1, renamed
 
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
 INTERRUPTED = "All fibers interrupted"  # what OpenCode says where it has interrupted itself
 OUTPUT_WINDOW = 30_000  # characters that OpenCode tells of a running tool: its latest, …
 OUTPUT_CUT = "...\n\n"  # … after this
-_NAMES_OF_2 = {"shell": "bash", "subagent": "task"}  # what rules say that were written for 2.x
 # What OpenCode calls a session until a model has made a title for it.
 UNTITLED = re.compile(r"(New|Child) session - \d{4}-\d\d-\d\dT|$")
 
@@ -165,8 +165,8 @@ class QuestionInfo(Wire):
     call_id: str | None = deep("tool", "callID")
 
 
-def rule_to_wire(rule: PermissionRule) -> dict[str, Any]:
-    return asdict(rule) | {"permission": _NAMES_OF_2.get(rule.permission, rule.permission)}
+def rules_to_wire(rules: Sequence[PermissionRule]) -> list[dict[str, Any]]:
+    return [asdict(rule) for rule in renamed(rules, NAMES_1)]
 
 
 def model(chosen: ModelRef | None) -> dict[str, str] | None:

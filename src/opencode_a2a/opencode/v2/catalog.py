@@ -171,7 +171,7 @@ class Api2:
             "metadata": metadata(context_id, self._defaults.directory),
             "title": title,  # without one OpenCode would ask a model for it
             "location": {"directory": location.directory},
-            "permissions": [wire.rule_to_wire(rule) for rule in rules],
+            "permissions": wire.rules_to_wire(rules),
         }
         answer = await self._http.call("POST", "api", "session", body=body)
         created = _data(wire.Session, answer)
@@ -189,7 +189,7 @@ class Api2:
         answer = await self._http.call("GET", "api", "session", ref.id)
         found = _data(wire.Session, answer)
         stored = [rule.model_dump() for rule in found.permissions]
-        if any(wire.rule_to_wire(rule) not in stored for rule in rules):
+        if any(rule not in stored for rule in wire.rules_to_wire(rules)):
             await self.keep_rules(ref.id, rules)
         if defaults.system:
             where = ("api", "experimental", "session", ref.id, "instructions", "entries")
@@ -446,12 +446,12 @@ class Api2:
     # -- models and agents
 
     async def restrict(self, session: str, rules: Sequence[PermissionRule]) -> None:
-        added = [wire.rule_to_wire(rule) for rule in rules]
+        added = wire.rules_to_wire(rules)
         await self._change_rules(session, lambda r: [*(x for x in r if x not in added), *added])
 
     async def keep_rules(self, session: str, rules: Sequence[PermissionRule]) -> None:
         """OpenCode drops them where it takes over the sessions of OpenCode 1.x."""
-        ours = [wire.rule_to_wire(rule) for rule in rules]
+        ours = wire.rules_to_wire(rules)
         await self._change_rules(session, lambda r: [*(x for x in ours if x not in r), *r])
 
     async def _change_rules(

@@ -36,13 +36,13 @@ from ...domain.values import (
 from .. import answers
 from ..answers import FILTERED, Tokens, Wire, data_url, deep, file_part, scrub, text_in, usage
 from ..api import without_none
+from ..rules import NAMES_2, renamed
 
 EVENT_ROUTE: tuple[str, ...] = ("api", "event")
 REFUSALS = ("The user declined this tool call", "The user dismissed this question")
 ABORTED = "aborted"
 _TITLES = ("command", "pattern", "path", "url", "description")  # arguments that say what is done
 # What rules say that were written for 1.x, where these have other names.
-_NAMES_OF_1 = {"bash": "shell", "task": "subagent", "write": "edit", "patch": "edit"}
 
 Calls: TypeAlias = dict[str, ev.TextSnapshot | ev.ToolSnapshot]  # and texts that are still empty
 Body: TypeAlias = Mapping[str, Any]
@@ -223,9 +223,11 @@ def at(directory: str) -> dict[str, str]:
     return {"location[directory]": directory}
 
 
-def rule_to_wire(rule: PermissionRule) -> dict[str, str]:
-    action = _NAMES_OF_1.get(rule.permission, rule.permission)
-    return {"action": action, "resource": rule.pattern, "effect": rule.action}
+def rules_to_wire(rules: Sequence[PermissionRule]) -> list[dict[str, str]]:
+    return [
+        {"action": rule.permission, "resource": rule.pattern, "effect": rule.action}
+        for rule in renamed(rules, NAMES_2)
+    ]
 
 
 def prompt_body(parts: Sequence[str | Attachment]) -> dict[str, Any]:
