@@ -61,10 +61,15 @@ class Session(ABC):
             events += [event for event in done if isinstance(event, _OF_SUB_AGENTS)]
         if self._subscription is not None:
             self._subscription.know(events)
-        requests = [ev.InterruptAsked(ask.session, ask) for ask in await self._pending(family)]
+        asks = [await self._complete(ask, events) for ask in await self._pending(family)]
+        requests = [ev.InterruptAsked(ask.session, ask) for ask in asks]
         events += self._at_rest(statuses, family, end)
         open_requests = frozenset(each.interrupt.request_id for each in requests)
         return [*events, *requests, ev.CaughtUp(self.ref.id, open_requests)]
+
+    async def _complete(self, ask: Interrupt, _: Sequence[ev.AgentEvent]) -> Interrupt:
+        """With what only the tool call tells, where it is not among these events."""
+        return ask
 
     @abstractmethod
     async def abort(self, sub_agents: Collection[str]) -> None: ...

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ...domain import events as ev
 from ...domain.values import (
     Decision,
     Interrupt,
+    PermissionAsk,
     PermissionDecision,
     Prompt,
     QuestionAsk,
@@ -142,6 +144,18 @@ class Session2(Session):
                 found = read(list[wire.Form], forms["data"])
                 asks += [wire.question(form) for form in found if wire.is_question(form)]
         return asks
+
+    async def _complete(self, ask: Interrupt, events: Sequence[ev.AgentEvent]) -> Interrupt:
+        """With its command, which a run that no task has followed has told nobody."""
+        if not isinstance(ask, PermissionAsk) or ask.permission != "shell":
+            return ask
+        if any(isinstance(e, ev.ToolSnapshot) and e.call.call_id == ask.call_id for e in events):
+            return ask
+        page = await self._page(ask.session, {"limit": "1", "type": "assistant"})
+        for event in (each for m in page.data for each in wire.blocks(ask.session, m)):
+            if isinstance(event, ev.ToolSnapshot) and event.call.call_id == ask.call_id:
+                return replace(ask, command=(event.call.input or {}).get("command"))
+        return ask
 
     async def _done_by(self, sub_agent: str, since: int) -> Sequence[ev.AgentEvent]:
         page = await self._page(sub_agent, {"limit": str(PAGE_SIZE)})
