@@ -182,7 +182,7 @@ def test_who_is_only_admin_has_no_other_method(guarded: Guarded) -> None:
 SESSIONS = "tests/extensions/test_access.py::test_a_session_of_another_does_not_exist"
 SESSION_LISTS = "tests/extensions/test_access.py::test_lists_show_ones_own_only"
 WORKTREES = (
-    "tests/extensions/test_workspaces.py::test_what_one_caller_had_made_does_not_exist_for_another"
+    "tests/extensions/test_worktrees.py::test_what_one_caller_had_made_does_not_exist_for_another"
 )
 FINISH = "tests/extensions/test_isolation.py::test_a_whole_round_of_an_isolated_context"
 REQUESTS = (
