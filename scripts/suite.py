@@ -5,7 +5,8 @@
 The quick part needs neither OpenCode nor a running service; its coverage is measured, apart from
 the tests whose examples hypothesis draws (tests/conftest.py). The other part drives real processes,
 and waits for them as much as it works, so both run at the same time. So does `make check`; if it
-fails, a line says so at once, and the end of the run shows why.
+fails, a line says so at once, and the end of the run shows why. What rests on OpenCode is then run
+once more, on OpenCode 2.
 On a busy machine a process can be too slow for a test. So what fails in that part is run once more,
 alone. A test that passes then is printed as flaky and does not fail the run. A test of the quick
 part gets no second chance: it has nothing that could be slow.
@@ -18,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -41,6 +43,14 @@ PARTS = {
 # `make` below would look for the workers of the `make` above.
 LEFT_OUT = {"PYTHONDONTWRITEBYTECODE", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+# What rests on OpenCode is run on OpenCode 2 as well, where npm has a program of it, in two forms
+# that share neither protocol line nor binding. The pages are about OpenCode 2 in any case.
+OPENCODE_2 = ROOT / "tests/opencode2/node_modules/@opencode/cli-linux-x64-baseline/bin/opencode"
+ENVIRONMENT_2 = {**ENVIRONMENT, "OPENCODE_COMMAND": str(OPENCODE_2)}
+ON_OPENCODE_2 = [
+    *("tests/e2e", "tests/extensions", "--ignore=tests/e2e/test_pages.py"),
+    *("-k", "not javascript and not 1.0-rest and not 0.3-rpc"),
+]
 COVERAGE = ["--cov=opencode_a2a", "--cov-branch", "--cov-report="]
 
 
@@ -57,7 +67,13 @@ def main(arguments: list[str]) -> int:
         checks = beside.submit(check, output=check_output)
         quick = beside.submit(pytest, "quick", *COVERAGE, *arguments, output=quick_output)
         code, flaky = run_processes(arguments, after=quick)
-        codes = [quick.result(), code]
+        codes = [code]
+        if not arguments and OPENCODE_2.exists():
+            print("\nOn OpenCode 2:", flush=True)
+            code_2, flaky_2 = run_processes(ON_OPENCODE_2, after=quick, environment=ENVIRONMENT_2)
+            codes.append(code_2)
+            flaky += [f"{name} (OpenCode 2)" for name in flaky_2]
+        codes.insert(0, quick.result())
         print(f"\nThe quick part:\n{content(quick_output)}", flush=True)
         checked = checks.result()
         if codes[0] in (PASSED, FAILED):
@@ -88,20 +104,22 @@ def content(output: IO[bytes]) -> str:
     return output.read().decode()
 
 
-def run_processes(arguments: list[str], *, after: Future[int]) -> tuple[int, list[str]]:
+def run_processes(
+    arguments: list[str], *, after: Future[int], environment: Mapping[str, str] = ENVIRONMENT
+) -> tuple[int, list[str]]:
     """The tests that drive real processes; those that fail get one more try, alone.
 
     Alone is after the quick part. Returns the exit code, and the tests that have passed only then.
     """
     LAST_FAILED.unlink(missing_ok=True)  # from here on it holds tests of this part only
-    code = pytest("processes", *arguments)
+    code = pytest("processes", *arguments, environment=environment)
     failed = failed_tests()
     are_tests = all("::" in name for name in failed)  # a file: it could not be imported
     if code != FAILED or not 0 < len(failed) <= MOST_RERUN or not are_tests:
         return code, []
     print(f"\nOnce more, alone: {len(failed)} of the tests that drive real processes.", flush=True)
     after.result()
-    code = pytest("processes", "-n", "0", *sorted(failed))
+    code = pytest("processes", "-n", "0", *sorted(failed), environment=environment)
     if code not in (PASSED, FAILED):
         return FAILED, []
     return code, sorted(failed - failed_tests())
@@ -111,9 +129,14 @@ def failed_tests() -> set[str]:
     return set(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else set()
 
 
-def pytest(part: str, *arguments: str, output: IO[bytes] | None = None) -> int:
+def pytest(
+    part: str,
+    *arguments: str,
+    output: IO[bytes] | None = None,
+    environment: Mapping[str, str] = ENVIRONMENT,
+) -> int:
     command = [sys.executable, "-m", "pytest", "-q", "--part", part, *PARTS[part], *arguments]
-    code = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=False, stdout=output).returncode
+    code = subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=output).returncode
     return FAILED if code < 0 else code  # a signal has ended it
 
 

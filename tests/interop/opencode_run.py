@@ -42,7 +42,7 @@ def _row(version: str) -> dict[str, Any]:
     sys.stdout.flush()
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        pytest = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"--junitxml={report}"]
+        pytest = [sys.executable, "-m", "pytest", "-q", "-n", "3", f"--junitxml={report}"]
         subprocess.run(
             [*pytest, *TESTS, "-k", CHOSEN],
             cwd=ROOT,
