@@ -47,7 +47,6 @@ def published() -> Published:
         "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
         "A2A_PUSH": "true",
         "A2A_TASK_STORE_DATABASE_URL": "postgresql://db.example.com/a2a",
-        "A2A_CLIENT_ALLOW_ANY_PEER": "true",
     }
     found = publication(load(), URL)
     return replace(found, facts=replace(found.facts, version="0.0.0"))

@@ -35,12 +35,11 @@ from .credentials import StoredToken
 from .domain.addresses import is_loopback, origin_of, url_of_listener
 from .domain.limits import UNLIMITED, Limits
 from .domain.nodes import Node
-from .domain.ports import Agent, PeerInspector
+from .domain.ports import Agent
 from .domain.release import SHARED_ALWAYS, Release
 from .domain.values import Caller, PermissionRule
-from .errors import PeerFailed, ServiceError, StoreError
+from .errors import ServiceError, StoreError
 from .extensions import ALL
-from .extensions.peers import PEER_TOGGLE
 from .extensions.services import Services
 from .inbound import negotiation
 from .inbound.card import CardFacts
@@ -62,11 +61,9 @@ from .opencode.http import Endpoint
 from .opencode.identity import opencode_name
 from .outbound.egress import Egress
 from .outbound.files import NamedFiles
-from .outbound.inspector import Inspector
 from .outbound.target import CallablePeers
 from .paths import name_new_file, state_folder, tighten, write_private_file
-from .peers import callable_peers, egress_of, limits_of, may_call_peers
-from .service.calls import DEPTH_HEADER
+from .peers import callable_peers, egress_of, limits_of
 from .service.cluster import Cluster
 from .service.creator import Creator
 from .service.inputs import INPUT_MODES, OUTPUT_MODES, Inputs
@@ -755,27 +752,8 @@ def _services(
         usage=SqlUsage(adapters.database),
         watches=watches,
         nodes=_nodes(current.settings, adapters, scheduler),
-        peers=_inspector(current),
         push=push,
     )
-
-
-def _inspector(current: _CurrentSettings) -> PeerInspector:
-    def peers() -> CallablePeers:
-        try:
-            found = callable_peers(current.settings, *current.own_urls, by_caller=True)
-        except ConfigError as exc:
-            logger.error("peers.unreadable", problems=exc.problems)
-            raise PeerFailed(
-                "The credentials of the peers cannot be read; the log of the service says why."
-            ) from None
-        found = found or CallablePeers({})
-        logs.redactor.add(*found.secrets)
-        return found
-
-    limits = limits_of(current.settings.outbound)
-    headers = {DEPTH_HEADER: "1"}  # as for any agent that calls another
-    return Inspector(peers, current.egress(), limits, headers=headers)
 
 
 def _options(
@@ -932,8 +910,6 @@ def publication(
     enabled = set(server.toggles)
     if settings.state.is_shared:
         enabled.add("A2A_TASK_STORE_DATABASE_URL")
-    if may_call_peers(settings):
-        enabled.add(PEER_TOGGLE.setting)
     contract = Contract(ALL, enabled=enabled, services=services, release=release)
     return Published(facts, contract, deployment=deployment)
 

@@ -434,9 +434,3 @@ class WorkWouldBeLost(ServiceError):
     """What exists nowhere else would be deleted, and nobody has said that it may be."""
 
     type, rpc_code, http_status = "WORK_WOULD_BE_LOST", -32083, 409
-
-
-class PeerFailed(ServiceError):
-    """Another agent cannot be reached, or does not answer as A2A asks."""
-
-    type, rpc_code, http_status = "PEER_FAILED", -32090, 502

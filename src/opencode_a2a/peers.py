@@ -52,22 +52,14 @@ def find_target(settings: ClientSettings, word: str) -> Target:
     return replace(target, login=Login(origins_of(url), tuple(headers.items())))
 
 
-def may_call_peers(settings: Settings) -> bool:
-    """Whether there is any agent that may be called for a caller of this service."""
-    named = any(peer.model_may_call for peer in settings.peers.values())
-    return settings.server.max_call_depth > 0 and (named or settings.outbound.allow_any_peer)
-
-
-def callable_peers(
-    settings: Settings, *own_urls: str, by_caller: bool = False
-) -> CallablePeers | None:
+def callable_peers(settings: Settings, *own_urls: str) -> CallablePeers | None:
     """The peers that the model may call, or None; ConfigError if a credential cannot be read.
 
-    `own_urls` are those of this service and of its OpenCode, which are no peers. `by_caller`: it is
-    not the model that names them, so that the policy for what callers name is enough.
+    `own_urls` are those of this service and of its OpenCode, which are no peers.
     """
     outbound = settings.outbound
-    if not may_call_peers(settings):
+    named = any(peer.model_may_call for peer in settings.peers.values())
+    if settings.server.max_call_depth <= 0 or not (named or outbound.allow_any_peer):
         return None
     targets = {
         name: target_of(name, peer, outbound)
@@ -76,15 +68,13 @@ def callable_peers(
     }
 
     def by_address(word: str) -> Target:
-        """Of an address that is not configured: never with a credential, and of the model never
-        a private host.
-        """
+        """Of an address that is not configured: never with a credential, never a private host."""
         try:
             url = _url(word)
         except ConfigError as exc:
             raise PeerNotAllowed(exc.problems[0]) from None
         assert url is not None  # it has a scheme
-        return replace(_target(url, outbound), name=url, named=False, by_caller=by_caller)
+        return replace(_target(url, outbound), name=url, named=False)
 
     return CallablePeers(
         targets,

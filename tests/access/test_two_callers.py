@@ -202,7 +202,6 @@ SAME_FOR_ALL = {
     *("opencode.providers.list", "opencode.models.list", "opencode.agents.list"),
     *("opencode.commands.list", "opencode.projects.list", "opencode.projects.current"),
     *("opencode.workspaces.create", "opencode.worktrees.create"),
-    *("opencode.peers.list", "opencode.peers.card", "opencode.peers.send"),
 }
 SHOWN_BY = {
     **{name: SESSIONS for name, m in METHODS.items() if "session_id" in m.params.model_fields},

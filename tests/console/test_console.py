@@ -345,7 +345,7 @@ def test_ten_thousand_lines_are_shown_to_the_last(
         assert page.said == []
 
 
-PAGES = ("waiting", "tasks", "usage", "agent", "peers", "settings")
+PAGES = ("waiting", "tasks", "usage", "agent", "settings")
 
 
 @pytest.mark.parametrize("options", [{}, PHONE], ids=["desktop", "phone"])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.console.browser import PHONE, Browser, Page
-from tests.console.foreign import stranger
 from tests.running import Service, Upstream, real_opencode, service
 
 FOLDER = os.environ.get("CONSOLE_PICTURES", "")
@@ -104,14 +103,11 @@ def gallery(
     place = tmp_path_factory.mktemp("gallery")
     scripts = {"MODEL_SCRIPTS": json.dumps(STORIES)}
     permission = {"bash": {"*": "allow", "rm *": "ask"}, "edit": "allow"}
-    config = place / "settings.toml"
     with (
-        stranger() as agent,
         real_opencode(place / "opencode", scripts, permission=permission) as upstream,
+        service(upstream, place / "service") as running,
     ):
-        config.write_text(f'[peers.stranger]\nurl = "{agent.url}"\n')
-        with service(upstream, place / "service", config=str(config)) as running:
-            yield upstream, running
+        yield upstream, running
 
 
 def picture(page: Page, name: str) -> None:
@@ -181,7 +177,6 @@ PAGES = {
     "tasks": ".tasks td",
     "usage": ".chart rect",
     "agent": ".tile dd",
-    "peers": ".inspected .skills li",
     "settings": ".settings select",
 }
 
@@ -197,9 +192,6 @@ def every_page(browser: Browser, front: str) -> None:
             both(page, f"pages/conversation-{size}")
             for name, shown in PAGES.items():
                 page.call("goto", url=f"{front}/console/{name}")
-                if name == "peers":
-                    page.call("fill", selector="input[name=peer]", value="stranger")
-                    page.click(".inspect button.primary")
                 page.wait(shown, "attached")
                 both(page, f"pages/{name or 'home'}-{size}")
 

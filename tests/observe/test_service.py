@@ -175,10 +175,10 @@ def test_the_metrics_need_their_scope(watched: Watched) -> None:
     assert "wrong-token" not in watched.audit.read_text()
 
 
-@pytest.mark.parametrize("method", ["opencode.nodes.list", "opencode.peers.card"])
-def test_a_read_is_not_in_the_audit_log(watched: Watched, method: str) -> None:
+def test_a_read_is_not_in_the_audit_log(watched: Watched) -> None:
     """Also where it needs a scope that allows changes."""
-    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"peer": "x"}}
+    method = "opencode.nodes.list"
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {}}
     with watched.client(ADMIN) as admin:
         admin.post("/", json=body)
         admin.post("/tasks/missing:cancel", json={})

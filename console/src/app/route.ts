@@ -4,11 +4,11 @@ import { signal } from '@preact/signals';
 
 export type Route =
   | { page: 'chat'; contextId: string }
-  | { page: 'home' | 'waiting' | 'tasks' | 'usage' | 'agent' | 'peers' | 'settings' }
+  | { page: 'home' | 'waiting' | 'tasks' | 'usage' | 'agent' | 'settings' }
   | { page: 'task'; id: string };
 
 const BASE = import.meta.env.BASE_URL;
-const PAGES = ['waiting', 'tasks', 'usage', 'agent', 'peers', 'settings'] as const;
+const PAGES = ['waiting', 'tasks', 'usage', 'agent', 'settings'] as const;
 
 export function parse(pathname: string): Route {
   const [page, id] = pathname.replace(BASE.replace(/\/$/, ''), '').split('/').filter(Boolean);

@@ -5,13 +5,11 @@ import { useEffect, useMemo, useState } from 'preact/hooks';
 
 import type { Json } from '../a2a/service';
 import { failureOf } from '../a2a/failure';
-import { pathOf } from '../app/route';
 import { act, service } from '../app/store';
 import { t } from '../i18n';
 import { curlRpc } from '../state/curl';
 import { type Field, fieldsOf, type Schema, valueOf } from '../state/form';
 import { Address, CardView } from './card';
-import { Icon } from './icons';
 import { Health, Nodes } from './nodes';
 import { Page, Raw } from './parts';
 import { Shell } from './tasks';
@@ -23,14 +21,7 @@ export function AgentPage() {
   if (!card) return null;
   const raw = AgentCard.toJSON(card) as Json;
   return (
-    <Page
-      title={card.name}
-      actions={
-        <a class="button" href={pathOf('peers')}>
-          <Icon name="globe" size={16} /> {t('inspect')}
-        </a>
-      }
-    >
+    <Page title={card.name}>
       <Health />
       <Nodes />
       <CardView card={raw} />

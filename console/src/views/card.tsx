@@ -1,4 +1,4 @@
-/** An Agent Card, of this service or of a stranger: every word of it is only ever text. */
+/** The Agent Card of the service: every word of it is only ever text. */
 
 import { t } from '../i18n';
 import { safeAddress } from '../text/markdown';
@@ -61,24 +61,6 @@ export function CardView({ card }: { card: Loose }) {
                 {text(tag)}
               </span>
             ))}
-          </li>
-        ))}
-      </ul>
-    </>
-  );
-}
-
-/** The extensions that a stranger's card declares. */
-export function DeclaredExtensions({ card }: { card: Loose }) {
-  const declared = list(loose(card.capabilities).extensions);
-  if (!declared.length) return null;
-  return (
-    <>
-      <h2>{t('extensions')}</h2>
-      <ul class="plain">
-        {declared.map((each, at) => (
-          <li key={at}>
-            <Address value={text(each.uri)} /> <span class="muted">{text(each.description)}</span>
           </li>
         ))}
       </ul>

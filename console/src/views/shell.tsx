@@ -9,7 +9,6 @@ import { AgentPage } from './agent';
 import { Chat, NewChat } from './chat';
 import { Login } from './login';
 import { IconButton } from './parts';
-import { PeersPage } from './peers';
 import { SettingsPage } from './settings';
 import { Navigation, Sidebar } from './sidebar';
 import { TaskPage, TasksPage } from './tasks';
@@ -67,8 +66,6 @@ function Current() {
       return <UsagePage />;
     case 'agent':
       return <AgentPage />;
-    case 'peers':
-      return <PeersPage />;
     case 'settings':
       return <SettingsPage />;
     case 'home':

@@ -95,7 +95,7 @@ function ConversationItem({ conversation }: { conversation: Conversation }) {
 
 const isAt = (page: string): boolean => {
   const at = route.value.page;
-  return at === page || (at === 'task' && page === 'tasks') || (at === 'peers' && page === 'agent');
+  return at === page || (at === 'task' && page === 'tasks');
 };
 
 export function Navigation() {

@@ -420,47 +420,6 @@ class PeerTools(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCard:
-    """The Agent Card of a peer, as a stranger wrote it."""
-
-    url: str  # where it was found
-    card: Mapping[str, Any]  # as it was received
-    line: str | None  # of the protocol, in which a message would be sent; None: it cannot be
-    transport: str | None
-    problems: tuple[str, ...]  # what is wrong with it
-
-
-@dataclass(frozen=True, slots=True)
-class PeerExchange:
-    """What a peer has said to one message."""
-
-    events: tuple[Mapping[str, Any], ...]  # of A2A 1.0, whatever line the peer speaks
-    answer: str
-    state: str | None  # of its task
-    task_id: str | None  # None where it answered without one
-    context_id: str | None
-
-
-class PeerInspector(Protocol):
-    """Other agents, for a person who wants to see how they are.
-
-    InvalidParams: it is not one that may be called; PeerFailed: it does not do what A2A asks.
-    """
-
-    def names(self) -> Sequence[str]: ...
-
-    def takes_addresses(self) -> bool:
-        """Whether any agent may be called, by its address."""
-        ...
-
-    async def card(self, peer: str) -> PeerCard: ...
-
-    async def send(self, peer: str, text: str, *, context_id: str | None) -> PeerExchange:
-        """Send a message, and wait a while for what comes of it."""
-        ...
-
-
 class ToolHost(Protocol):
     """Where the agent gets these tools from."""
 

@@ -7,7 +7,6 @@ from . import control as control  # declares methods of SESSIONS
 from .declared import COMPATIBILITY, MODEL_SELECTION, SESSION_BINDING, STREAM_HINTS, WIRE
 from .interrupts import HUMAN_IN_THE_LOOP, INTERACTIVE, RECOVERY
 from .nodes import NODES
-from .peers import PEERS
 from .providers import PROVIDERS
 from .push import EVERY_EVENT
 from .sessions import SESSIONS
@@ -29,7 +28,6 @@ ALL: tuple[Extension, ...] = (
     EVERY_EVENT,
     TASK_WATCH,
     NODES,
-    PEERS,
     COMPATIBILITY,
     WIRE,
 )

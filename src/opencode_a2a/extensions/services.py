@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..domain.catalog import Catalog
-from ..domain.ports import Agent, PeerInspector, UsageStore
+from ..domain.ports import Agent, UsageStore
 from ..service.creator import Creator
 from ..service.inputs import Inputs
 from ..service.interrupts import Interrupts
@@ -33,7 +33,6 @@ class Services:
     usage: UsageStore
     watches: TaskWatches
     nodes: Nodes
-    peers: PeerInspector
     push: PushNotifications | None = None  # None where they are off
 
     @property

@@ -128,16 +128,11 @@ class Peers:
         async with slot, Connections.open(self._egress_for(target)) as connections:
             yield await Peer.meet(self, target, connections)
 
-    async def look(self, target: Target) -> FoundCard:
-        """The card of a peer, also of one with which nothing can be spoken here."""
-        async with self._slots, Connections.open(self._egress_for(target)) as connections:
-            return await self.card(target, connections)
-
     def _egress_for(self, target: Target) -> Egress:
         if target.named:
             host = (urlsplit(target.url).hostname or "").lower()
             return replace(self._egress, named_hosts=self._egress.named_hosts | {host})
-        return self._egress if target.by_caller else replace(self._egress, allow_private=False)
+        return replace(self._egress, allow_private=False)
 
     async def card(self, target: Target, connections: Connections) -> FoundCard:
         known, limits = self._cards.get(target), self.limits

@@ -43,7 +43,6 @@ class Target:
     login: Login = Login()
     name: str = ""
     named: bool = True  # by a person or the operator, so that it may be a private host
-    by_caller: bool = False  # the policy for what callers name decides whether it may be private
     transports: tuple[str, ...] = ("JSONRPC", "HTTP+JSON")
     line: str | None = None  # None: the newest that both speak
     streams: bool = True
