@@ -103,7 +103,7 @@ def test_a_new_task_can_be_asked_for_in_the_context_of_a_waiting_one(
     params = form.sending("yes", wait=False, contextId=asking["contextId"], **options)
     new = form.sent(form.call(client, "send", params))
     assert new["id"] != asking["id"]
-    done = form.send(client, "I approve", contextId=asking["contextId"])
+    done = form.send(client, "allow", contextId=asking["contextId"])
     assert (done["id"], done["status"]["state"]) == (asking["id"], form.state("completed"))
     assert form.settled(client, new["id"])["status"]["state"] == form.state("completed")
     params = form.sending("yes", contextId=asking["contextId"])

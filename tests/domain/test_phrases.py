@@ -47,7 +47,7 @@ def test_a_command_is_shown_before_what_the_agent_says_and_what_always_would_mea
         "\n"
         "The agent says: Removes the build\n"
         "\n"
-        "Answer yes for this once, always (from now on also rm *), or no. What follows a no is "
+        "Answer yes for this once, always (from now on also rm *), or no. What follows “no, ” is "
         "told to the agent, which then looks for another way; a bare no stops it."
     )
 

@@ -78,9 +78,9 @@ def not_understood(waiting: list[Interrupt], message: Message) -> NotUnderstood:
 
 
 def test_plain_words_decide_a_permission_and_others_do_not() -> None:
-    assert understand([PERMISSION], text("Yes, please.")) == {PER: ONCE}
-    assert understand([PERMISSION], text("yes, always")) == {PER: FOR_GOOD}
-    assert understand([PERMISSION], text("Lieber nicht!")) == {PER: STOP}
+    assert understand([PERMISSION], text("Yes.")) == {PER: ONCE}
+    assert understand([PERMISSION], text("Always!")) == {PER: FOR_GOOD}
+    assert understand([PERMISSION], text("Nein!")) == {PER: STOP}
     assert understand([PERMISSION], text("No, use ls")) == {PER: no("use ls")}
     refusal = not_understood([PERMISSION], text("no problem, go ahead"))
     assert "Nothing was allowed or refused" in refusal.note
@@ -173,7 +173,7 @@ BROAD = PermissionAsk(PER, "ses", "bash", command="ls", always=("ls *", "z" * 30
 
 
 def test_bare_words_do_not_allow_what_the_text_does_not_show_whole() -> None:
-    for said in ("yes", "always", "just this once"):
+    for said in ("yes", "always", "once"):
         note = not_understood([HIDDEN, ANOTHER], text(said)).note
         assert "metadata.shared.interrupt.details" in note
         assert f"{PER}: yes" in note
@@ -205,7 +205,7 @@ def test_words_answer_the_oldest_unless_they_begin_with_an_id() -> None:
 
 
 def test_a_line_for_each_id_answers_several() -> None:
-    said = f"{OTHER}: yes\n\n{QUE} = 2\n{PER}, no thanks"
+    said = f"{OTHER}: yes\n\n{QUE} = 2\n{PER}, no"
     assert understand([PERMISSION, ONE, ANOTHER], text(said)) == {
         OTHER: ONCE,
         QUE: answered("Blue"),

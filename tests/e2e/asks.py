@@ -22,7 +22,8 @@ INTERACTIVE = (
     "docs/extension-specifications.md#shared-interactive-interrupt-v1"
 )
 HOW = (
-    "What follows a no is told to the agent, which then looks for another way; a bare no stops it."
+    "What follows “no, ” is told to the agent, which then looks for another way; "
+    "a bare no stops it."
 )
 
 

@@ -134,7 +134,7 @@ async def test_a_permission_is_given_in_words(anyone: Client, tmp_path: Path) ->
     unclear = await anyone.send(ask("what for?", task=task.id))
     assert (state(unclear), unclear.id) == ("input-required", task.id)
     assert says(unclear).startswith("“what for?” is neither yes, always nor no.")
-    done = await anyone.send(ask("Yes, go ahead", context=task.context_id))
+    done = await anyone.send(ask("Go ahead.", context=task.context_id))
     assert (state(done), done.id) == ("completed", task.id), "an answer need not name its task"
     assert "from outside" in shown(done)[-1][1]
 

@@ -126,7 +126,7 @@ async def test_a_yes_lets_it_happen_and_a_stream_tells_the_rest(
     assert (state(unclear), mark.made) == ("input-required", False)
     assert says(unclear).startswith("“yes, but not there” is neither yes, always nor no.")
     assert says(unclear).endswith(says(paused)), "what is asked is asked again"
-    async with asking.stream(reply(paused, "Yes, please.")) as stream:
+    async with asking.stream(reply(paused, "Yes.")) as stream:
         done = await stream.rest()
     assert (state(done), answer(done)) == ("completed", "All done.")
     assert mark.made
@@ -137,7 +137,7 @@ async def test_a_yes_lets_it_happen_and_a_stream_tells_the_rest(
     kept = await asking.get(done.id)
     _, asked, *replies = [message.parts[0].text for message in kept.history]
     assert asked.startswith(f"The agent asks for permission: {BASH}")
-    assert replies == ["yes, but not there", "Yes, please."]
+    assert replies == ["yes, but not there", "Yes."]
 
 
 async def test_an_edit_is_shown_and_always_holds_for_its_context_only(

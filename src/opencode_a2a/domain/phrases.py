@@ -252,7 +252,7 @@ def _how(interrupt: Interrupt) -> str:
 
 def _how_to_permit(ask: PermissionAsk) -> str:
     no = (
-        "What follows a no is told to the agent, which then looks for another way; a bare no "
+        "What follows “no, ” is told to the agent, which then looks for another way; a bare no "
         "stops it."
     )
     also = _always(ask)
