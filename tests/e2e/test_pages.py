@@ -40,7 +40,6 @@ NOT_RUN = {
     "OPENCODE_AUTH_PASSWORD=a-long-password A2A_BEARER_TOKEN=dev-token opencode-a2a serve": (
         "needs that OpenCode"
     ),
-    "opencode-a2a push listen --service http://127.0.0.1:8000": "tests/cli/test_push.py has it",
     "opencode-a2a push dead": "needs a receiver that fails; tests/cli/test_push.py has one",
     "opencode-a2a push redeliver": "needs what that one has refused",
 }

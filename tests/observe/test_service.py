@@ -18,9 +18,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from opencode_a2a.observe.metrics import METRICS
-from tests.cli.commands import command
 from tests.receivers import receiver
-from tests.running import Service, Upstream, isolated, running, service, until_ready
+from tests.running import Service, Upstream, service, until_ready
 
 OPERATOR, ALICE, PROMETHEUS, ADMIN = (
     f"{name}-token-{'x' * 16}" for name in ("op", "alice", "prom", "admin")
@@ -282,10 +281,3 @@ def test_the_setting_says_who_gets_the_metrics(
             answer = httpx.get(found[1])
             assert "opencode_a2a_info" in answer.text
             assert httpx.get(found[1].removesuffix("/metrics")).status_code == 404
-
-
-def test_top_shows_a_running_service(watched: Watched, tmp_path: Path) -> None:
-    env = isolated(tmp_path, A2A_CLIENT_BEARER_TOKEN=PROMETHEUS)
-    with running([*command("opencode-a2a"), "top", watched.run.url, "--once"], env) as program:
-        program.wait_for(r"opencode-a2a \S+ at http\S+ · ready · OpenCode")
-        program.wait_for(r"tokens +\d+/s out")

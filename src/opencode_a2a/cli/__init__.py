@@ -39,12 +39,6 @@ def _run(arguments: argparse.Namespace) -> None:
 
         check_ready(arguments.url)
         return
-    if arguments.command == "top":
-        from .top import INTERVAL_SECONDS, top
-
-        interval = arguments.interval if arguments.interval is not None else INTERVAL_SECONDS
-        top(arguments.url, arguments.metrics, once=arguments.once, seconds=interval)
-        return
     if arguments.command in ("token show", "status", "completion"):
         print_result("\n".join(_lines(arguments)))
         return

@@ -204,19 +204,6 @@ Give a service new contexts again.
   opencode-a2a nodes resume node-2
 """
 
-TOP_HELP = """\
-Show what a running service does now: its tasks and queue, tokens per second and costs,
-streams, its log, OpenCode. Until Ctrl-C, or once for a pipe.
-
-  opencode-a2a top
-  opencode-a2a top https://agent.example.com
-  opencode-a2a top --once | grep tokens
-
-Without URL it is your only running instance, or the one at A2A_HOST and A2A_PORT. The
-token is A2A_CLIENT_BEARER_TOKEN, or the one that `up` keeps; it needs the scope
-metrics:read. Durations are those of half, and of 95 % of all, since the start.
-"""
-
 CONFIG_HELP = """\
 Look at the settings. Nothing is started.
 
@@ -481,10 +468,9 @@ LIGHT_COMMAND_HELP = """\
 """
 
 PUSH_HELP = """\
-Push notifications of a service (A2A_PUSH=true): who is told about a task, what
-receivers have not taken, and a receiver to try it with.
+Push notifications of a service (A2A_PUSH=true): who is told about a task, and
+what receivers have not taken.
 
-  opencode-a2a push listen --service http://127.0.0.1:8000
   opencode-a2a push list TASK
   opencode-a2a push dead
   opencode-a2a push redeliver
@@ -508,16 +494,6 @@ Send these notifications again. Exit code 1 if one is not taken this time either
 
   opencode-a2a push redeliver
   opencode-a2a push redeliver TASK
-"""
-
-PUSH_LISTEN_HELP = """\
-Receive push notifications, verify them, and print a line for each. It prints the url
-and the token to register; the token is also the key of the signature. PUSH_SECRET
-chooses another. With --service the JWT is verified too, by the keys of that service.
-What is not verified gets 401, and the exit code is 1.
-
-  opencode-a2a push listen --port 9000 --service http://127.0.0.1:8000
-  opencode-a2a push listen --until-end --json
 """
 
 SETTINGS_HELP = """\
@@ -870,18 +846,6 @@ COMMANDS = (
         ),
     ),
     Command(
-        "top",
-        "show what a running service does now",
-        about=TOP_HELP,
-        options=(
-            Option("--once", "print it once, and end"),
-            Option("--interval", "seconds between two looks (2)", value="SECONDS", type=float),
-            Option("--metrics", "where its metrics are, if not there (A2A_METRICS)", value="URL"),
-            Option("url", "the address of the service", value="URL"),
-        ),
-        has_settings=False,
-    ),
-    Command(
         "config",
         "show, check or begin the settings",
         CONFIG_HELP,
@@ -958,7 +922,7 @@ COMMANDS = (
     ),
     Command(
         "push",
-        "look at push notifications, or receive some",
+        "look at push notifications",
         PUSH_HELP,
         has_settings=False,
         commands=(
@@ -985,19 +949,6 @@ COMMANDS = (
                 "send it again",
                 about=PUSH_REDELIVER_HELP,
                 options=(*SERVICE, PUSH_TASK),
-                has_settings=False,
-            ),
-            Command(
-                "listen",
-                "receive notifications, verify and print them",
-                about=PUSH_LISTEN_HELP,
-                options=(
-                    Option("--host", "address to listen on (127.0.0.1)", value="HOST"),
-                    Option("--port", "port to listen on (a free one)", value="PORT", type=int),
-                    Option("--service", "verify the JWT by the keys of this one", value="URL"),
-                    Option("--until-end", "stop when a task has ended"),
-                    JSON_OUTPUT,
-                ),
                 has_settings=False,
             ),
         ),

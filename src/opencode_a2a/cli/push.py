@@ -1,25 +1,16 @@
-"""The commands about push notifications: look at configs and dead letters, and receive some."""
+"""The commands about push notifications: look at configs and dead letters."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import hmac
 import json
-import os
-import secrets
 import sys
-import threading
-import time
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
 from ..config import ConfigError
-from ..outbound.push import JWT_HEADER, TOKEN_HEADER, VALIDATION_PARAMETER, signature
 from ..outbound.target import Login, Target
 from ..peers import find_target, origins_of
 from .failure import CommandError
@@ -28,18 +19,12 @@ from .printer import printable
 Json = dict[str, Any]
 
 DEFAULT_SERVICE = "http://127.0.0.1:8000"
-SECRET_VARIABLE = "PUSH_SECRET"
 TIMEOUT_SECONDS = 330.0  # to send 20 dead letters again may take so long
-OLDEST_SECONDS = 300
-MAX_BODY = 16 << 20
-ENDS = ("completed", "failed", "canceled", "rejected")
 
 
 def run_push(arguments: argparse.Namespace) -> int:
     """Run one of the commands; its exit code."""
     try:
-        if arguments.command == "push listen":
-            return _listen(arguments)
         service = _Service(_target(arguments))
         if arguments.command == "push list":
             params = {"taskId": arguments.task}
@@ -58,7 +43,7 @@ def run_push(arguments: argparse.Namespace) -> int:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    from .call import client_settings, kept_token  # slow to load, and `listen` needs nothing of it
+    from .call import client_settings, kept_token  # slow to load
 
     target = find_target(client_settings(arguments), arguments.service or DEFAULT_SERVICE)
     if not target.login.headers and (token := kept_token(target.url)) is not None:
@@ -115,178 +100,3 @@ def _redeliver(service: _Service, params: Json) -> int:
         about = f"{letter['event_id']} to {letter['url']}: {letter['error']}"
         print(f"opencode-a2a: not taken: {printable(about)}", file=sys.stderr)
     return 1 if found["failed"] else 0
-
-
-# -- listen
-
-
-@dataclass(slots=True)
-class _Verifier:
-    """Checks that a notification comes from the service, and whether it was there before."""
-
-    secret: str | None
-    service: str | None  # whose keys are fetched
-    seen: set[str] = field(default_factory=set)
-    keys: Any = None
-
-    def problems(self, headers: Any, body: bytes, url: str) -> list[str]:
-        found = []
-        if self.secret is not None:
-            found += self._hmac_problems(headers, body)
-            token = headers.get(TOKEN_HEADER)
-            if token is not None and not hmac.compare_digest(token, self.secret):
-                found.append("another token")
-        if self.service is not None:
-            found += self._jwt_problems(headers, body, url)
-        return found
-
-    def _hmac_problems(self, headers: Any, body: bytes) -> list[str]:
-        event_id, sent_at = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
-        given = headers.get("webhook-signature", "")
-        if not sent_at.isdecimal() or abs(time.time() - int(sent_at)) > OLDEST_SECONDS:
-            return ["too old"]
-        right = signature(self.secret or "", event_id, timestamp=int(sent_at), body=body)
-        matches = any(hmac.compare_digest(each, right) for each in given.split())
-        return [] if matches else ["wrong signature" if given else "no signature"]
-
-    def _jwt_problems(self, headers: Any, body: bytes, url: str) -> list[str]:
-        import jwt
-
-        scheme, _, bearer = headers.get("Authorization", "").partition(" ")
-        token = headers.get(JWT_HEADER) or (bearer if scheme.lower() == "bearer" else "")
-        try:
-            self.keys = self.keys or jwt.PyJWKClient(f"{self.service}/.well-known/jwks.json")
-            key = self.keys.get_signing_key_from_jwt(token).key
-            claims = jwt.decode(token, key, algorithms=["ES256"], audience=url)
-        except jwt.PyJWTError as exc:
-            return [f"JWT not valid ({type(exc).__name__})"]
-        digest = hashlib.sha256(body).hexdigest()
-        return [] if claims.get("request_body_sha256") == digest else ["JWT of another body"]
-
-    def is_repeated(self, event_id: str) -> bool:
-        known = event_id in self.seen
-        self.seen.add(event_id)
-        return known
-
-
-def _listen(arguments: argparse.Namespace) -> int:
-    secret = os.environ.get(SECRET_VARIABLE) or secrets.token_urlsafe(24)
-    service = arguments.service.rstrip("/") if arguments.service else None
-    verifier = _Verifier(secret, service)
-    try:
-        server = ThreadingHTTPServer((arguments.host or "127.0.0.1", arguments.port or 0), _Handler)
-    except OSError as exc:
-        raise CommandError(f"cannot listen there: {exc.strerror}") from None
-    host, port = server.server_address[:2]
-    host = host.decode() if isinstance(host, bytes) else host
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-    _Handler.listening = _Listening(
-        verifier, url, as_json=arguments.json, until_end=arguments.until_end
-    )
-    config = {"url": url, "token": secret}
-    if arguments.json:
-        print(json.dumps({"listening": config}), flush=True)
-    else:
-        print(f"listening: {json.dumps(config)}", flush=True)
-    with server:
-        try:
-            server.serve_forever(poll_interval=0.1)
-        except KeyboardInterrupt:
-            return 0
-    return 1 if _Handler.listening.rejected else 0
-
-
-@dataclass(slots=True)
-class _Listening:
-    verifier: _Verifier
-    url: str
-    as_json: bool
-    until_end: bool
-    rejected: int = 0
-
-    def line(self, headers: Any, body: bytes, problems: list[str]) -> str:
-        event_id = headers.get("webhook-id", "")
-        verdict = ", ".join(problems) or "verified"
-        repeated = self.verifier.is_repeated(event_id) if not problems else False
-        if self.as_json:
-            about = {"event_id": event_id, "verdict": verdict, "repeated": repeated}
-            return json.dumps(about | {"body": _parsed(body)}, ensure_ascii=False)
-        attempt = headers.get("A2A-Notification-Attempt", "1")
-        mark = "  repeated" if repeated else ""
-        words = f"{event_id}  attempt {attempt}  {_what(body)}  [{verdict}]{mark}"
-        return printable(words)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    listening: _Listening
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        """The challenge at registration."""
-        token = parse_qs(urlsplit(self.path).query).get(VALIDATION_PARAMETER, [""])[0]
-        self._reply(200, token.encode())
-
-    def do_POST(self) -> None:
-        listening = self.listening
-        length = self.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MAX_BODY:
-            self.close_connection = True  # the body is still to come
-            self._reply(413)
-            return
-        body = self.rfile.read(int(length))
-        url = listening.url.rstrip("/") + self.path
-        problems = listening.verifier.problems(self.headers, body, url)
-        print(listening.line(self.headers, body, problems), flush=True)
-        listening.rejected += bool(problems)
-        self._reply(401 if problems else 204)
-        if listening.until_end and not problems and _state(_parsed(body)) in ENDS:
-            threading.Thread(target=self.server.shutdown).start()  # it waits for this request
-
-    def _reply(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        if status != 204:
-            self.send_header("content-type", "text/plain; charset=utf-8")
-            self.send_header("x-content-type-options", "nosniff")  # it repeats what it is sent
-            self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Every notification has its own line."""
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        return None
-
-
-def _inner(event: Any) -> Json:
-    if not isinstance(event, dict):
-        return {}
-    found = event.get("task") or event.get("statusUpdate") or event.get("artifactUpdate") or event
-    return found if isinstance(found, dict) else {}
-
-
-def _state(event: Any) -> str:
-    status = _inner(event).get("status")
-    state = str(status.get("state", "")) if isinstance(status, dict) else ""
-    return state.removeprefix("TASK_STATE_").lower().replace("_", "-")
-
-
-def _what(body: bytes) -> str:
-    """One notification in a few words."""
-    event = _parsed(body)
-    if state := _state(event):
-        artifacts = _inner(event).get("artifacts") or []
-        texts = [
-            part.get("text", "")
-            for artifact in artifacts
-            for part in artifact.get("parts", [])
-            if isinstance(part, dict)
-        ]
-        said = " ".join("".join(texts).split())
-        return f"{state}: {said[:80]}" if said else state
-    artifact = _inner(event).get("artifact", {})
-    return f"artifact {artifact.get('name', '')}".strip()
