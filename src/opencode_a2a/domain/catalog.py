@@ -7,7 +7,7 @@ owns which session, worktree and workspace.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
 from .task import TaskHead
@@ -149,13 +149,15 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class CommandInfo:
-    name: str
+    name: str = field(metadata={"description": "For `command` of opencode.sessions.command"})
     description: str
-    source: str  # command, mcp or skill
-    template: str | None  # in which arguments are filled in; None if OpenCode hides it
-    agent: str | None = None
-    model: str | None = None
-    subtask: bool = False  # a sub-agent works on it
+    source: str = field(metadata={"description": "`command`, `mcp` or `skill`"})
+    # Arguments are filled in here; None if OpenCode hides it. It belongs to whoever has configured
+    # the command, so no client gets it.
+    template: str | None = field(metadata={"exclude": True})
+    agent: str | None = field(metadata={"description": "Which agent runs it, if one is configured"})
+    model: str | None = field(metadata={"description": "provider/model, if one is configured"})
+    subtask: bool = field(metadata={"description": "A sub-agent works on it"})
 
 
 @dataclass(frozen=True, slots=True)

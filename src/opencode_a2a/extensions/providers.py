@@ -111,34 +111,12 @@ async def list_agents(services: Services, caller: Caller, params: LocationParams
     return AgentList(items=[AgentItem.of(agent) for agent in found if not agent.hidden])
 
 
-class CommandItem(Result):
-    name: str = Field(description="For `command` of opencode.sessions.command")
-    description: str
-    source: str = Field(description="`command`, `mcp` or `skill`")
-    agent: str | None = Field(description="Which agent runs it, if one is configured")
-    model: str | None = Field(description="provider/model, if one is configured")
-    subtask: bool = Field(description="A sub-agent works on it")
-
-    @classmethod
-    def of(cls, command: CommandInfo) -> CommandItem:
-        """Without the template, which belongs to whoever has configured the command."""
-        return cls(
-            name=command.name,
-            description=command.description,
-            source=command.source,
-            agent=command.agent,
-            model=command.model,
-            subtask=command.subtask,
-        )
-
-
 class CommandList(Result):
-    items: list[CommandItem]
+    items: list[CommandInfo]
 
 
 @PROVIDERS.method("opencode.commands.list", scope=Scope.SESSIONS_READ, effect="read")
 async def list_commands(services: Services, caller: Caller, params: LocationParams) -> CommandList:
     """The commands that opencode.sessions.command runs."""
     location = await params.location(services, caller)
-    found = await services.catalog.commands(location)
-    return CommandList(items=[CommandItem.of(command) for command in found])
+    return CommandList(items=list(await services.catalog.commands(location)))

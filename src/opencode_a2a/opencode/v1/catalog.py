@@ -420,6 +420,8 @@ def _command(raw: Body) -> Body:
         "description": raw.get("description") or "",
         "source": raw.get("source") or "command",
         "template": None if hidden else raw["template"],
+        "agent": raw.get("agent"),
+        "model": raw.get("model"),
         "subtask": bool(raw.get("subtask")),
     }
 

@@ -507,7 +507,15 @@ class Api2:
     async def commands(self, location: c.Location) -> Sequence[c.CommandInfo]:
         await self.loaded(location)
         return [
-            c.CommandInfo(each.name, each.description, source="command", template=None)
+            c.CommandInfo(
+                each.name,
+                each.description,
+                source="command",
+                template=None,
+                agent=None,
+                model=None,
+                subtask=False,
+            )
             for each in await self._list(_Command, "command", query=_where(location))
         ]
 
