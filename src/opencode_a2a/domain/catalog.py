@@ -133,13 +133,15 @@ class SessionCommand:
 class AgentInfo:
     """An agent that a request can choose, or that others can set to work."""
 
-    name: str
+    name: str = field(
+        metadata={"description": "For metadata.opencode.agent, unless its mode is `subagent`"}
+    )
     description: str
-    mode: str  # primary, subagent or all
-    model: ModelRef | None = None  # that it is configured for
-    variant: str | None = None
-    native: bool = False  # OpenCode brings it along
-    hidden: bool = False  # OpenCode uses it for itself, for titles and summaries
+    mode: str = field(metadata={"description": "`primary`, `subagent` or `all`"})
+    model: ModelRef | None = field(metadata={"description": "What it is configured to answer with"})
+    variant: str | None
+    native: bool = field(metadata={"description": "OpenCode brings it along"})
+    hidden: bool = field(metadata={"exclude": True})  # it is for titles and summaries
 
     @property
     def is_primary(self) -> bool:

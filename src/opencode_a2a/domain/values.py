@@ -137,8 +137,9 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    provider: str
-    model: str
+    # Clients write it as OpenCode does.
+    provider: str = field(metadata={"serialization_alias": "providerID"})
+    model: str = field(metadata={"serialization_alias": "modelID"})
 
 
 @dataclass(frozen=True, slots=True)

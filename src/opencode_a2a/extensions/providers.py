@@ -11,7 +11,7 @@ from ..domain.scopes import Scope
 from ..domain.values import Caller
 from ..errors import InvalidParams
 from .services import Services
-from .shapes import LocationParams, ModelName, Name
+from .shapes import LocationParams, Name
 
 PROVIDERS = Extension(
     "opencode-provider-discovery-v1",
@@ -78,29 +78,8 @@ async def _find(services: Services, caller: Caller, *, params: ProviderFilter) -
     return Providers(providers, tuple(m for m in found.models if m.provider_id == wanted))
 
 
-class AgentItem(Result):
-    name: str = Field(description="For metadata.opencode.agent, unless its mode is `subagent`")
-    description: str
-    mode: str = Field(description="`primary`, `subagent` or `all`")
-    model: ModelName | None = Field(description="What it is configured to answer with")
-    variant: str | None
-    native: bool = Field(description="OpenCode brings it along")
-
-    @classmethod
-    def of(cls, agent: AgentInfo) -> AgentItem:
-        model = agent.model
-        return cls(
-            name=agent.name,
-            description=agent.description,
-            mode=agent.mode,
-            model=ModelName(providerID=model.provider, modelID=model.model) if model else None,
-            variant=agent.variant,
-            native=agent.native,
-        )
-
-
 class AgentList(Result):
-    items: list[AgentItem]
+    items: list[AgentInfo]
 
 
 @PROVIDERS.method("opencode.agents.list", scope=Scope.SESSIONS_READ, effect="read")
@@ -108,7 +87,7 @@ async def list_agents(services: Services, caller: Caller, params: LocationParams
     """The agents, the default one first, without those that OpenCode keeps for itself."""
     location = await params.location(services, caller)
     found = await services.catalog.agents(location)
-    return AgentList(items=[AgentItem.of(agent) for agent in found if not agent.hidden])
+    return AgentList(items=[agent for agent in found if not agent.hidden])
 
 
 class CommandList(Result):

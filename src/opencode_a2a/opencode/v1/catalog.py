@@ -408,6 +408,7 @@ def _agent(raw: Body) -> Body:
         "description": raw.get("description") or "",
         "mode": raw.get("mode") or "primary",
         "model": ModelRef(model["providerID"], model["modelID"]) if model else None,
+        "variant": raw.get("variant"),
         "native": bool(raw.get("native")),
         "hidden": bool(raw.get("hidden")),
     }
