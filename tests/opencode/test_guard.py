@@ -11,13 +11,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
+import psutil
 import pytest
 
+from opencode_a2a.opencode import guard
 from opencode_a2a.opencode.guard import MARK, end_marked
 from tests.processes import EMPTY_ENVIRONMENT, NEW_PIDS, WAYS, Started, children
 from tests.running import ROOT, Program, isolated, running
@@ -111,6 +114,23 @@ def test_what_an_ended_opencode_leaves_is_asked_before_it_is_killed(
     with managed(tmp_path, f"{script}{READY}exec sleep {started.tags[FIRST]}") as program:
         assert program.stop() == 0
     assert asked.exists()
+
+
+def test_what_has_lost_its_parent_stays_no_zombie(tmp_path: Path) -> None:
+    script = "(sh -c 'echo $$ > pid; mv pid orphan' &); exec sleep 300"
+    orphan = tmp_path / "orphan"
+    with subprocess.Popen(
+        [sys.executable, guard.__file__, "mark", "/bin/sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        cwd=tmp_path,
+    ) as running_guard:
+        assert running_guard.stdin is not None
+        with running_guard.stdin:
+            deadline = time.monotonic() + 30
+            while not orphan.exists() or psutil.pid_exists(int(orphan.read_text())):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
 
 
 # As on a system without /proc and prctl, which has no other way to find what it has started.

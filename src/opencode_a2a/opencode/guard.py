@@ -56,7 +56,7 @@ def main(mark: str, command: list[str]) -> int:
         )
     except OSError as exc:
         sys.exit(f"{command[0]} cannot be run: {exc.strerror}")
-    signal.signal(signal.SIGTERM, lambda *_: opencode.terminate())
+    signal.signal(signal.SIGTERM, lambda *_: ask_to_end(opencode.pid))
     abandoned = threading.Event()
 
     def watch_service() -> None:
@@ -66,11 +66,31 @@ def main(mark: str, command: list[str]) -> int:
 
     watching = threading.Thread(target=watch_service, daemon=True)
     watching.start()
-    code = opencode.wait()
+    code = wait_for(opencode.pid)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pid may be another's now
     if abandoned.is_set():
         watching.join()
     end_everything_below(TERM_GRACE)
     return code if code >= 0 else 128 - code
+
+
+def ask_to_end(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
+def wait_for(pid: int) -> int:
+    """The exit code of a child. Children that have lost their parents are waited for as well.
+
+    Otherwise each of them would stay as a zombie, and OpenCode may run for months.
+    """
+    while True:
+        try:
+            ended, status = os.waitpid(-1, 0)
+        except ChildProcessError:  # another thread has waited for it
+            return -signal.SIGKILL
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
 
 
 def prctl(option: int, value: int) -> None:
