@@ -102,6 +102,14 @@ async def test_the_url_is_the_one_that_the_client_used() -> None:
     assert scope["state"][EXTERNAL_URL] == "https://agent.example.com:8443"
 
 
+async def test_of_several_fields_the_last_is_the_proxys() -> None:
+    fields = [("X-Forwarded-Proto", "http"), ("X-Forwarded-Proto", "https")]
+    fields += [("X-Forwarded-Host", "evil.example"), ("X-Forwarded-Host", "agent.example.com")]
+    scope = await seen(*fields)
+    assert host(scope) == "agent.example.com"
+    assert scope["state"][EXTERNAL_URL] == "https://agent.example.com"
+
+
 @pytest.mark.parametrize("name", ["evil.example/path", "a b", "user@host", "<x>", "a:b", ""])
 async def test_a_name_that_is_none_is_ignored(name: str) -> None:
     fields = [("X-Forwarded-For", CLIENT), ("X-Forwarded-Proto", "javascript")]

@@ -113,13 +113,13 @@ class TrustedProxies:
     def _read(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
-        host = headers.get("x-forwarded-host", "").rpartition(",")[2].strip()
+        host = _last(headers, "x-forwarded-host").rpartition(",")[2].strip()
         if _AUTHORITY.fullmatch(host) and is_host(host_name(host)):
             others = [field for field in scope["headers"] if field[0] != b"host"]
             scope["headers"] = [(b"host", host.encode("latin-1")), *others]
         else:
             host = headers.get("host", "")
-        scheme = headers.get("x-forwarded-proto", "").strip()
+        scheme = _last(headers, "x-forwarded-proto").strip()
         if scheme in ("http", "https") and host:
             state[EXTERNAL_URL] = f"{scheme}://{host}"
         if (name := self._certificate_header) is not None:
@@ -128,6 +128,11 @@ class TrustedProxies:
                 found = certificate_name(_text(values[0]), name)
                 if found:
                     state[CERTIFICATE] = found
+
+
+def _last(headers: Headers, name: str) -> str:
+    """Of several fields the proxy has added the last one; others may be the client's."""
+    return (headers.getlist(name) or [""])[-1]
 
 
 def _text(value: bytes) -> str:
