@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
 
 from opencode_a2a.data.backup import BackupError, HoldsData, backup, restore
 from opencode_a2a.data.check import check
@@ -117,6 +118,17 @@ def test_a_file_that_is_no_backup_is_neither_restored_nor_replaced(url: str, sav
         with pytest.raises(BackupError, match="no backup"):
             refused()
     assert saved.read_text() == "a letter to a friend"
+
+
+def test_a_database_is_not_replaced_by_its_own_backup(file_url: str, tmp_path: Path) -> None:
+    fill(file_url)
+    before = content(file_url)
+    link = tmp_path / "link"
+    link.symlink_to(str(make_url(file_url).database))
+    for name in (link, link.resolve()):
+        with pytest.raises(BackupError, match="is the database itself"):
+            backup(file_url, name)
+    assert content(file_url) == before
 
 
 def test_a_damaged_backup_is_refused_and_changes_nothing(url: str, saved: Path) -> None:

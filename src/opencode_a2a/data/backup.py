@@ -41,6 +41,9 @@ class HoldsData(BackupError):
 
 def backup(url: str, file: Path) -> int:
     """Write everything that is committed into a file; returns the number of its tasks."""
+    path = sqlite_path(make_url(url))
+    if path is not None and file.exists() and path.exists() and file.samefile(path):
+        raise BackupError(f"{file} is the database itself: name another file")
     if file.exists() and file.stat().st_size and not _is_backup(file):
         raise BackupError(f"{file} is there and is no backup, so it is not replaced")
     with opened(url) as engine:
