@@ -101,7 +101,8 @@ def _look_inside(facts: StoreFacts, db: sqlite3.Connection) -> None:
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
     facts.has_tasks = "tasks" in tables
     if "schema_version" in tables:
-        (facts.schema,) = db.execute("SELECT version FROM schema_version").fetchone()
+        row = db.execute("SELECT version FROM schema_version").fetchone()
+        facts.schema = row[0] if row else None
     if facts.size <= CHECK_BYTES:
         (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
         facts.damage = None if result == "ok" else str(result)
