@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from pathlib import Path
+
 import pytest
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
@@ -9,7 +14,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from opencode_a2a.observe import metrics
-from opencode_a2a.observe.metrics import METRICS, Names, render
+from opencode_a2a.observe.metrics import METRICS, Names, OwnProcess, render
 
 
 def test_names_from_outside_are_bounded() -> None:
@@ -56,6 +61,15 @@ def test_every_declared_metric_is_rendered_under_its_name(
     sums = [s for s in families["opencode_a2a_request_duration_seconds"].samples if "sum" in s.name]
     assert any(s.labels["operation"] == "GetTask" and s.value >= 0.02 for s in sums)
     assert "process_resident_memory_bytes" in families
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_process_is_measured_where_proc_has_nothing_but_processes(tmp_path: Path) -> None:
+    (tmp_path / "self").symlink_to(f"/proc/{os.getpid()}")
+    process = OwnProcess(proc=str(tmp_path), registry=None)
+    found = {family.name: family for family in process.collect()}
+    assert found["process_resident_memory_bytes"].samples[0].value > 1e6
+    assert found["process_start_time_seconds"].samples[0].value <= time.time()
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:
