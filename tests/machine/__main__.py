@@ -47,7 +47,7 @@ def main() -> None:
     with Machine.open(arguments.base) as machine:
         ignored = shutil.ignore_patterns(".venv*", "node_modules", ".*_cache", "__pycache__")
         shutil.copytree(arguments.checkout, machine.root / "srv/checkout", ignore=ignored)
-        for name in ("model.py", "stream.py", "thief.py"):
+        for name in ("model.py", "stream.py"):
             shutil.copy(HERE / name, machine.root / "srv" / name)
         Walkthrough(machine).run()
 
@@ -67,8 +67,6 @@ class Walkthrough:
             self._create()
         with shown("none of them reads another's files or secrets, or those of its service"):
             self._try_to_read()
-        with shown("an agent that takes the port of another's OpenCode gets no password"):
-            self._try_to_take_port()
         with shown("the agent of alpha calls beta, a peer"):
             self._call_peer()
         with shown("the doctor of an instance finds nothing wrong"):
@@ -162,21 +160,6 @@ class Walkthrough:
         ):
             self.sh(f"test -e {path}")  # root sees it
             assert self._machine.sh(f"{enter} ls {path}", check=False).returncode != 0, path
-
-    def _try_to_take_port(self) -> None:
-        """As alpha, at the port of beta's OpenCode while that is down."""
-        thief = "-p User=oca-alpha -p StandardOutput=truncate:/srv/heard"
-        self.sh("systemctl stop opencode@beta")
-        self.sh(f"systemd-run --quiet --unit=thief {thief} python3 /srv/thief.py 18011")
-        self.sh("until curl -s -m 2 http://127.0.0.1:18011/control; do sleep 0.2; done")
-        self.sh("systemctl restart opencode-a2a@beta")
-        in_the_way = "journalctl -u opencode-a2a@beta | grep -q 'Another user of this machine'"
-        self.sh(f"until {in_the_way}; do sleep 0.5; done")
-        heard = (self._machine.root / "srv/heard").read_text()
-        assert "/control" in heard
-        assert "authorization" not in heard.lower(), heard
-        self.sh("systemctl stop thief && systemctl start opencode@beta")
-        assert "answered a question" in self.sh("opencode-a2a deploy status beta --ask")
 
     def _ask_all(self) -> None:
         for name in NAMES:  # on a busy machine three OpenCodes that start together take minutes
