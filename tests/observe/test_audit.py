@@ -9,7 +9,7 @@ import signal
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -157,22 +157,36 @@ def test_a_pipe_is_refused_because_it_could_stop_the_service(tmp_path: Path) -> 
         os.close(reader)
 
 
-def test_a_line_that_did_not_fit_is_completed_when_there_is_room(tmp_path: Path) -> None:
-    path = tmp_path / "audit.log"
+@contextmanager
+def no_room(size: int) -> Iterator[None]:
+    """Files do not grow beyond this size, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_line_that_did_not_fit_is_completed_when_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
     with closing(File(path)) as log:
         log.write(b"one")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (6, before[1]))  # as on a full disk
-        try:
-            with pytest.raises(OSError, match="too large"):
-                log.write(b"two")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            signal.signal(signal.SIGXFSZ, ignored)
+        with no_room(6), pytest.raises(OSError, match="too large"):
+            log.write(b"two")
         log.write(b"three")
         log.write(b"four")
     assert path.read_bytes() == b"one\ntwo\nthree\nfour\n"
+
+
+def test_a_full_disk_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
+    log = File(tmp_path / "audit.log")
+    with no_room(2):
+        with pytest.raises(OSError, match="too large"):
+            log.write(b"one")
+        log.close()
 
 
 def test_a_value_that_json_cannot_hold_is_counted_and_the_request_goes_on(file: Path) -> None:

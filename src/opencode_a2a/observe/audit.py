@@ -14,7 +14,7 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,6 +84,10 @@ class File(WatchedFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise
+
+    def close(self) -> None:
+        with suppress(OSError):  # it was told of when the line could not be written
+            super().close()
 
 
 class Journal:
