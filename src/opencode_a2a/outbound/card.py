@@ -19,7 +19,6 @@ from .target import Login, Target
 from .transport import get
 
 WELL_KNOWN = ("/.well-known/agent-card.json", "/.well-known/agent.json")
-TRANSPORTS = ("JSONRPC", "HTTP+JSON")
 LINES = ("1.0", "0.3")
 CARDS_KEPT = 256  # in memory
 REQUIRED = (

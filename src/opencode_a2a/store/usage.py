@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 from urllib.parse import quote
 
@@ -205,9 +205,3 @@ def read_stored(url: str, query: UsageQuery) -> list[UsageRow] | None:
             return sums(db, query)
     finally:
         engine.dispose()
-
-
-def month_of(day: date) -> tuple[date, date]:
-    """The first and the last day of its month."""
-    first = day.replace(day=1)
-    return first, (first + timedelta(days=32)).replace(day=1) - timedelta(days=1)
