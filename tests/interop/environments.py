@@ -34,8 +34,10 @@ def install_opencode(version: str) -> Path:
     Where npm has no program of that version for this system, the installer of OpenCode takes one
     that it finds in a folder above: the pinned one.
     """
-    folder = _install_node(FOLDER / f"opencode-{version}", (f"opencode-ai@{version}",))
-    command = folder / "node_modules" / ".bin" / "opencode"
+    is_2 = version.startswith("2.")
+    package = "@opencode/cli-linux-x64-baseline" if is_2 else "opencode-ai"
+    folder = _install_node(FOLDER / f"opencode-{version}", (f"{package}@{version}",))
+    command = folder / "node_modules" / (f"{package}/bin" if is_2 else ".bin") / "opencode"
     asked = subprocess.run([command, "--version"], check=True, capture_output=True, text=True)
     if (told := asked.stdout.strip()) != version:
         shutil.rmtree(folder)
