@@ -39,7 +39,7 @@ def install_opencode(version: str) -> Path:
     folder = _install_node(FOLDER / f"opencode-{version}", (f"{package}@{version}",))
     command = folder / "node_modules" / (f"{package}/bin" if is_2 else ".bin") / "opencode"
     asked = subprocess.run([command, "--version"], check=True, capture_output=True, text=True)
-    if (told := asked.stdout.strip()) != version:
+    if (told := asked.stdout.split()[-1].removeprefix("v")) != version:
         shutil.rmtree(folder)
         raise NotInstalled(f"OpenCode {told} was installed in place of {version}.")
     return command
