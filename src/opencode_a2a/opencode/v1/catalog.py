@@ -37,7 +37,7 @@ from ..api import (
 )
 from ..feed import Feed
 from ..http import Options, Requests
-from ..ids import new_id
+from ..ids import new_id, prompt_id
 from . import wire
 from .instances import Instances
 from .session import Session1
@@ -162,7 +162,8 @@ class Api1:
         return read(list[TodoItem], await self._call_session(session, "GET", "todo"))
 
     async def diff(self, session: str, message: str) -> Sequence[FileChange]:
-        answer = await self._call_session(session, "GET", "diff", query={"messageID": message})
+        query = {"messageID": await self._stored_id(session, message)}
+        answer = await self._call_session(session, "GET", "diff", query=query)
         return [file_change(diff) for diff in read(list[DiffInfo], answer)]
 
     async def messages(self, session: str, *, limit: int, before: str | None) -> c.MessagePage:
@@ -179,8 +180,9 @@ class Api1:
         return c.MessagePage(tuple(map(_message, found)), headers.get("X-Next-Cursor"))
 
     async def message(self, session: str, message: str) -> Message | None:
+        stored = await self._stored_id(session, message)
         try:
-            answer = await self._http.call("GET", "session", session, "message", message)
+            answer = await self._http.call("GET", "session", session, "message", stored)
         except UpstreamHttpError as exc:
             if exc.facts.get("upstream_status") == 404:
                 return None
@@ -230,7 +232,7 @@ class Api1:
         await self._call_session(session, "POST", "summarize", body=body, timeout=self._run_seconds)
 
     async def fork(self, session: str, *, before: str | None) -> c.SessionInfo:
-        body = {"messageID": before} if before else {}
+        body = {"messageID": await self._stored_id(session, before)} if before else {}
         return await self._changed(session, "POST", "fork", body=body)
 
     async def share(self, session: str) -> c.SessionInfo:
@@ -249,7 +251,8 @@ class Api1:
         return await self._changed(session, "DELETE", "share")
 
     async def revert(self, session: str, *, message: str, part: str | None) -> c.SessionInfo:
-        body = without_none({"messageID": message, "partID": part})
+        stored = await self._stored_id(session, message)
+        body = without_none({"messageID": stored, "partID": part})
         return await self._changed(session, "POST", "revert", body=body)
 
     async def unrevert(self, session: str) -> c.SessionInfo:
@@ -376,6 +379,14 @@ class Api1:
         return item(
             c.SessionInfo, await self._call_session(session, method, *more, **options), _session
         )
+
+    async def _stored_id(self, session: str, message: str) -> str:
+        """The id under which a message was sent, where the order of messages needs another."""
+        release = self._feed.release
+        if release is None or not release.orders_messages_by_id:
+            return message
+        found = read(list[wire.Message], await self._call_session(session, "GET", "message"))
+        return next((m.info.id for m in found if prompt_id(m.info.id) == message), message)
 
     async def _call_session(
         self, session: str, method: str, *more: str, **options: Unpack[Options]
