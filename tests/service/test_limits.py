@@ -20,7 +20,7 @@ from opencode_a2a.domain.events import (
     TextSnapshot,
 )
 from opencode_a2a.domain.limits import DAY_MS, Limits, Spent, StepUsage
-from opencode_a2a.domain.ports import UsageQuery, UsageRow
+from opencode_a2a.domain.ports import UsageItem, UsageQuery
 from opencode_a2a.domain.task import Task
 from opencode_a2a.domain.updates import BlockText, Progress, Queued
 from opencode_a2a.domain.values import (
@@ -243,7 +243,7 @@ class OtherProcess:
             self.meanwhile()
         return {"alice": found}
 
-    async def sums(self, query: UsageQuery) -> Sequence[UsageRow]:
+    async def sums(self, query: UsageQuery) -> Sequence[UsageItem]:
         raise NotImplementedError
 
 

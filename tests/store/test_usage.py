@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from opencode_a2a.domain.events import AgentEvent, ChildStarted, MessageSeen, Speaker, StepFinished
 from opencode_a2a.domain.limits import StepUsage, day_of
-from opencode_a2a.domain.ports import UsageQuery, UsageRow
+from opencode_a2a.domain.ports import UsageItem, UsageQuery
 from opencode_a2a.domain.turn import Turn
 from opencode_a2a.domain.updates import LogEntry, Progress, Started
-from opencode_a2a.domain.values import AnsweredBy, ModelRef, Usage
+from opencode_a2a.domain.values import COST_DIGITS, AnsweredBy, ModelRef, Usage
 from opencode_a2a.opencode.v1.wire import PartInfo, part_events
 from opencode_a2a.store import statements
 from opencode_a2a.store.codec import encode
@@ -38,9 +38,20 @@ def finished(part: str, usage: Usage = USED, by: AnsweredBy | None = BY_MODEL) -
     return Progress("step-finish", "completed", part_id=part, usage=usage, answered_by=by)
 
 
-def row(steps: int, owner: str = OWNER, model: str = "demo/small", at: int = NOON) -> UsageRow:
-    usage = sum([USED] * steps, Usage())
-    return UsageRow(day_of(at).isoformat(), owner, model, steps=steps, usage=usage)
+def row(steps: int, owner: str = OWNER, model: str = "demo/small", at: int = NOON) -> UsageItem:
+    return UsageItem(
+        steps=steps,
+        input_tokens=5 * steps,
+        output_tokens=4 * steps,
+        reasoning_tokens=3 * steps,
+        cache_read_tokens=2 * steps,
+        cache_write_tokens=steps,
+        total_tokens=15 * steps,
+        cost=round(0.1 * steps, COST_DIGITS),
+        day=day_of(at).isoformat(),
+        model=model,
+        principal=owner,
+    )
 
 
 async def test_steps_are_summed_by_day_caller_and_model(
@@ -64,7 +75,7 @@ async def test_steps_are_summed_by_day_caller_and_model(
         ]
         assert len(told) == 7
         [total] = await usage.sums(UsageQuery(OWNER))
-        assert (total.steps, total.usage.cost) == (5, 0.5)
+        assert (total.steps, total.cost) == (5, 0.5)
         first = day_of(NOON)
         [only] = await usage.sums(UsageQuery(OWNER, first=first, last=first))
         assert only.steps == 4
@@ -163,7 +174,7 @@ async def test_absurd_figures_of_a_provider_do_not_keep_other_tasks_from_writing
         log.append("t", [finished("1", absurd.usage)])
         await log.write("u", [finished("2")])
         [total] = await SqlUsage(database).sums(UsageQuery(OWNER))
-    assert (total.steps, total.usage.output_tokens) == (2, USED.output_tokens)
+    assert (total.steps, total.output_tokens) == (2, USED.output_tokens)
 
 
 async def test_a_fault_of_whoever_is_told_does_not_stop_the_log(log: SqlTaskLog) -> None:
@@ -278,8 +289,8 @@ class World:
             assert each.model is not None
             key = (each.principal, each.model)
             counted[*key, "steps"] += each.steps
-            counted[*key, "tokens"] += each.usage.total_tokens
-            counted[*key, "cost"] += round(each.usage.cost * 1000)
+            counted[*key, "tokens"] += each.total_tokens
+            counted[*key, "cost"] += round(each.cost * 1000)
         return counted
 
     def expected(self) -> Counter[tuple[str, str, str]]:

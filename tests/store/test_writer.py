@@ -167,7 +167,7 @@ async def test_usage_that_cannot_be_summed_up_stops_no_other_task(log: SqlTaskLo
         await log.flushed("t")
         assert not log.is_mine("t")
         (row,) = await SqlUsage(log._database).sums(UsageQuery(OWNER))
-        assert (row.steps, row.usage.cost) == (1, 0.25)
+        assert (row.steps, row.cost) == (1, 0.25)
 
 
 async def rest_of_page(log: SqlTaskLog, task_id: str) -> list[LogEntry]:

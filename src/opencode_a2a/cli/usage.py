@@ -6,11 +6,12 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 from ..config import ConfigError, load, secrets_directory
-from ..domain.ports import UsageKey, UsageQuery, UsageRow, figures
+from ..domain.ports import UsageItem, UsageKey, UsageQuery, UsageSum
 from ..domain.values import COST_DIGITS
 from .failure import CommandError
 from .output import print_result
@@ -74,15 +75,12 @@ def _day(given: str | None, option: str) -> date | None:
 
 
 def _lines(
-    rows: Sequence[UsageRow], query: UsageQuery, arguments: argparse.Namespace
+    rows: Sequence[UsageItem], query: UsageQuery, arguments: argparse.Namespace
 ) -> Sequence[str]:
-    found: list[dict[str, Any]] = []
-    for row in rows:
-        keys = {key: getattr(row, key) for key in KEYS if key in query.by}
-        found.append(keys | figures(row))
+    names = [*(key for key in KEYS if key in query.by), *(each.name for each in fields(UsageSum))]
+    found = [{name: getattr(row, name) for name in names} for row in rows]
     if arguments.json:
         return json.dumps(found, indent=2, ensure_ascii=False).splitlines()
-    names = [*(key for key in KEYS if key in query.by), *figures(UsageRow())]
     if arguments.csv:
         out = io.StringIO()
         writer = csv.DictWriter(out, names, lineterminator="\n")

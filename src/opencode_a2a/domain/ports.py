@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -16,7 +16,6 @@ from .permissions import AllowRule
 from .task import Task, TaskHead
 from .updates import LogEntry, Update
 from .values import (
-    COST_DIGITS,
     Decision,
     FileChange,
     Interrupt,
@@ -26,7 +25,6 @@ from .values import (
     SessionRef,
     TaskQuery,
     TaskState,
-    Usage,
 )
 
 
@@ -445,29 +443,26 @@ class UsageQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageRow:
-    """A sum. What it is not summed by is None."""
+class UsageSum:
+    steps: int = field(
+        metadata={"description": "Answers of a model, sub-agents and retries included"}
+    )
+    input_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    total_tokens: int = field(metadata={"description": "All of them; what budgets count"})
+    cost: float = field(metadata={"description": "In dollars, as OpenCode reports it"})
 
-    day: str | None = None
-    principal: str | None = None
-    model: str | None = None
-    steps: int = 0
-    usage: Usage = Usage()
 
-
-def figures(row: UsageRow) -> dict[str, Any]:
-    """A sum as callers and operators see it."""
-    usage = row.usage
-    return {
-        "steps": row.steps,
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "reasoning_tokens": usage.reasoning_tokens,
-        "cache_read_tokens": usage.cache_read_tokens,
-        "cache_write_tokens": usage.cache_write_tokens,
-        "total_tokens": usage.total_tokens,
-        "cost": round(usage.cost, COST_DIGITS),
-    }
+@dataclass(frozen=True, slots=True)
+class UsageItem(UsageSum):
+    day: str | None = field(default=None, metadata={"description": "If summed by day"})
+    model: str | None = field(
+        default=None, metadata={"description": "provider/model; empty: not known"}
+    )
+    principal: str | None = field(default=None, metadata={"description": "If summed by principal"})
 
 
 class UsageStore(Protocol):
@@ -477,4 +472,4 @@ class UsageStore(Protocol):
         """What each caller has used on a day, and in its month until then."""
         ...
 
-    async def sums(self, query: UsageQuery) -> Sequence[UsageRow]: ...
+    async def sums(self, query: UsageQuery) -> Sequence[UsageItem]: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from datetime import date
 from typing import Annotated, Literal
 
@@ -10,9 +11,9 @@ from pydantic import Field
 from ..contract.declare import Extension
 from ..contract.params import Params, Result
 from ..domain.limits import day_of
-from ..domain.ports import UsageQuery, UsageRow, figures
+from ..domain.ports import UsageItem, UsageQuery, UsageSum
 from ..domain.scopes import Scope
-from ..domain.values import Caller, Usage
+from ..domain.values import COST_DIGITS, Caller
 from ..errors import AuthorizationForbidden, InvalidParams
 from .services import Services
 from .shapes import Moment, Name
@@ -40,23 +41,6 @@ class UsageParams(Params):
         description="Only this caller's; another than oneself needs the scope admin, and with it "
         "everybody's are summed where none is named",
     )
-
-
-class UsageSum(Result):
-    steps: int = Field(description="Answers of a model, sub-agents and retries included")
-    input_tokens: int
-    output_tokens: int
-    reasoning_tokens: int
-    cache_read_tokens: int
-    cache_write_tokens: int
-    total_tokens: int = Field(description="All of them; what budgets count")
-    cost: float = Field(description="In dollars, as OpenCode reports it")
-
-
-class UsageItem(UsageSum):
-    day: str | None = Field(default=None, description="If summed by day")
-    model: str | None = Field(default=None, description="provider/model; empty: not known")
-    principal: str | None = Field(default=None, description="If summed by principal")
 
 
 class Budget(Result):
@@ -96,19 +80,14 @@ async def get_usage(services: Services, caller: Caller, params: UsageParams) -> 
         last=last,
         by=frozenset(params.by),
     )
-    rows = await services.usage.sums(query)
-    total = UsageRow(
-        steps=sum(row.steps for row in rows),
-        usage=sum((row.usage for row in rows), Usage()),
-    )
+    items = await services.usage.sums(query)
+    names = [each.name for each in fields(UsageSum)]
+    total = UsageSum(**{name: sum(getattr(item, name) for item in items) for name in names})
     return UsageResult(
         first_day=first.isoformat(),
         last_day=last.isoformat(),
-        items=[
-            UsageItem(day=row.day, model=row.model, principal=row.principal, **figures(row))
-            for row in rows
-        ],
-        total=UsageSum(**figures(total)),
+        items=list(items),
+        total=replace(total, cost=round(total.cost, COST_DIGITS)),
         budgets=[
             Budget(limit=each.limit, allowed=each.allowed, used=each.used, renews_at=each.renews_at)
             for each in await services.limiter.budgets(caller.principal)

@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import URL, make_url
 
 from ..domain.limits import NANODOLLARS, Spent, StepUsage, day_of, nanodollars
-from ..domain.ports import UsageKey, UsageQuery, UsageRow
+from ..domain.ports import UsageItem, UsageKey, UsageQuery
 from ..domain.task import TaskHead
 from ..domain.updates import LogEntry, Progress
 from ..domain.values import Usage
@@ -126,7 +126,7 @@ class SqlUsage:
     async def spent(self, day: date) -> dict[str, Spent]:
         return await self._database.read(spent, day)
 
-    async def sums(self, query: UsageQuery) -> Sequence[UsageRow]:
+    async def sums(self, query: UsageQuery) -> Sequence[UsageItem]:
         return await self._database.read(sums, query)
 
 
@@ -153,7 +153,7 @@ def spent(db: Connection, day: date) -> dict[str, Spent]:
     return found
 
 
-def sums(db: Connection, query: UsageQuery) -> list[UsageRow]:
+def sums(db: Connection, query: UsageQuery) -> list[UsageItem]:
     """The sums of the days from `first` to `last`, by what the query names."""
     columns = {"day": days.c.day, "principal": days.c.owner, "model": days.c.model}
     by = [columns[key] for key in columns if key in query.by]
@@ -169,24 +169,20 @@ def sums(db: Connection, query: UsageQuery) -> list[UsageRow]:
     return [_row(row._mapping, query.by) for row in db.execute(statement) if row.steps]
 
 
-def _row(row: Any, by: Collection[UsageKey]) -> UsageRow:
-    return UsageRow(
-        day=row["day"] if "day" in by else None,
-        principal=row["owner"] if "principal" in by else None,
-        model=row["model"] if "model" in by else None,
+def _row(row: Any, by: Collection[UsageKey]) -> UsageItem:
+    tokens = {name: int(row[name]) for name in FIGURES if name.endswith("_tokens")}
+    return UsageItem(
         steps=int(row["steps"]),
-        usage=Usage(
-            input_tokens=int(row["input_tokens"]),
-            output_tokens=int(row["output_tokens"]),
-            reasoning_tokens=int(row["reasoning_tokens"]),
-            cache_read_tokens=int(row["cache_read_tokens"]),
-            cache_write_tokens=int(row["cache_write_tokens"]),
-            cost=int(row["cost"]) / NANODOLLARS,
-        ),
+        **tokens,
+        total_tokens=sum(tokens.values()),
+        cost=int(row["cost"]) / NANODOLLARS,
+        day=row["day"] if "day" in by else None,
+        model=row["model"] if "model" in by else None,
+        principal=row["owner"] if "principal" in by else None,
     )
 
 
-def read_stored(url: str, query: UsageQuery) -> list[UsageRow] | None:
+def read_stored(url: str, query: UsageQuery) -> list[UsageItem] | None:
     """The sums in a database that is not opened for work; None where it has none yet."""
     path = sqlite_path(make_url(url))
     if path is not None:
