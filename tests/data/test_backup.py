@@ -131,6 +131,19 @@ def test_a_database_is_not_replaced_by_its_own_backup(file_url: str, tmp_path: P
     assert content(file_url) == before
 
 
+def test_a_database_in_use_is_not_replaced_by_the_backup_of_another(
+    file_url: str, tmp_path: Path
+) -> None:
+    fill(file_url)
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other)) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("CREATE TABLE kept (id INTEGER)")
+        with pytest.raises(BackupError, match="is a database in use"):
+            backup(file_url, other)
+        assert db.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+
+
 def test_a_damaged_backup_is_refused_and_changes_nothing(url: str, saved: Path) -> None:
     fill(url)
     before = content(url)

@@ -44,6 +44,8 @@ def backup(url: str, file: Path) -> int:
     path = sqlite_path(make_url(url))
     if path is not None and file.exists() and path.exists() and file.samefile(path):
         raise BackupError(f"{file} is the database itself: name another file")
+    if file.with_name(f"{file.name}-wal").exists():
+        raise BackupError(f"{file} is a database in use, so it is not replaced")
     if file.exists() and file.stat().st_size and not _is_backup(file):
         raise BackupError(f"{file} is there and is no backup, so it is not replaced")
     with opened(url) as engine:
