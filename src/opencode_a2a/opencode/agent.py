@@ -125,8 +125,10 @@ class OpenCode:
 
     @property
     def catalog(self) -> Catalog:
-        generation = self.release.generation if self.release is not None else None
-        return self._catalogs[generation] if generation is not None else self.idlest().api
+        """What it asks about a session, it asks the OpenCode that has it."""
+        if self.release is None:
+            return self.idlest().api  # which says why there is none
+        return self._catalogs[self.release.generation]
 
     def of_session(self, session: str) -> Connection:
         """The one that works on this session: always the same."""

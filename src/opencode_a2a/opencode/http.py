@@ -38,7 +38,7 @@ logger = structlog.get_logger()
 
 FIRST_TRY_SECONDS = 5.0  # until a read is repeated
 CONNECT_SECONDS = 5.0  # for the stream of events
-MAX_LINE = 1 << 20  # one event is one line, and may hold a whole attachment
+READ_BYTES = 1 << 20  # at once: an event may hold a whole attachment
 _ERRORS = (aiohttp.ClientError, OSError)  # a TimeoutError is an OSError
 _ROUTE_WORDS = frozenset(  # of OpenCode's paths; what is none of these is an id or a name
     {
@@ -117,7 +117,7 @@ class Http(Requests):
             headers=endpoint.authorization,
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
-            read_bufsize=MAX_LINE,
+            read_bufsize=READ_BYTES,
         ) as client:
             yield cls(endpoint.base_url, client, timeout)
 

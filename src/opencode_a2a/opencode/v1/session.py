@@ -119,7 +119,7 @@ class Session1(Session):
         # What they wait for stays open otherwise, and could be approved later.
         await asyncio.gather(
             *(
-                self.settle(ask, refusal_of(ask))
+                self.settle(ask, _refusal_of(ask))
                 for ask in await self._pending({self.ref.id, *sub_agents})
             )
         )
@@ -198,7 +198,7 @@ class Session1(Session):
             query["before"] = cursor
 
 
-def refusal_of(ask: Interrupt) -> Decision:
+def _refusal_of(ask: Interrupt) -> Decision:
     return (
         PermissionDecision("reject") if isinstance(ask, PermissionAsk) else QuestionDecision(None)
     )
